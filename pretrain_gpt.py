@@ -24,7 +24,7 @@ with in_environment():
     from megatron.training.loop import train
     from megatron.training.out_of_memory import explained
     from megatron.training.planning.dry_run import dry_run
-    from megatron.training.prepare import prepare, set_up
+    from megatron.training.prepare import agreed, prepare, set_up
     from megatron.training.rendezvous import join
     from megatron.training.setup import leave
 
@@ -61,12 +61,14 @@ def pretrain() -> None:
     detector.start()
     state = None
     try:
-        state = set_up(config, prepared, rendezvous, local_rank)
+        prepared = agreed(prepared, rendezvous, local_rank)
+        state = set_up(prepared, rendezvous, local_rank)
         detector.follow(state)
-        train(config, state, prepared.data, signals, begin)
+        train(prepared.config, state, prepared.data, signals, begin)
         leave(state.groups)
     except Exception as error:
-        end_the_job(rendezvous, explained(error, config, state, rank), detector.find_lost)
+        told = explained(error, config.log, state, rank, prepared.advice)
+        end_the_job(rendezvous, told, detector.find_lost)
 
 
 def print_any_text() -> None:

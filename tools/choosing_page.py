@@ -46,7 +46,7 @@ Which schedule is best depends on how much memory there is, and on how large the
 beside the layers. This page compares all schedules for one model with three vocabularies. It is
 written by `python tools/choosing_page.py`, which predicts with the cost model of the dry run ([how
 well it predicts](predictions.md)) and runs nothing. Your own job's table is
-`--pipeline-schedule auto --dry-run` behind your own command line.
+`--pipeline-schedule auto --vocab-parallel auto --dry-run` behind your own command line.
 
 The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. The vocabulary is

@@ -43,6 +43,8 @@ from megatron.simulator.costs.gpus import GPUS
 
 DEFAULT_SCHEDULE: Final = "1f1b"
 DEFAULT_TREATMENT: Final = "none"
+AUTO_TREATMENT: Final = "auto"
+"""Leaves the choice of the treatment to the plan."""
 DRY_RUN_GPU: Final = "A100"
 
 SCHEDULE_PROFILE_ITERATIONS: Final = 3
@@ -117,8 +119,8 @@ class ParallelFlags:
         "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
         "with fewer transformer layers there. The others split them into passes of every rank, "
         "with one barrier (vocab-2), two (vocab-1), three (naive), or two without overlap "
-        "(interlaced).",
-        choices=tuple(TREATMENTS), unset=DEFAULT_TREATMENT)
+        "(interlaced). auto takes the fastest of none, redis, vocab-1, vocab-2 and interlaced.",
+        choices=(*TREATMENTS, AUTO_TREATMENT), unset=DEFAULT_TREATMENT)
     enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
     disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
         idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
@@ -163,6 +165,9 @@ class PipelineFlags:
     search_seconds: float | None = flag(None,
         "Time to look for a good plan; then all ranks take the best that rank 0 has found.",
         NOT_NEGATIVE, unset="no limit")
+    advice_seconds: float = flag(20.0,
+        "Time of a dry run to look for settings that fit, or to plan the other schedules that auto "
+        "compares; then it says which were not tried.", NOT_NEGATIVE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,
@@ -191,7 +196,7 @@ class PipelineFlags:
     final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
         NOT_NEGATIVE, unset="balanced by FLOPs",
         idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
-        "--layer-distribution redis")
+        "--layer-distribution redis or --vocab-parallel auto")
     decoder_first_pipeline_num_layers: int | None = flag(None,
         "Layers of the first stage; the others share the rest.", NOT_NEGATIVE,
         unset="as the others", excludes=_ACCOUNTS)

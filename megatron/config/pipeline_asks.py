@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.declare import option_of
 from megatron.config.flags import (
+    AUTO_TREATMENT,
     DEFAULT_SCHEDULE,
     DEFAULT_TREATMENT,
     Flags,
@@ -18,6 +19,7 @@ from megatron.config.flags import (
 )
 from megatron.config.pipeline_layout import readable_layout
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+from megatron.schedules.treatments import TREATMENTS
 
 V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 """Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
@@ -32,6 +34,14 @@ CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual
 """The flags that give every rank several chunks."""
 LAYOUT: Final = "pipeline_model_parallel_layout"
 """The flag that lists the layers of all stages."""
+ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+"""The flags on the layers of the first and the last stage."""
+ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""The flags that count a vocabulary layer as a transformer layer of its stage."""
+
+AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
+COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
+"""The treatments that ``AUTO_FLAG`` compares: naive is slower than vocab-1 and holds as much."""
 
 
 class Ask(NamedTuple):
@@ -50,6 +60,42 @@ def schedule_of(flags: Flags) -> str:
 def treatment_of(flags: Flags) -> str:
     """Return the treatment of the vocabulary that the flags ask for."""
     return _agreed(treatments_asked(flags), DEFAULT_TREATMENT)
+
+
+def compares_treatments(flags: Flags) -> bool:
+    """Whether the flags let the plan choose the treatment of the vocabulary."""
+    return flags.parallel.vocab_parallel == AUTO_TREATMENT
+
+
+def treatments_of(flags: Flags) -> tuple[str, ...]:
+    """Return the treatments of which the plan may take the best; one, if the flags name one.
+
+    Flags that say how many layers a stage has leave redis out; those that count a vocabulary layer
+    as a transformer layer of its stage leave the treatments out that spread it.
+    """
+    if not compares_treatments(flags):
+        return (treatment_of(flags),)
+    whole = bool(given_flags(flags.pipeline, *ACCOUNTS))
+    fixed = bool(distributions(flags))
+    known = (TREATMENTS[name] for name in COMPARED_TREATMENTS)
+    return tuple(
+        own.name
+        for own in known
+        if not (own.redistributed and fixed) and not (own.is_sharded and whole)
+    )
+
+
+def distributions(flags: Flags) -> list[str]:
+    """Return all given flags on the layers of the stages, redistribution first."""
+    listed = flags.pipeline.layer_distribution != "redis"
+    names = (*(["layer_distribution"] if listed else []), LAYOUT, *ENDS, *ACCOUNTS)
+    return [*redistributing(flags), *given_flags(flags.pipeline, *names)]
+
+
+def redistributing(flags: Flags) -> list[str]:
+    """Return all given flags that move layers away from the vocabulary."""
+    asks = (ask for ask in treatments_asked(flags) if ask.flag != AUTO_FLAG)
+    return [ask.flag for ask in asks if TREATMENTS[ask.wishes[0]].redistributed]
 
 
 def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
@@ -103,7 +149,8 @@ def _redistributed(flags: PipelineFlags) -> Iterator[Ask]:
 
 def _named(flags: Flags) -> Iterator[Ask]:
     if (name := flags.parallel.vocab_parallel) is not None:
-        yield Ask(f"--vocab-parallel {name}", (name,))
+        compared = name == AUTO_TREATMENT
+        yield Ask(f"--vocab-parallel {name}", COMPARED_TREATMENTS if compared else (name,))
 
 
 def chunks_of(flags: Flags) -> int | None:

@@ -8,17 +8,22 @@ from typing import Final, NamedTuple
 
 from megatron.config.flags import Flags
 from megatron.config.pipeline_asks import (
+    ACCOUNTS,
+    AUTO_FLAG,
     CHUNKS,
     FILE_SCHEDULES,
     LAYOUT,
     Ask,
     chunks_of,
+    compares_treatments,
+    distributions,
     given_flags,
     leaves_one_chunk,
     schedule_of,
     schedules_asked,
     treatment_of,
     treatments_asked,
+    treatments_of,
 )
 from megatron.config.stage_rules import STAGE_NOTES, STAGE_RULES, distribution_of
 from megatron.model.distribution import LayerDistribution
@@ -42,9 +47,14 @@ class Pipeline(NamedTuple):
     layers: LayerDistribution
 
 
-def settle_pipeline(flags: Flags) -> Pipeline:
-    """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``."""
-    treatment = treatment_of(flags)
+def settle_pipeline(flags: Flags, treatment: str | None = None) -> Pipeline:
+    """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``.
+
+    Args:
+        flags: as given.
+        treatment: of ``treatments_of`` the flags; ``None``: the first.
+    """
+    treatment = treatment_of(flags) if treatment is None else treatment
     chunks = None if leaves_one_chunk(flags) else chunks_of(flags)
     return Pipeline(schedule_of(flags), treatment, chunks, distribution_of(flags, treatment))
 
@@ -97,6 +107,29 @@ def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
             )
 
 
+def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to compare treatments beside a flag, a plan or costs that belong to one of them."""
+    if not compares_treatments(flags):
+        return
+    pipeline = flags.pipeline
+    for ask in treatments_asked(flags):
+        if ask.flag != AUTO_FLAG:
+            yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
+    for given in given_flags(pipeline, "schedule_file", "measured_costs"):
+        yield (
+            f"{given} belongs to one treatment of the vocabulary, and {AUTO_FLAG} compares "
+            "several: name one"
+        )
+    if len(left := treatments_of(flags)) == 1:
+        others = ", ".join(given_flags(pipeline, *ACCOUNTS))
+        yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
+
+
+def _auto_treatment_note(flags: Flags) -> Iterator[str]:
+    if compares_treatments(flags) and (others := distributions(flags)):
+        yield (f"{AUTO_FLAG} does not compare redis: {others[0]} says how many layers a stage has")
+
+
 def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
     costs, schedule = flags.pipeline.measured_costs, schedule_of(flags)
     if TRAITS[schedule].compares and costs is not None:
@@ -125,12 +158,13 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
         )
 
 
-PIPELINE_NOTES: Final = STAGE_NOTES
+PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
 """The rules about flags of the pipeline that change nothing beside the others."""
 
 PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
     _one_schedule,
     _one_treatment,
+    _auto_treatment_rule,
     _costs_of_one_schedule,
     _file_of_schedule,
     _limit_of_schedule,

@@ -4,6 +4,7 @@ A field with the same name as a flag is copied by itself.
 """
 
 import os
+import re
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -34,6 +35,7 @@ from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
 from megatron.config.lengths import growth_of, iterations
 from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
+from megatron.config.pipeline_asks import treatments_of
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.recompute_flags import recomputation_of
@@ -56,7 +58,7 @@ from megatron.data.tokenizers.build import build_tokenizer
 from megatron.model.config import ModelConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.placement import fewest_hops
-from megatron.simulator.costs.gpus import Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> RunConfig:
@@ -72,9 +74,14 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
     """
     vocab_size, eod_token = vocabulary(flags)
     replicas = number_of_replicas(flags, world_size)
+    layouts = tuple(
+        parallel_config(flags, vocab_size, replicas, treatment)
+        for treatment in treatments_of(flags)
+    )
     return RunConfig(
         model=model_config(flags, vocab_size),
-        parallel=parallel_config(flags, vocab_size, replicas),
+        parallel=layouts[0],
+        alternatives=layouts if len(layouts) > 1 else (),
         train=train_config(flags, replicas),
         checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
         guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
@@ -229,9 +236,16 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     )
 
 
-def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
-    """The layout; the vocabulary is padded so that every shard has the same, round, size."""
-    parallel, pipeline = flags.parallel, settle_pipeline(flags)
+def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
+    """The layout; the vocabulary is padded so that every shard has the same, round, size.
+
+    Args:
+        flags: as given.
+        vocab_size: entries of the vocabulary.
+        replicas: of the model.
+        treatment: of the vocabulary.
+    """
+    parallel, pipeline = flags.parallel, settle_pipeline(flags, treatment)
     cuda, own_gpu = on_cuda(flags), known_gpu(flags)
     layout = copied(
         ParallelConfig,
@@ -240,7 +254,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
-        vocab_parallel=pipeline.treatment,
+        vocab_parallel=treatment,
         pipeline_schedule=pipeline.schedule,
         padded_vocab_size=vocab_size,
         device="cuda" if cuda else "cpu",
@@ -273,15 +287,24 @@ def on_cuda(flags: Flags) -> bool:
 
 
 def known_gpu(flags: Flags) -> Gpu | None:
-    """Return the GPU of every rank of a job or a dry run; ``None`` if it is not known.
+    """Return the GPU of a job or a dry run; ``None`` if there is none, or nothing is known of it.
 
-    A rank asks only for the name of its own GPU.
+    A rank asks only for the name of its own GPU, which is the same on all ranks.
     """
     if flags.log.dry_run:
         return gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
-    if on_cuda(flags):
-        return gpu_of_driver(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK") or 0)))
-    return None
+    if not on_cuda(flags):
+        return None
+    index = int(os.environ.get("LOCAL_RANK") or 0)
+    return gpu_with_memory(torch.cuda.get_device_name(index))
+
+
+def gpu_with_memory(name: str) -> Gpu | None:
+    """Return the GPU that the driver calls ``name``, with the memory that the name tells."""
+    found, told = gpu_of_driver(name), re.search(r"(\d+) ?GB\b", name)
+    if found is None or told is None:
+        return found
+    return replace(found, memory=min(found.memory, int(told[1]) * GIB))
 
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:

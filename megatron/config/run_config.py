@@ -5,7 +5,7 @@ below the entrypoint sees a flag. The narrow configurations of the layers below 
 are.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -77,6 +77,7 @@ class ParallelConfig:
         replicas: data parallelism.
         search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
             the plan depends on the machine, so all ranks take that of rank 0.
+        advice_seconds: time to look for other settings if a dry run does not fit.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of
             attention and MLP.
@@ -104,6 +105,7 @@ class ParallelConfig:
     measured_costs: Path | None = None
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     search_seconds: float | None = None
+    advice_seconds: float = 20.0
     tensor_size: int = 1
     sequence_parallel: bool = False
     context_size: int = 1
@@ -354,6 +356,8 @@ class RunConfig:
         guard: what happens when something goes wrong, or the time is over.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
+        alternatives: layouts with other treatments of the vocabulary, of which the plan takes the
+            best; ``parallel`` is the first of them. Empty: the treatment is decided.
     """
 
     model: ModelConfig
@@ -366,3 +370,12 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
+    alternatives: tuple[ParallelConfig, ...] = ()
+
+    def with_treatment(self, name: str) -> "RunConfig":
+        """Return the run with a treatment of the vocabulary that is among the alternatives."""
+        if not self.alternatives:
+            assert name == self.parallel.vocab_parallel, f"{name} is not an alternative"
+            return self
+        parallel = next(own for own in self.alternatives if own.vocab_parallel == name)
+        return replace(self, parallel=parallel, alternatives=())

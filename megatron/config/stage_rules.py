@@ -8,15 +8,18 @@ from typing import Final
 
 from megatron.config.flags import DEFAULT_SCHEDULE, Flags
 from megatron.config.pipeline_asks import (
+    ACCOUNTS,
     CHUNKS,
+    ENDS,
     LAYOUT,
     chunks_of,
+    distributions,
     given_flags,
     layout_of,
     leaves_one_chunk,
+    redistributing,
     schedule_of,
     treatment_of,
-    treatments_asked,
 )
 from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults
 from megatron.model.distribution import LayerDistribution, distribute
@@ -26,8 +29,6 @@ from megatron.schedules.treatments import TREATMENTS
 
 _LONGEST_COUNT: Final = 8
 """Characters of a number of layers."""
-_ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-_ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
@@ -77,7 +78,7 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
 
 def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
     for given in given_flags(flags.pipeline, "num_layers_per_virtual_pipeline_stage"):
-        yield from _beside(given, _distributions(flags))
+        yield from _beside(given, distributions(flags))
 
 
 def _layout_rule(flags: Flags) -> Iterator[str]:
@@ -107,7 +108,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage where they cannot apply."""
     schedule = schedule_of(flags)
     if schedule in CHUNKED_SCHEDULES:
-        for end in given_flags(flags.pipeline, *_ENDS):
+        for end in given_flags(flags.pipeline, *ENDS):
             yield (
                 f"{end} is about one of several stages of a rank with --pipeline-schedule "
                 f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
@@ -136,7 +137,7 @@ def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
     treatment = treatment_of(flags)
     if TREATMENTS[treatment].is_sharded:
-        for account in given_flags(flags.pipeline, *_ACCOUNTS):
+        for account in given_flags(flags.pipeline, *ACCOUNTS):
             yield (
                 f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
                 f"{treatment} spreads it over all ranks: leave it out"
@@ -145,15 +146,15 @@ def _account_rule(flags: Flags) -> Iterator[str]:
 
 def _distribution_rule(flags: Flags) -> Iterator[str]:
     text = flags.pipeline.layer_distribution
-    redistributed = _redistributing(flags)
+    redistributed = redistributing(flags)
     if redistributed:
-        others = [flag for flag in _distributions(flags) if flag not in redistributed]
+        others = [flag for flag in distributions(flags) if flag not in redistributed]
         yield from _beside(redistributed[0], others)
     elif layout := given_flags(flags.pipeline, LAYOUT):
-        yield from _beside(layout[0], [flag for flag in _distributions(flags) if flag != layout[0]])
+        yield from _beside(layout[0], [flag for flag in distributions(flags) if flag != layout[0]])
     elif text not in (None, "even"):
         yield from _beside(
-            f"--layer-distribution {text}", given_flags(flags.pipeline, *_ENDS, *_ACCOUNTS)
+            f"--layer-distribution {text}", given_flags(flags.pipeline, *ENDS, *ACCOUNTS)
         )
 
 
@@ -191,17 +192,6 @@ def _faults_of_stages(flags: Flags) -> Iterator[str]:
 def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
     for other in others:
         yield f"{flag} and {other} both say how many layers a stage has: give one of them"
-
-
-def _distributions(flags: Flags) -> list[str]:
-    """Return all given flags on the layers of the stages, redistribution first."""
-    listed = flags.pipeline.layer_distribution != "redis"
-    names = (*(["layer_distribution"] if listed else []), LAYOUT, *_ENDS, *_ACCOUNTS)
-    return [*_redistributing(flags), *given_flags(flags.pipeline, *names)]
-
-
-def _redistributing(flags: Flags) -> list[str]:
-    return [ask.flag for ask in treatments_asked(flags) if TREATMENTS[ask.wishes[0]].redistributed]
 
 
 STAGE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)

@@ -1,32 +1,25 @@
 """What a rank says that runs out of GPU memory: where it was, what it held, and what would fit.
 
-The rank also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
+Settings that would fit are known before training begins (``planning/prepared_advice``). The rank
+also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from megatron.config.run_config import LogConfig, RunConfig
+from megatron.config.run_config import LogConfig
 from megatron.runtime.position import Position
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted
 from megatron.schedules.lower import Run
-from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.gpus import USABLE, Gpu, gpu_of_driver
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.run_plan import RunPlan
-from megatron.training.planning.what_would_fit import what_would_fit
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
-
-ADVICE_SECONDS: Final = 20.0
-"""Time of the search for settings that would fit; the other ranks wait meanwhile."""
 
 HISTORY: Final = 100_000
 """Allocations that PyTorch remembers."""
@@ -43,26 +36,21 @@ class Device:
     Attributes:
         name: by the driver.
         memory: bytes.
-        gpu: what is known of it; ``None``: it is in no table.
         allocated: bytes of tensors.
         reserved: bytes that PyTorch has taken from the driver.
     """
 
     name: str
     memory: int
-    gpu: Gpu | None
     allocated: int
     reserved: int
 
     @classmethod
     def current(cls) -> "Device":
         """Return the GPU of this process."""
-        name, memory = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
-        known = gpu_of_driver(name)
         return cls(
-            name,
-            memory,
-            None if known is None else replace(known, memory=float(memory)),
+            torch.cuda.get_device_name(),
+            torch.cuda.mem_get_info()[1],
             torch.cuda.memory_allocated(),
             torch.cuda.memory_reserved(),
         )
@@ -75,25 +63,30 @@ def record_memory(log: LogConfig, device: torch.device) -> None:
 
 
 def explained(
-    error: Exception, config: RunConfig, state: TrainState | None, rank: int
+    error: Exception,
+    log: LogConfig,
+    state: TrainState | None,
+    rank: int,
+    advice: Sequence[str] = (),
 ) -> Exception:
     """Return an error that says what to do if ``error`` says that GPU memory is out; else itself.
 
+    Nothing is searched for now: the other ranks wait for this one to end.
+
     Args:
         error: why the rank cannot go on.
-        config: the run.
+        log: says where the allocator's state is written.
         state: this rank, if it is built already.
         rank: of the job.
+        advice: lines that were prepared before training.
     """
     if not isinstance(error, torch.OutOfMemoryError):
         return error
-    device, lines = Device.current(), [f"rank {rank} is out of memory"]
+    lines = [f"rank {rank} is out of memory"]
     if state is not None:
         pipeline = state.pipeline
         lines = [f"rank {rank} is out of memory in {where(pipeline.position, pipeline.store)}"]
-    lines += [*_figures(device), *_snapshot(config.log.memory_snapshot_path, rank)]
-    if state is not None:
-        lines += advice(config, state.run_plan, state.groups.pipeline.rank, device)
+    lines += [*_figures(Device.current()), *_snapshot(log.memory_snapshot_path, rank), *advice]
     return OutOfMemoryError("\n".join(lines))
 
 
@@ -126,22 +119,3 @@ def _snapshot(path: Path, rank: int) -> Iterator[str]:
         own.parent.mkdir(parents=True, exist_ok=True)
         torch.cuda.memory._dump_snapshot(str(own))
         yield f"{own} has all blocks of memory: drop it on https://pytorch.org/memory_viz"
-
-
-def advice(
-    config: RunConfig, run_plan: RunPlan, pipeline_rank: int, device: Device
-) -> Sequence[str]:
-    """Return what the dry run says of this rank's memory, and what it would run instead."""
-    ask = "--dry-run --dry-run-gpu NAME with the same flags says what would fit"
-    if device.gpu is None or config.train.dtype == torch.float32:
-        return [ask + ("" if config.train.dtype != torch.float32 else ", with --bf16")]
-    found = forecast_run(config, run_plan, device.gpu)
-    peak = found.outcome.peak[pipeline_rank]
-    said = [
-        f"the dry run counts {MEMORY.write(peak)} at most on pipeline rank {pipeline_rank}, of "
-        f"which tensors can use {MEMORY.write(device.gpu.usable)}"
-    ]
-    # What is counted as this run is, and fits by the count only, is no way out.
-    less = min(device.gpu.memory, (max(found.outcome.peak) - 1) / USABLE)
-    smaller = replace(device.gpu, memory=less)
-    return [*said, what_would_fit(config, smaller, found.fullest, Watch(ADVICE_SECONDS))]

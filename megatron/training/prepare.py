@@ -21,7 +21,8 @@ from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.planning.must_fit import check_memory
-from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.prepared_advice import prepared_advice
+from megatron.training.planning.run_plan import RunPlan, make_run_plan, settled
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState, build_train_state, connect
@@ -32,16 +33,22 @@ class Prepared:
     """Everything that a rank knows before it has met the others.
 
     Attributes:
+        asked: the run as the flags ask for it.
+        config: the same with the treatment of the vocabulary that its plan has taken.
         grid: all ranks of the job.
         run_plan: the plan that they run.
         data: the data that they train on.
         digests: digests of everything that all ranks must agree on.
+        advice: lines for a rank that runs out of memory.
     """
 
+    asked: RunConfig
+    config: RunConfig
     grid: Grid
     run_plan: RunPlan
     data: Data
     digests: Digests
+    advice: tuple[str, ...] = ()
 
 
 def prepare(config: RunConfig, rank: int) -> Prepared:
@@ -54,12 +61,14 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     import_checkpoints(config.checkpoint)
     check_outputs(config.log, rank, config.checkpoint.save)
     grid = config.parallel.grid
-    run_plan = _planned(config, rank)
+    asked, run_plan = config, _planned(config, rank)
+    config = settled(asked, run_plan)
     check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
     place, vocab_size = grid.coordinates(rank), config.model.vocab_size
     data = open_data(config.data, config.train, vocab_size, place, grid.context_size)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
-    return Prepared(grid, run_plan, data, digests)
+    advice = prepared_advice(config, run_plan, grid.axis("pipeline", rank).rank)
+    return Prepared(asked, config, grid, run_plan, data, digests, advice)
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:
@@ -71,13 +80,10 @@ def _planned(config: RunConfig, rank: int) -> RunPlan:
     return found
 
 
-def set_up(
-    config: RunConfig, prepared: Prepared, rendezvous: Rendezvous, local_rank: int
-) -> TrainState:
-    """Connect the ranks that have met, and build this rank's row, stages and executor.
+def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepared:
+    """Return what all ranks that have met agree on; with a limited search the plan of rank 0.
 
     Args:
-        config: the run.
         prepared: what ``prepare`` returned.
         rendezvous: where the ranks have met.
         local_rank: this rank's number on its machine, which is also the number of its GPU.
@@ -85,11 +91,24 @@ def set_up(
     Raises:
         UserError: the ranks would run different things.
     """
-    if config.parallel.search_seconds is not None:
+    if prepared.asked.parallel.search_seconds is not None:
         run_plan = shared_plan(rendezvous, prepared.run_plan)
+        config = settled(prepared.asked, run_plan)
         digests = {**prepared.digests, **run_digests(config, run_plan)}
-        prepared = replace(prepared, run_plan=run_plan, digests=digests)
-    check_agreement(rendezvous, {**prepared.digests, **gpu_digests(config, local_rank)})
+        prepared = replace(prepared, config=config, run_plan=run_plan, digests=digests)
+    check_agreement(rendezvous, {**prepared.digests, **gpu_digests(prepared.config, local_rank)})
+    return prepared
+
+
+def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> TrainState:
+    """Connect the ranks that have met, and build this rank's row, stages and executor.
+
+    Args:
+        prepared: what ``agreed`` returned.
+        rendezvous: where the ranks have met.
+        local_rank: this rank's number on its machine, which is also the number of its GPU.
+    """
+    config = prepared.config
     ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)

@@ -9,12 +9,14 @@ import pytest
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
+from megatron.config.resolve import gpu_with_memory
 from megatron.config.run_config import DryRun, RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.training.planning.run_plan import make_run_plan
 
 BASE = (
@@ -481,3 +483,70 @@ def test_flags_of_the_zero_bubble_fork_that_always_hold(run: Callable[..., Any])
         "--enable-zb-runtime",
         "--enable-exactly-numeric-match",
     ]
+
+
+ALL_TREATMENTS = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
+
+
+@pytest.mark.parametrize(
+    ("flags", "treatments"),
+    [
+        ("", ALL_TREATMENTS),
+        ("--pipeline-schedule auto", ALL_TREATMENTS),
+        ("--final-stage-num-layers 3", ALL_TREATMENTS),
+        ("--layer-distribution remainder", ("none", "vocab-1", "vocab-2", "interlaced")),
+        ("--layer-distribution 5,3", ("none", "vocab-1", "vocab-2", "interlaced")),
+    ],
+)
+def test_treatments_that_auto_compares(
+    run: Callable[..., Any], flags: str, treatments: tuple[str, ...]
+) -> None:
+    """Each has its own padding of the vocabulary and its own layers."""
+    compared = run(f"--vocab-parallel auto --make-vocab-size-divisible-by 125 {flags}")
+    assert tuple(own.vocab_parallel for own in compared.alternatives) == treatments
+    assert compared.parallel == compared.alternatives[0]
+    for own in compared.alternatives:
+        named = run(
+            f"--vocab-parallel {own.vocab_parallel} --make-vocab-size-divisible-by 125 {flags}"
+        )
+        assert named.parallel == own
+        assert named.alternatives == ()
+        assert compared.with_treatment(own.vocab_parallel).parallel == own
+    redis = "redis" in treatments
+    assert any("does not compare redis" in note for note in compared.notes) is not redis
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--enable-vocab-parallel", "auto compares treatments, and --enable-vocab-parallel names"),
+        ("--layer-distribution redis", "auto compares .* --layer-distribution redis names one"),
+        ("--measured-costs costs.json", "--measured-costs costs.json belongs to one treatment"),
+        ("--schedule-file my.plan", "--schedule-file my.plan belongs to one treatment"),
+        ("--account-for-loss-in-pipeline-split", "auto has nothing to compare with none beside"),
+    ],
+)
+def test_what_names_a_treatment_is_refused_beside_auto(
+    run: Callable[..., Any], flags: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(f"--vocab-parallel auto {flags}")
+
+
+def test_the_gpu_that_is_asked_about(run: Callable[..., Any]) -> None:
+    """Nothing is known of CPUs; the memory in a driver's name counts."""
+    assert run().parallel.gpu is None
+    assert run("--dry-run --bf16 --dry-run-gpu h100").parallel.gpu == GPUS["H100"]
+    assert run("--dry-run --bf16").parallel.advice_seconds == 20
+    assert run("--dry-run --bf16 --advice-seconds 5").parallel.advice_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA H100 80GB HBM3", 80), ("NVIDIA H200", 140)],
+)
+def test_the_gpu_of_a_rank(name: str, gib: int) -> None:
+    found = gpu_with_memory(name)
+    assert found is not None
+    assert found.memory == gib * GIB
+    assert gpu_with_memory("Another 8GB") is None

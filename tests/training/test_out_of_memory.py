@@ -19,13 +19,14 @@ from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
 from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.training import out_of_memory
-from megatron.training.out_of_memory import Device, OutOfMemoryError, advice, explained, where
+from megatron.training.out_of_memory import Device, OutOfMemoryError, explained, where
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.prepared_advice import prepared_advice
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state
 
 CPU = torch.device("cpu")
-H100 = Device("NVIDIA H100 80GB HBM3", int(80 * GIB), GPUS["H100"], int(70 * GIB), int(79 * GIB))
+H100 = Device("NVIDIA H100 80GB HBM3", int(80 * GIB), int(70 * GIB), int(79 * GIB))
 
 
 def small_run(path: Path) -> RunConfig:
@@ -60,7 +61,9 @@ def test_it_says_where_it_was_and_what_it_held(
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)
     run = small_run(tmp_path / "deep" / "memory.pickle")
     state = build_train_state(run, single_rank(CPU))
-    told = explained(fail_in_the_second_backward(state, monkeypatch), run, state, 5)
+    told = explained(
+        fail_in_the_second_backward(state, monkeypatch), run.log, state, 5, ("advice",)
+    )
     assert isinstance(told, OutOfMemoryError)
     first, figures, snapshot, *rest = str(told).splitlines()
     row = [str(step.item) for step in state.pipeline.position.row]  # type: ignore[union-attr]
@@ -72,17 +75,22 @@ def test_it_says_where_it_was_and_what_it_held(
     assert figures.startswith("NVIDIA H100 80GB HBM3 has 80.0 GiB: tensors take 70.0 GiB of 79.0")
     assert written == [str(tmp_path / "deep" / "memory-5.pickle")]
     assert written[0] in snapshot
-    assert re.match(r"the dry run counts .* at most on pipeline rank 0", rest[0])
+    assert rest == ["advice"]
+
+
+def on_gpus(run: RunConfig) -> RunConfig:
+    return replace(run, parallel=replace(run.parallel, device="cuda", gpu=GPUS["H100"]))
 
 
 def test_the_advice_fits_better_than_the_run() -> None:
-    """Though its count would fit this GPU, only what is counted lower is named."""
-    run = few(large_run(2, "none", "gpipe"))
+    """Though its count would fit this GPU, only settings that are counted lower are named."""
+    run = on_gpus(few(large_run(2, "none", "gpipe")))
     plan = make_run_plan(run)
     peak = max(forecast_run(run, plan, GPUS["H100"]).outcome.peak)
-    lines = "\n".join(advice(run, plan, 0, H100)).splitlines()
+    lines = "\n".join(prepared_advice(run, plan, 0, seconds=3600.0)).splitlines()
+    assert re.match(r"the dry run counts .* at most on pipeline rank 0", lines[0])
     assert lines[1] == "what would fit, the fastest first:"
-    named = lines[2:]
+    named = [line for line in lines if line.startswith("  --pipeline-schedule")]
     assert named
     for line in named:
         found = re.search(r": ([\d.]+) GiB, ", line)
@@ -91,14 +99,24 @@ def test_the_advice_fits_better_than_the_run() -> None:
     assert any("--vocab-parallel" in line for line in named)
 
 
+def test_without_time_the_advice_says_how_to_ask() -> None:
+    run = on_gpus(few(large_run(2, "none", "gpipe")))
+    text = "\n".join(prepared_advice(run, make_run_plan(run), 0, seconds=0.0))
+    assert "not tried in the 0 s: " in text
+    assert "(--dry-run --dry-run-gpu NAME with the same flags tries more)" in text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_nothing_is_known_the_way_to_ask_is_named(dtype: torch.dtype) -> None:
-    run = large_run()
+    run = on_gpus(large_run())
     run = replace(run, train=replace(run.train, dtype=dtype))
-    unknown = replace(H100, gpu=None) if dtype == torch.bfloat16 else H100
-    [line] = advice(run, make_run_plan(run), 0, unknown)
+    if dtype == torch.bfloat16:
+        run = replace(run, parallel=replace(run.parallel, gpu=None))
+    [line] = prepared_advice(run, make_run_plan(run), 0)
     assert "--dry-run" in line
     assert ("--bf16" in line) == (dtype == torch.float32)
+    on_cpus = replace(run, parallel=replace(run.parallel, device="cpu"))
+    assert prepared_advice(on_cpus, make_run_plan(on_cpus), 0) == ()
 
 
 def test_a_rank_that_is_not_built_yet_says_what_it_can(
@@ -109,14 +127,15 @@ def test_a_rank_that_is_not_built_yet_says_what_it_can(
 
     monkeypatch.setattr(Device, "current", lambda: H100)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
-    told = explained(torch.OutOfMemoryError("x"), small_run(tmp_path / "m.pickle"), None, 0)
+    log = small_run(tmp_path / "m.pickle").log
+    told = explained(torch.OutOfMemoryError("x"), log, None, 0)
     assert str(told).startswith("rank 0 is out of memory\nNVIDIA H100")
     assert "m-0.pickle" not in str(told)
 
 
 def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
     error = RuntimeError("something else")
-    assert explained(error, small_run(tmp_path / "m"), None, 0) is error
+    assert explained(error, small_run(tmp_path / "m").log, None, 0) is error
 
 
 def test_memory_is_remembered_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:

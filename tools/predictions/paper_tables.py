@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import mean
 
 from megatron.simulator.costs.accuracy import Errors
+from megatron.simulator.costs.dense_gpt import DenseGpt
 from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.shape import Shape
 from tools.predictions.calibrate import Setting, calibrate
 from tools.predictions.measured import METHODS, read_measured
 from tools.predictions.predict import PipelineJob
+from tools.predictions.vocabulary_runs import VocabularyRun
 
 MEASURED = "a100_8gpu_seq2048.csv"
 TABLES = {"1f1b": "paper_table5_1f1b.csv", "v-half": "paper_table6_vhalf.csv"}
@@ -78,6 +80,21 @@ class Cell:
         treatment = METHODS[self.method.lower()]
         shortened = self.schedule == "v-half" and treatment != "none"
         return self.job(self.schedule, treatment, devices, shortened=shortened)
+
+    @property
+    def counted(self) -> VocabularyRun:
+        """The same run from the counts of its passes."""
+        layers, hidden, heads = MODELS[self.schedule][self.gpus]
+        treatment = METHODS[self.method.lower()]
+        return VocabularyRun(
+            DenseGpt(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary], dropout=True),
+            layers,
+            self.gpus,
+            MICROBATCHES,
+            self.schedule,
+            treatment,
+            shortened=self.schedule == "v-half" and treatment != "none",
+        )
 
 
 def read_cells(schedule: str, path: Path) -> list[Cell]:

@@ -1,11 +1,18 @@
 """A lower bound on the time of a schedule, computed from one microbatch without making the plan."""
 
+from collections.abc import Callable
+
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, passes_of
 
 
 def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
+    """Return ``least_time_by`` of costs, in their unit; communications count as free."""
+    return least_time_by(one, lambda rank, item: costs.of_pass(one, rank, item), microbatches)
+
+
+def least_time_by(one: Plan, time_of: Callable[[int, Pass], float], microbatches: int) -> float:
     """Return a time that no order of the passes can beat.
 
     Every rank runs all its passes. All of them but IF wait until the first microbatch has gone
@@ -14,24 +21,24 @@ def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
 
     Args:
         one: a plan of the schedule for one microbatch.
-        costs: durations of passes; communications count as free.
+        time_of: duration of a pass on a rank.
         microbatches: m.
 
     Returns:
-        Time, in the unit of the costs.
+        Time, in the unit of the durations.
     """
     least = head = tail = 0.0
     seen: set[int] = set()
     for rank, chunk in one.stages:
         if rank not in seen:
             seen.add(rank)
-            times = {item: costs.of_pass(one, rank, item) for item in passes_of(one, rank)}
+            times = {item: time_of(rank, item) for item in passes_of(one, rank)}
             work = microbatches * sum(times.values())
             layers = microbatches * sum(
                 t for item, t in times.items() if item.kind in ("F", "R", "B")
             )
             embedding = microbatches * times.get(Pass("IF", 0), 0.0)
             least = max(least, work, head + work - embedding, head + layers + tail)
-        head += costs.of_pass(one, rank, Pass("F", 0, chunk))
-        tail += costs.of_pass(one, rank, Pass("B", 0, chunk))
+        head += time_of(rank, Pass("F", 0, chunk))
+        tail += time_of(rank, Pass("B", 0, chunk))
     return least

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final, TextIO
 
 QUIET_SECONDS: Final = 2.0
@@ -53,9 +54,20 @@ class Watch:
         """Return a watch that shows on rank 0 what the searches do."""
         return cls(seconds, sys.stderr if rank == 0 else None)
 
-    def again(self) -> "Watch":
-        """Return a watch with the same time from now on, and the same reader."""
-        return Watch(self.seconds, self._stream, self._clock)
+    def again(self, seconds: float | None) -> "Watch":
+        """Return a watch with so much time from now on, and the same reader."""
+        return Watch(seconds, self._stream, self._clock)
+
+    def part(self, seconds: float) -> "Watch":
+        """Return a silent watch over one of several searches, which ends with this one too."""
+        return Watch(min(seconds, self.left), None, self._clock)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; infinite without a limit."""
+        if self.seconds is None:
+            return inf
+        return max(0.0, self._begun + self.seconds - self._clock())
 
     @property
     def is_over(self) -> bool:
@@ -112,12 +124,10 @@ class Watch:
         if self._clock() - self._begun >= QUIET_SECONDS:
             self._put("")
 
-    def close(self) -> None:
-        """End the watch: say if it has cut a search short."""
+    def close(self, consequence: str = "the best plan so far is taken") -> None:
+        """End the watch: say if it has cut a search short, and what becomes of that."""
         if self.was_cut:
-            self._unseen.append(
-                f"the {self.seconds:g} s of the search are over: the best plan so far is taken"
-            )
+            self._unseen.append(f"the {self.seconds:g} s of the search are over: {consequence}")
         if self.was_cut or self._line:
             self._put("")
 

@@ -92,16 +92,6 @@ class Cluster:
         moved = self.links.bandwidth(ceil(ranks / together), together)
         return moved / (self.channel * self.rates.multiprocessors)
 
-    def crowded(self, work: Work) -> float:
-        """Return the seconds that the communications of a work add to passes beside them."""
-        communications = (
-            collective
-            for step in work.steps
-            if isinstance(step, Begin)
-            for collective in step.collectives
-        )
-        return sum(self._crowding(own) * self.collective(own) for own in communications)
-
     def message(self, size: float, *, crossing: bool) -> float:
         """Return the seconds of a message between stages.
 

@@ -36,10 +36,6 @@ class Price(Protocol):
         """Return the time of a message of ``size`` bytes from stage to stage."""
         ...
 
-    def crowded(self, work: Work) -> float:
-        """Return the time that the communications of a work add to passes beside them."""
-        ...
-
 
 class Flops:
     """The price where the machine is not known: FLOPs, and communication is free.
@@ -57,10 +53,6 @@ class Flops:
         return float(FLOPS_PER_BYTE * sum(launch.bytes for launch in work.launches))
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return nothing."""
-        return 0.0
-
-    def crowded(self, work: Work) -> float:
         """Return nothing."""
         return 0.0
 
@@ -86,15 +78,6 @@ def costs_of(
     for kind in PASS_KINDS:
         if any(known == kind for known, _ in counts[0].passes):
             passes[kind] = _table(counts, kind, plan, seconds)
-    beside = _remembered(price.crowded)
-    barriers = {barrier.kind for barrier in plan.treatment.barriers}
-    crowded = sum(
-        max(map(beside, each))
-        for kind, each in begun.items()
-        if not (plan.treatment.synchronous and kind in barriers)
-    )
-    if crowded:
-        passes = _slower(passes, plan, crowded)
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
@@ -142,28 +125,6 @@ def _table(
         for count in counts
     ]
     return table if kind in CHUNKED_KINDS else [times for [times] in table]
-
-
-def _slower(passes: Mapping[PassKind, Time], plan: Plan, crowded: float) -> dict[PassKind, Time]:
-    """Spread the time that communications add to a microbatch over the passes of its layers."""
-    kinds = [kind for kind in CHUNKED_KINDS if kind in passes]
-    tables = {kind: [list(_of_rank(own)) for own in _of_all(passes[kind])] for kind in kinds}
-    for rank in range(plan.ranks):
-        total = sum(sum(tables[kind][rank]) for kind in kinds)
-        factor = 1 + crowded / total if total else 1.0
-        for kind in kinds:
-            tables[kind][rank] = [factor * time for time in tables[kind][rank]]
-    return {**passes, **tables}
-
-
-def _of_all(time: Time) -> Sequence[float | Sequence[float]]:
-    assert not isinstance(time, (int, float))
-    return time
-
-
-def _of_rank(time: float | Sequence[float]) -> Sequence[float]:
-    assert not isinstance(time, (int, float))
-    return time
 
 
 def _hops(

@@ -28,7 +28,7 @@ TILE_READS: Final = 43.0
 a x b does I = a b / (a + b) for every number that it reads, and attains I / (I + 43). Calibrated:
 tiles of 128 x 128 then attain 0.9 of what those of 256 x 128 do."""
 
-TILE_FILL: Final = 96
+TILE_FILL: Final = 128
 """Depth k that a tile could have multiplied while its pipeline fills and its result is written.
 Calibrated; of the size of the three stages of 32 numbers that are under way in a tile."""
 

@@ -4,7 +4,8 @@ No rank is started and no GPU is needed. Training would take the same plan; its 
 from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -13,7 +14,6 @@ from megatron.config.precision_rules import NEEDS_16_BITS
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
-from megatron.schedules.held import in_flight
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
@@ -23,11 +23,12 @@ from megatron.simulator.costs.accuracy import (
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
-from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
+from megatron.training.planning.compared import compared_lines
+from megatron.training.planning.forecast_run import Fullest, RunForecast
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
-from megatron.training.planning.run_plan import NEAR, Candidate, asked, ranking
+from megatron.training.planning.run_plan import Candidate, asked, chosen, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2
@@ -46,56 +47,80 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         config: the run.
         gpu: the GPU of every rank.
         watch: shows how far the search for the plan is, and ends it when its time is up. The search
-            for other settings that would fit has as much time.
+            for other settings that would fit has a time of its own, that of the configuration.
 
     Raises:
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
     """
     if config.train.dtype == torch.float32:
         raise ValueError(NEEDS_16_BITS)
-    traits = TRAITS[config.parallel.pipeline_schedule]
     watch = Watch() if watch is None else watch
+    config = _on(config, gpu)
     compared = asked(config, watch=watch)
-    if "file" not in traits.options:
-        least = min((least_memory(config, one) for one in compared), key=lambda each: each.peak)
+    if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
+        held = [(least_memory(each.config, each), each.config) for each in compared]
+        least, own = min(held, key=lambda pair: pair[0].peak)
         if least.peak > gpu.usable:
-            yield f"{_job(config, gpu)}\n{_never_fits(config, least, gpu)}"
-            yield what_would_fit(config, gpu, least, watch.again())
+            yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
+            yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
-    ranked = ranking(compared) if traits.compares else []
-    run_plan = (ranked or compared)[0].run_plan
+    first = chosen(compared) if compares(config) else compared[0]
+    _ = first.run_plan
     watch.close()
-    found = forecast_run(config, run_plan, gpu)
-    yield _head(found)
+    yield _head(config, first, gpu)
+    found = first.forecast
+    assert found is not None, "a dry run asks about a GPU"
     yield draw_text(found.timeline, unit="s", most=STRIPS)
     yield _figures(found)
     if config.parallel.gpu is not None:
         yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
-    if ranked:
-        yield _ranking(config, ranked, gpu)
+    if compares(config):
+        yield compared_lines(first, compared, gpu, _for_advice(config, watch))
     if not found.fits:
-        yield what_would_fit(config, gpu, found.fullest, watch.again())
+        yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 
 
-def _head(found: RunForecast) -> str:
-    config, plan, gpu = found.config, found.run_plan.plan, found.gpu
+def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
+    """Return the run on a GPU, by whose seconds its plans are compared."""
+    layouts = tuple(replace(own, gpu=gpu) for own in config.alternatives)
+    return replace(config, parallel=replace(config.parallel, gpu=gpu), alternatives=layouts)
+
+
+def _for_advice(config: RunConfig, watch: Watch) -> Watch:
+    """Return the watch over what a dry run says beyond its plan."""
+    return watch.again(config.parallel.advice_seconds)
+
+
+def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
+    """Return the job and its plan.
+
+    Args:
+        config: the run as it is asked for.
+        first: the candidate that it takes.
+        gpu: of every rank.
+    """
+    plan, counts = first.run_plan.plan, first.run_plan.layers
     layers = " ".join(
-        f"{rank}.{chunk}:{count}"
-        for (rank, chunk), count in zip(plan.stages, found.run_plan.layers, strict=True)
+        f"{rank}.{chunk}:{count}" for (rank, chunk), count in zip(plan.stages, counts, strict=True)
     )
     depths = config.model.mtp_num_layers
     further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
-    held = counted(max(in_flight(plan)), "microbatch in flight")
-    seconds = TIME.write(found.outcome.seconds)
-    taken = f" takes {found.run_plan.schedule}: {held}, {seconds} an iteration"
-    schedule = config.parallel.pipeline_schedule
     return (
-        f"{_job(config, gpu)}\n"
-        f"schedule {schedule}{taken if TRAITS[schedule].compares else ''}\n"
+        f"{_job(first.config, gpu)}\n"
+        f"schedule {config.parallel.pipeline_schedule}{_taken(config, first)}\n"
         f"layers by stage (rank.chunk:layers): {layers}{further}"
     )
+
+
+def _taken(config: RunConfig, first: Candidate) -> str:
+    """Return what a run takes that leaves its schedule or its treatment to be chosen."""
+    if not compares(config):
+        return ""
+    treatment = f" with --vocab-parallel {first.treatment}" if config.alternatives else ""
+    held = counted(first.in_flight, "microbatch in flight")
+    return f" takes {first.schedule}{treatment}: {held}, {TIME.write(first.time)} an iteration"
 
 
 def _job(config: RunConfig, gpu: Gpu) -> str:
@@ -149,7 +174,17 @@ def _figures(found: RunForecast) -> str:
             f"rank {rank}: peak {MEMORY.write(peak)} (parameters, gradients and optimizer "
             f"{MEMORY.write(memory.always)}){verdict}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, _verdict(found)])
+
+
+def _verdict(found: RunForecast) -> str:
+    """Return whether the plan fits, by the rank that holds the most."""
+    fullest, gpu = found.fullest, found.gpu
+    holds = f"rank {fullest.rank} holds the most, {MEMORY.write(fullest.peak)}"
+    usable = MEMORY.write(gpu.usable)
+    if found.fits:
+        return f"the plan fits: {holds} of the {usable} of {gpu.name} that tensors can use"
+    return f"the plan is too large: {holds}, and tensors can use {usable} of {gpu.name}"
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
@@ -176,55 +211,11 @@ def _checked(found: RunForecast) -> str:
     )
 
 
-def _ranking(config: RunConfig, ranked: Sequence[Candidate], gpu: Gpu) -> str:
-    """Return the table of what ``auto`` compares, in its order, and what a GPU makes of each."""
-    compared = [(each, forecast_run(config, each.run_plan, gpu)) for each in ranked]
-    time = TIME.unit(*(found.outcome.seconds for _, found in compared))
-    memory = MEMORY.unit(*(max(found.outcome.peak) for _, found in compared))
-    lines = [
-        f"auto compares by FLOPs, {_transfers(config.parallel)}, and takes the first: no other "
-        f"that fits is more than {NEAR:.0%} faster. Time, MFU, idle time and memory are those of "
-        f"{gpu.name}",
-        f"{'schedule':<12} {'by FLOPs':>8} {time.name:>8} {'MFU':>6} {'idle':>7} {memory.name:>6} "
-        f"{'in flight':>9}",
-    ]
-    for candidate, found in compared:
-        outcome = found.outcome
-        note = "" if candidate.fits else "  exceeds --zero-bubble-max-pending-backward"
-        note += "" if found.fits else "  does not fit"
-        lines.append(
-            f"{candidate.schedule:<12} {candidate.time / ranked[0].time:>8.3f} "
-            f"{TIME.number(outcome.seconds, time):>8} {percent(outcome.mfu):>6} "
-            f"{outcome.idle:>7.1%} {MEMORY.number(max(outcome.peak), memory):>6} "
-            f"{candidate.in_flight:>9.1f}{note}"
-        )
-    lines += _faster(compared, gpu)
-    return "\n".join(lines)
-
-
-def _transfers(parallel: ParallelConfig) -> str:
-    """Return what transfers count for where plans are made by FLOPs."""
-    if parallel.gpu is None:
-        return "communication being free, whatever the GPU"
-    return "and transfers by their time"
-
-
-def _faster(compared: Sequence[tuple[Candidate, RunForecast]], gpu: Gpu) -> Iterator[str]:
-    """Yield a line if a GPU is faster with another schedule that fits than with the first."""
-    seconds = compared[0][1].outcome.seconds
-    fitting = [pair for pair in compared if pair[0].fits and pair[1].fits]
-    best, found = min(fitting, key=lambda pair: pair[1].outcome.seconds, default=compared[0])
-    if found.outcome.seconds < seconds:
-        yield (
-            f"{gpu.name} would be faster with --pipeline-schedule {best.schedule}: "
-            f"{TIME.write(found.outcome.seconds)} instead of {TIME.write(seconds)}"
-        )
-
-
 def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
     """Return that no plan of the run fits a GPU, and how much memory would do."""
     schedule = config.parallel.pipeline_schedule
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
+    plans += " with any treatment of the vocabulary" if config.alternatives else ""
     return (
         f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
         f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "

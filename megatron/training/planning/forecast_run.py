@@ -18,6 +18,7 @@ from megatron.simulator.costs.counted_costs import costs_of
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
@@ -126,6 +127,8 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         exchanges = _exchanges(config, cluster, buckets, step)
         program, costs = exchanges.added_to(program, costs)
         kept = hidden(program, costs)
+    limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
+    costs = crowded(program, costs, limits.vocabulary / processors, limits.gradients / processors)
     timeline = simulate(program, costs)
     memories = run_memory(config, plan, counts, buckets)
     sharing = config.parallel.tensor_size * config.parallel.context_size

@@ -34,8 +34,7 @@ def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
         plan = candidate.run_plan.plan
         one = plan_of_one(plan)
     else:
-        one = plan = replace(
-            one_microbatch_of(candidate.request), looks_ahead=candidate.looks_ahead
-        )
+        looks_ahead = config.model.mtp_num_layers > 0
+        one = plan = replace(one_microbatch_of(candidate.request), looks_ahead=looks_ahead)
     memories = run_memory(config, plan, count_ranks(config, one, candidate.layers))
     return Fullest.of(peaks(lower(plan, candidate.request.costs), memories), memories)

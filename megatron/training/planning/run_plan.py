@@ -5,11 +5,11 @@ has. The layers decide the costs of the passes, and the costs decide their order
 before any rank starts; an impossible plan is refused then too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING
+
+import torch
 
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
@@ -19,119 +19,33 @@ from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import lower
-from megatron.schedules.make_plan import (
-    as_compared,
-    least_time_of,
-    one_microbatch_of,
-    plan_for,
-    stages_of,
-)
+from megatron.schedules.make_plan import as_compared, one_microbatch_of, plan_for, stages_of
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.request import Request
-from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
-from megatron.simulator.simulate import Timeline, simulate
+from megatron.training.planning.candidate import NEAR, Candidate, RunPlan, chosen, ranked, ranking
 from megatron.training.planning.run_costs import planned_costs, stage_costs
 
-NEAR: Final = 0.01
-"""Share of the time that a further schedule must be able to save for ``auto`` to plan it.
+if TYPE_CHECKING:
+    from megatron.training.planning.pricing import Pricing
 
-Searches take seconds. With vocab-2 ``auto`` mostly plans zb-v first, which idles so little that no
-search is needed."""
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The plan that the ranks run, and the assumptions behind it.
-
-    Attributes:
-        plan: the checked plan of a training iteration.
-        layers: transformer layers of every stage, in the order in which the data flows.
-        costs: durations by which passes and communication were placed.
-        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
-    """
-
-    plan: Plan
-    layers: tuple[int, ...]
-    costs: Costs
-    schedule: str
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A schedule that ``auto`` compares; its plan is made when it is first needed.
-
-    Attributes:
-        request: request for its plan.
-        layers: transformer layers of every stage.
-        limit: the most microbatches that a rank may hold.
-        looks_ahead: whether the last stage reads embeddings too.
-        watch: watches over the search for the plan.
-    """
-
-    request: Request
-    layers: tuple[int, ...]
-    limit: float
-    looks_ahead: bool = False
-    watch: Watch = field(default_factory=Watch, compare=False)
-
-    @property
-    def schedule(self) -> str:
-        """Its name."""
-        return self.request.schedule
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether its plan is made."""
-        return "run_plan" in vars(self)
-
-    @cached_property
-    def run_plan(self) -> RunPlan:
-        """The plan with its layers and costs."""
-        self.watch.next_plan()
-        plan = replace(plan_for(self.request, self.watch), looks_ahead=self.looks_ahead)
-        return RunPlan(plan, self.layers, self.request.costs, self.schedule)
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The simulated timeline of an iteration, in the unit of the costs."""
-        costs = self.request.costs
-        return simulate(lower(self.run_plan.plan, costs), costs)
-
-    @property
-    def time(self) -> float:
-        """Simulated time of an iteration, in the unit of the costs."""
-        return self.timeline.end
-
-    @cached_property
-    def least_time(self) -> float:
-        """Lower bound of ``time``, known without the plan."""
-        return least_time_of(self.request)
-
-    @cached_property
-    def in_flight(self) -> float:
-        """The most microbatches that a rank holds."""
-        return max(in_flight(self.run_plan.plan))
-
-    @property
-    def fits(self) -> bool:
-        """Whether ``in_flight`` is within the limit."""
-        return self.in_flight <= self.limit
-
-    def tell(self) -> None:
-        """Show the watch's reader what the plan is like; it is made if need be."""
-        least = self.time / self.least_time
-        held = counted(self.in_flight, "microbatch in flight")
-        fault = "" if self.fits else ": too many"
-        self.watch.planned(
-            self.schedule,
-            f"time {self.time:.6g} FLOPs of a rank, {least:.3f} times the least that it can take, "
-            f"{held}{fault}",
-        )
+__all__ = [
+    "NEAR",
+    "Candidate",
+    "RunPlan",
+    "asked",
+    "candidates",
+    "chosen",
+    "compares",
+    "described",
+    "make_run_plan",
+    "ranked",
+    "ranking",
+    "settled",
+]
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
@@ -163,8 +77,20 @@ def make_run_plan(
             no schedule fits into the memory limit.
     """
     compared = asked(config, costs, watch)
-    compares = TRAITS[config.parallel.pipeline_schedule].compares
-    return (chosen(compared) if compares else compared[0]).run_plan
+    return (chosen(compared) if compares(config) else compared[0]).run_plan
+
+
+def compares(config: RunConfig) -> bool:
+    """Whether a run leaves its schedule, or its treatment of the vocabulary, to be chosen."""
+    return bool(config.alternatives) or TRAITS[config.parallel.pipeline_schedule].compares
+
+
+def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
+    """Return the run with the treatment of the vocabulary that its plan has taken."""
+    if not config.alternatives or run_plan.treatment is None:
+        return config
+    note = f"--vocab-parallel auto takes {run_plan.treatment}"
+    return replace(config.with_treatment(run_plan.treatment), notes=(*config.notes, note))
 
 
 def asked(
@@ -177,14 +103,33 @@ def asked(
     Raises:
         ValueError: the layers cannot be spread over the stages.
     """
-    name = config.parallel.pipeline_schedule
     watch = Watch() if watch is None else watch
-    if TRAITS[name].compares:
-        found = candidates(config, costs, watch)
+    found, faults = [], list[ValueError]()
+    for run in _decided(config):
+        try:
+            found += _asked(run, costs, watch)
+        except ValueError as error:
+            faults.append(error)
+    if not found:
+        raise faults[0]
+    if compares(config):
         watch.expect(len(found))
-        return found
+    return found
+
+
+def _decided(config: RunConfig) -> list[RunConfig]:
+    """Return the runs whose treatments are compared; the run itself, if it has just one."""
+    names = [own.vocab_parallel for own in config.alternatives]
+    return [config.with_treatment(name) for name in names] or [config]
+
+
+def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candidate]:
+    """Return the candidates of a run whose treatment of the vocabulary is decided."""
+    name = config.parallel.pipeline_schedule
+    if TRAITS[name].compares:
+        return candidates(config, costs, watch)
     request, layers = _prepare(config, name, costs)
-    return [Candidate(request, layers, inf, config.model.mtp_num_layers > 0, watch)]
+    return [Candidate(config, request, layers, watch=watch, pricing=_pricing(config, costs))]
 
 
 def candidates(
@@ -196,7 +141,7 @@ def candidates(
     schedule is also left out if its stages are not where the costs were measured.
 
     Args:
-        config: the run; its own schedule does not matter.
+        config: the run; its own schedule does not matter, and its treatment is decided.
         costs: as for ``make_run_plan`` with the schedule ``auto``.
         watch: watches over the search for their plans.
 
@@ -206,6 +151,7 @@ def candidates(
     watch = Watch() if watch is None else watch
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
+    pricing = _pricing(config, costs)
     found, faults = [], []
     for name in compared_schedules(config.parallel.memory_limit):
         try:
@@ -214,7 +160,7 @@ def candidates(
             faults.append(f"{name}: {error}")
             continue
         if measured is None or _runs_on(request, measured):
-            found.append(Candidate(request, layers, limit, config.model.mtp_num_layers > 0, watch))
+            found.append(Candidate(config, request, layers, limit, watch, pricing))
     if not found:
         asked = config.parallel.pipeline_schedule
         raise ValueError(
@@ -223,47 +169,14 @@ def candidates(
     return found
 
 
-def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
-    """Return all schedules with their plans, in the order of preference.
+def _pricing(config: RunConfig, costs: Costs | None) -> "Pricing | None":
+    """Return the prices of the run's GPU, unless measured costs or fp32 forbid to ask for them."""
+    gpu = config.parallel.gpu
+    if gpu is None or costs is not None or config.train.dtype == torch.float32:
+        return None
+    from megatron.training.planning.pricing import Pricing  # forecasts import this module
 
-    First comes the schedule that ``auto`` takes, then the others that fit, then those that do not
-    fit; the others and the rest are each sorted by time. Those that are not planned when the time
-    of the search is up are left out.
-
-    Raises:
-        ValueError: no schedule is within the memory limit.
-    """
-    first = chosen(compared)
-    others = [candidate for candidate in compared if candidate is not first]
-    for candidate in others:
-        if not candidate.is_planned and not candidate.watch.is_over:
-            candidate.tell()
-    planned = [candidate for candidate in others if candidate.is_planned]
-    return [first, *sorted(planned, key=lambda candidate: (not candidate.fits, candidate.time))]
-
-
-def chosen(compared: Sequence[Candidate]) -> Candidate:
-    """Return the schedule that ``auto`` takes.
-
-    It is within the memory limit, and is the fastest such schedule or within ``NEAR`` of it.
-
-    Raises:
-        ValueError: no schedule is within the limit.
-    """
-    best = fastest(
-        compared,
-        lambda candidate: candidate.fits,
-        NEAR,
-        is_over=lambda: any(candidate.watch.is_over for candidate in compared),
-        made=Candidate.tell,
-    )
-    if best is not None:
-        return best
-    least = min(compared, key=lambda candidate: candidate.in_flight)
-    raise ValueError(
-        f"--zero-bubble-max-pending-backward {least.limit:g} is too few for every schedule: "
-        f"the least is {least.in_flight:g}, with {least.schedule}"
-    )
+    return Pricing(config, gpu)
 
 
 def _runs_on(request: Request, measured: Plan) -> bool:

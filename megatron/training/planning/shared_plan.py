@@ -30,6 +30,7 @@ def to_json(run_plan: RunPlan) -> str:
         {
             "plan": run_plan.plan.to_text(),
             "schedule": run_plan.schedule,
+            "treatment": run_plan.treatment,
             "layers": run_plan.layers,
             "passes": dict(costs.passes),
             "comms": dict(costs.comms),
@@ -44,4 +45,4 @@ def from_json(text: str) -> RunPlan:
     exchanges = {kind: Exchange(**own) for kind, own in found["exchanges"].items()}
     costs = Costs(found["passes"], found["comms"], exchanges)
     plan = Plan.from_text(found["plan"])
-    return RunPlan(plan, tuple(found["layers"]), costs, found["schedule"])
+    return RunPlan(plan, tuple(found["layers"]), costs, found["schedule"], found["treatment"])

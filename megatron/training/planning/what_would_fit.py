@@ -1,162 +1,217 @@
-"""Settings near those of a run that does not fit, and that would; the fastest first."""
+"""Settings near those of a run that does not fit, and that would; the fastest first.
 
-from collections.abc import Iterator
-from dataclasses import replace
+Every setting is bounded from below before any is planned: in memory, which rules most of them out,
+and in time, by which the most promising come first. Plans have few microbatches (``estimate``).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
 from typing import Final, NamedTuple
 
-from megatron.config.recompute_flags import EVERY_LAYER
-from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
-from megatron.layers.recompute import Recomputation
+from megatron.config.run_config import RunConfig
+from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.units import MEMORY, percent
-from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
-from megatron.training.planning.least_memory import least_memory
-from megatron.training.planning.run_plan import Candidate, asked, candidates
+from megatron.training.planning.estimate import Estimate, estimate
+from megatron.training.planning.forecast_run import Fullest
+from megatron.training.planning.neighbours import Setting, neighbours
 
 ALTERNATIVES: Final = 5
 """How many settings that fit are named if the settings of the command line do not fit."""
 
-_LEAST_DELAYED: Final = min(
-    (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
-    key=lambda known: known.delay,
-)
-"""The treatment that is tried where another leaves too little memory."""
+SEARCH_SECONDS: Final = 0.5
+"""Time for the first plan of a setting. The plans of settings that are named get the time that is
+left when all are known."""
 
 
-def what_would_fit(config: RunConfig, gpu: Gpu, own: Fullest, watch: Watch) -> str:
+class _Tried(NamedTuple):
+    """A setting with a plan.
+
+    Attributes:
+        setting: the setting.
+        found: what is expected of it.
+    """
+
+    setting: Setting
+    found: Estimate
+
+
+@dataclass
+class _Search:
+    """What is known of the settings so far.
+
+    Attributes:
+        gpu: of every rank.
+        watch: over the time of the advice.
+        tried: settings with a plan.
+        skipped: settings that may fit and that cannot be expected to be among the fastest.
+        unknown: settings that nothing is known of, because the time was up.
+        impossible: settings no plan of which fits.
+    """
+
+    gpu: Gpu
+    watch: Watch
+    tried: list[_Tried] = field(default_factory=list)
+    skipped: list[Setting] = field(default_factory=list)
+    unknown: list[Setting] = field(default_factory=list)
+    impossible: list[Setting] = field(default_factory=list)
+
+    @property
+    def fitting(self) -> list[_Tried]:
+        """The settings that fit, the fastest first."""
+        fitting = [each for each in self.tried if each.found.fits]
+        return sorted(fitting, key=lambda each: -each.found.samples_per_second)
+
+    def bound(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Return the settings that may fit, the most promising first.
+
+        Settings whose guessed memory fits come first, by their least time. The others follow by
+        their guessed memory.
+        """
+        able = list[Setting]()
+        for at, setting in enumerate(settings):
+            if self.watch.is_over:
+                self.unknown += settings[at:]
+                break
+            fits = setting.least.peak <= self.gpu.usable
+            (able if fits else self.impossible).append(setting)
+        usable = self.gpu.usable
+        return sorted(
+            able,
+            key=lambda setting: (
+                max(setting.expected, usable),
+                setting.candidate.least_time,
+            ),
+        )
+
+    def plan(self, able: Sequence[Setting]) -> None:
+        """Plan settings until the time is up, or until no other can be expected to be faster."""
+        self.watch.expect(len(able))
+        rate = inf  # the least seconds by which an estimate exceeded a unit of its bound
+        for setting in able:
+            enough = self.fitting[ALTERNATIVES - 1 : ALTERNATIVES]
+            if enough and rate * setting.candidate.least_time >= enough[0].found.seconds:
+                self.skipped.append(setting)
+            elif self.watch.is_over:
+                self.unknown.append(setting)
+            else:
+                found = self.try_one(setting, SEARCH_SECONDS)
+                rate = min(rate, found.seconds / setting.candidate.least_time)
+
+    def try_one(self, setting: Setting, seconds: float) -> Estimate:
+        """Plan a setting within some seconds, and tell it to the watch's reader."""
+        self.watch.next_plan()
+        part = self.watch.part(seconds)
+        found = estimate(setting.config, setting.candidate, self.gpu, part)
+        told = f"{found.samples_per_second:.3g} samples/s" if found.fits else "does not fit"
+        self.watch.planned(setting.flags, told)
+        self.tried.append(_Tried(setting, found))
+        return found
+
+    def improve(self) -> None:
+        """Search longer for the plans of the settings that are named, in the time that is left.
+
+        A longer search may hold more memory; a plan that does not fit replaces none that does.
+        """
+        cut = [each for each in self.fitting[:ALTERNATIVES] if each.found.cut]
+        for at, each in enumerate(cut):
+            seconds = self.watch.left / (len(cut) - at)
+            if seconds <= 2 * SEARCH_SECONDS:
+                return
+            found = self.try_one(each.setting, seconds)
+            better = found.fits and found.seconds <= each.found.seconds
+            self.tried.remove(each if better else self.tried[-1])
+
+
+def what_would_fit(
+    config: RunConfig,
+    gpu: Gpu,
+    own: Fullest,
+    watch: Watch,
+    more: str = "--advice-seconds N gives more time",
+) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
     Args:
         config: the run.
         gpu: of every rank.
         own: what the run itself holds.
-        watch: over the search for plans; only settings are planned that can fit at all.
+        watch: over the time of the advice. Bounds and plans that are begun are brought to an end.
+        more: how to have the settings tried that this time is too short for.
     """
-    near = list(_neighbours(config, watch))
-    held = [own, *(setting.least for setting in near)]
-    able = [setting for setting in near if setting.least.peak <= gpu.usable]
-    able.sort(key=lambda setting: setting.candidate.least_time)
-    watch.expect(len(able))
-    fitting: list[tuple[str, RunForecast]] = []
-    times: list[float] = []
-    for setting in able:
-        enough = sorted(times)[ALTERNATIVES - 1 : ALTERNATIVES]
-        if watch.is_over or (enough and setting.candidate.least_time >= enough[0]):
-            break  # by FLOPs no other is faster than those that are shown
-        other = forecast_run(setting.config, setting.candidate.run_plan, gpu)
-        samples = f"{other.samples_per_second:.3g} samples/s"
-        watch.planned(setting.named, samples if other.fits else "does not fit")
-        if other.fits:
-            fitting.append((setting.named, other))
-            times.append(setting.candidate.time)
-    watch.close()
-    fitting.sort(key=lambda pair: -pair[1].samples_per_second)
-    if not fitting:
-        return _nothing_fits(
-            min(held, key=lambda each: each.peak), cut=bool(able) and watch.was_cut
+    search = _Search(gpu, watch)
+    search.plan(search.bound(list(neighbours(config))))
+    search.improve()
+    watch.close("the settings that were tried are named")
+    lines = [*(_named(search) if search.fitting else _nothing_fits(search, own))]
+    return "\n".join([*lines, *_not_tried(search, more)])
+
+
+def _named(search: _Search) -> Iterator[str]:
+    """Yield the settings that fit, and how far their figures can be trusted."""
+    shown = search.fitting[:ALTERNATIVES]
+    yield "what would fit, the fastest first:"
+    for setting, found in shown:
+        yield (
+            f"  {setting.flags}: {MEMORY.write(found.fullest.peak)}, "
+            f"{found.samples_per_second:.3g} samples/s, MFU {percent(found.mfu)}"
         )
-    lines = ["what would fit, the fastest first:"]
-    for named, other in fitting[:ALTERNATIVES]:
-        lines.append(
-            f"  {named}: {MEMORY.write(max(other.outcome.peak))}, "
-            f"{other.samples_per_second:.3g} samples/s, MFU {percent(other.outcome.mfu)}"
+    few = {found.planned for _, found in shown if found.planned < found.microbatches}
+    if few:
+        yield (
+            f"plans have {' or '.join(map(str, sorted(few)))} microbatches: the interval of their "
+            "steady state extends their times to those of all"
         )
-    return "\n".join(lines)
+    if any(found.cut for _, found in shown):
+        yield "a longer search may find faster plans of these settings"
 
 
-def _nothing_fits(least: Fullest, *, cut: bool) -> str:
-    """Return that no similar setting fits, and the way out.
-
-    Args:
-        least: the least that any of them takes.
-        cut: whether the search for them was ended.
-    """
-    if cut:
-        return "the time of --search-seconds was over before a setting was found that fits"
-    larger = " or ".join(known.name for known in GPUS.values() if known.usable >= least.peak)
-    return (
-        f"nothing nearby fits either: the least is {MEMORY.write(least.peak)} on rank "
-        f"{least.rank}, of which {MEMORY.write(least.static)} are there all the time: take "
+def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
+    """Yield that no similar setting fits, the number that decides, and the way out."""
+    usable = f"tensors can use {MEMORY.write(search.gpu.usable)} of {search.gpu.name}"
+    if search.tried:
+        setting, found = min(search.tried, key=lambda each: each.found.fullest.peak)
+        held = found.fullest
+        named = counted(len(search.tried), "setting")
+        said = (
+            f"of {named} with a plan the smallest is {setting.flags}: it holds "
+            f"{MEMORY.write(held.peak)} on rank {held.rank}, and {usable}"
+        )
+    else:
+        bounds = [own, *(setting.least for setting in search.impossible)]
+        held = min(bounds, key=lambda each: each.peak)
+        said = (
+            f"the least is {MEMORY.write(held.peak)} on rank {held.rank}, which no plan goes "
+            f"below and of which {MEMORY.write(held.static)} are there all the time, and {usable}"
+        )
+    if search.unknown:
+        yield f"no setting that fits was found in {_time(search.watch)}"
+        if search.tried:
+            yield said
+        return
+    larger = " or ".join(known.name for known in GPUS.values() if known.usable >= held.peak)
+    yield (
+        f"nothing nearby fits either: {said}: take "
         + (f"GPUs with that much memory ({larger}), " if larger else "")
         + "more ranks (--pipeline-model-parallel-size, --tensor-model-parallel-size), or a smaller "
         "model"
     )
 
 
-def _candidates_if_any(config: RunConfig, watch: Watch) -> list[Candidate]:
-    """Return the schedules that a run could take; none where its layers fit the stages of none."""
-    try:
-        return candidates(config, watch=watch)
-    except ValueError:
-        return []
-
-
-class _Setting(NamedTuple):
-    """A run like the one that was asked for.
-
-    Attributes:
-        named: the flags that make the difference.
-        config: the run.
-        candidate: its schedule, not planned yet.
-        least: what any plan of it holds at least.
-    """
-
-    named: str
-    config: RunConfig
-    candidate: Candidate
-    least: Fullest
-
-
-def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    """Yield trainings that hold less at a time, with the flags that make the difference.
-
-    They are the one that is asked for, one with half microbatches, and one in which every layer is
-    computed again.
-    """
-    yield "", train
-    batch = train.micro_batch_size
-    if batch % 2 == 0:
-        yield f" --micro-batch-size {batch // 2}", replace(train, micro_batch_size=batch // 2)
-    if not train.recomputation.group:
-        yield " " + EVERY_LAYER, replace(train, recomputation=Recomputation(group=1))
-
-
-def _neighbours(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
-    """Yield every schedule, with and without vocabulary parallelism, that may hold less."""
-    within_b = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
-    treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
-    for difference, train in _trainings(config.train):
-        for treatment in treatments:
-            parallel = replace(
-                config.parallel,
-                vocab_parallel=treatment,
-                memory_limit=None,
-                recompute_ahead=None,
-                schedule_file=None,
-                measured_costs=None,
-            )
-            parallel = _split_evenly(parallel)
-            other = replace(config, train=train, parallel=parallel)
-            for candidate in _candidates_if_any(other, watch):
-                named = f"--pipeline-schedule {candidate.schedule} --vocab-parallel {treatment}"
-                least = least_memory(other, candidate)
-                yield _Setting(named + difference + within_b, other, candidate, least)
-    yield from _with_recomputed_logits(config, watch)
-
-
-def _with_recomputed_logits(config: RunConfig, watch: Watch) -> Iterator[_Setting]:
-    """Yield the run itself without logits in memory between its passes."""
-    if config.train.vocab_recompute:
+def _not_tried(search: _Search, more: str) -> Iterator[str]:
+    """Yield how many settings the time was too short for, and their flags."""
+    if not search.unknown:
         return
-    other = replace(config, train=replace(config.train, vocab_recompute=True))
-    for candidate in asked(other, watch=watch):
-        named = f"--pipeline-schedule {candidate.schedule} --vocab-recompute"
-        yield _Setting(named, other, candidate, least_memory(other, candidate))
+    number = counted(len(search.unknown), "setting")
+    yield f"not tried in {_time(search.watch)}: {number} ({more})"
+    ordered = sorted(search.unknown, key=lambda setting: setting.others)
+    for others, settings in groupby(ordered, key=lambda setting: setting.others):
+        schedules = ", ".join(setting.candidate.schedule for setting in settings)
+        yield f"  {others}, --pipeline-schedule {schedules}"
 
 
-def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:
-    """Return a layout whose vocabulary is padded so that it splits into its shards."""
-    shards = parallel.vocab_shards
-    return replace(parallel, padded_vocab_size=-(-parallel.padded_vocab_size // shards) * shards)
+def _time(watch: Watch) -> str:
+    return f"the {watch.seconds:g} s"

@@ -128,7 +128,7 @@ def test_a_search_that_was_cut_is_told_and_one_that_was_not_is_not() -> None:
         watch.close()
         assert ("the 5 s of the search are over" in stream.getvalue()) is told
     clock.now = 6.0
-    assert not watch.again().is_over
+    assert not watch.again(5.0).is_over
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "zb-2p", "v-half", "interleaved", "zb-auto", "auto"])

@@ -1,0 +1,90 @@
+"""The table of the schedules, and treatments of the vocabulary, that ``auto`` compares on a GPU."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.forecast_run import RunForecast
+from megatron.training.planning.run_plan import NEAR, Candidate
+
+
+def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:
+    """Return the table of all candidates, in the order of preference, and what is not in it.
+
+    Args:
+        first: the candidate that is taken.
+        compared: all of them.
+        gpu: of every rank.
+        watch: over the time to plan the others; each gets an equal part of what is left.
+    """
+    impossible = [each for each in compared if not each.is_planned and not each.can_fit]
+    waiting = [each for each in compared if not each.is_planned and each.can_fit]
+    waiting.sort(key=lambda each: each.least_time)
+    others = [each for each in compared if each.is_planned and each is not first]
+    unknown = list[Candidate]()
+    watch.begin("the other schedules")
+    for at, candidate in enumerate(waiting):
+        if watch.is_over:
+            unknown = waiting[at:]
+            break
+        part = watch.part(watch.left / (len(waiting) - at))
+        timed = replace(candidate, watch=part)
+        others.append(timed)
+        _ = timed.forecast  # planned within its part of the time
+        watch.show((at + 1) / len(waiting))
+    watch.close("the schedules that were planned are shown")
+    others.sort(key=lambda each: (not each.fits, each.time))
+    lines = [_words(first, gpu), *_table([first, *others])]
+    if unknown:
+        named = ", ".join(f"{_named(each)} ({TIME.write(each.least_time)})" for each in unknown)
+        lines.append(
+            f"not planned in {watch.seconds:g} s (--advice-seconds), with the least time that each "
+            f"could take: {named}"
+        )
+    if impossible:
+        lines.append(f"no plan fits of {', '.join(map(_named, impossible))}")
+    return "\n".join(lines)
+
+
+def _named(candidate: Candidate) -> str:
+    return f"{candidate.schedule} with {candidate.treatment}"
+
+
+def _words(first: Candidate, gpu: Gpu) -> str:
+    """Return how the first row was chosen."""
+    by = f"auto compares by the seconds of {gpu.name}"
+    if not first.fits:
+        return f"{by}; no plan fits, so it takes the one that holds the least, the first"
+    if first.watch.was_cut:
+        return f"{by}, and takes the best plan that it found in --search-seconds, the first"
+    return f"{by}, and takes the first: no other that fits is more than {NEAR:.0%} faster"
+
+
+def _table(rows: Sequence[Candidate]) -> Iterator[str]:
+    found = [(row, row.forecast) for row in rows]
+    known = [(row, forecast) for row, forecast in found if forecast is not None]
+    time = TIME.unit(*(forecast.outcome.seconds for _, forecast in known))
+    memory = MEMORY.unit(*(max(forecast.outcome.peak) for _, forecast in known))
+    yield (
+        f"{'schedule':<12} {'vocabulary':<10} {time.name:>8} {'MFU':>6} {'idle':>7} "
+        f"{memory.name:>6} {'in flight':>9}"
+    )
+    for row, forecast in known:
+        outcome = forecast.outcome
+        yield (
+            f"{row.schedule:<12} {row.treatment:<10} {TIME.number(outcome.seconds, time):>8} "
+            f"{percent(outcome.mfu):>6} {outcome.idle:>7.1%} "
+            f"{MEMORY.number(max(outcome.peak), memory):>6} {row.in_flight:>9.1f}"
+            f"{''.join(_faults(row, forecast))}"
+        )
+
+
+def _faults(row: Candidate, forecast: RunForecast) -> Iterator[str]:
+    if not row.is_within_limit:
+        yield "  exceeds --zero-bubble-max-pending-backward"
+    if not forecast.fits:
+        yield "  does not fit"
+    if row.watch.was_cut:
+        yield "  search cut short"

@@ -1,0 +1,122 @@
+"""The time and memory of a run by a plan of fewer microbatches, where its own plan takes long.
+
+The first microbatches fill a pipeline and the last ones empty it. All others take the same interval
+each, the steady interval, and no rank holds more however many there are. So the plan of two
+rounds of the pipeline says what the plan of hundreds of microbatches would.
+"""
+
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.from_block import block_of
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.simulate import Timeline
+from megatron.training.planning.forecast_run import Fullest, forecast_run
+from megatron.training.planning.run_plan import Candidate
+
+
+class Estimate(NamedTuple):
+    """What is expected of a run on a GPU.
+
+    Attributes:
+        seconds: of an iteration.
+        samples_per_second: speed, which can be compared between batch sizes.
+        mfu: share of the peak of all devices.
+        fullest: the rank that holds the most.
+        fits: whether every rank has enough memory.
+        planned: microbatches of the plan from which the figures follow.
+        microbatches: of the run.
+        cut: whether a longer search might find a better plan.
+    """
+
+    seconds: float
+    samples_per_second: float
+    mfu: float
+    fullest: Fullest
+    fits: bool
+    planned: int
+    microbatches: int
+    cut: bool
+
+
+def estimate(config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch) -> Estimate:
+    """Return the time and memory of a run with a schedule.
+
+    Args:
+        config: the run.
+        candidate: its schedule.
+        gpu: of every rank.
+        watch: ends the search for the plan.
+    """
+    train = config.train
+    whole = train.num_microbatches
+    planned = planned_microbatches(candidate.request)
+    samples = planned * train.micro_batch_size * train.replicas
+    shorter = replace(config, train=replace(train, global_batch_size=samples, rampup=None))
+    request = replace(candidate.request, microbatches=planned)
+    run_plan = replace(candidate, request=request, watch=watch).run_plan
+    found = forecast_run(shorter, run_plan, gpu)
+    seconds = found.outcome.seconds
+    if planned < whole:
+        seconds += (whole - planned) * steady_interval(found.timeline, run_plan.plan)
+    return Estimate(
+        seconds,
+        train.global_batch_size / seconds,
+        found.outcome.mfu * whole / planned * found.outcome.seconds / seconds,
+        found.fullest,
+        found.fits,
+        planned,
+        whole,
+        watch.was_cut,
+    )
+
+
+def planned_microbatches(request: Request) -> int:
+    """Return how many microbatches are enough to know a schedule; all of them, if they are few.
+
+    They are two rounds of the pipeline and one, or more rounds where W keeps only a share of what a
+    rank may hold. A schedule whose microbatches go in groups gets as many beyond a whole group as
+    in the run. A schedule that holds more with every microbatch needs them all, and so does a plan
+    from a file.
+    """
+    p, m = request.ranks, request.microbatches
+    known = SCHEDULES.get(request.schedule)
+    rounds = 2 * p + 1 if known is None else ceil(2 * p / known.kept) + 1
+    if known is None or rounds >= m:
+        return m
+    group = max(block_of(request, known).group, 1)
+    few = min(rounds + (m - rounds) % group, m)
+    chunks = request.chunks or known.chunks
+    grows = known.promise(p, m, chunks) > known.promise(p, few, chunks)
+    return m if grows else few
+
+
+def steady_interval(timeline: Timeline, plan: Plan) -> float:
+    """Return the time that one more microbatch takes, in the unit of the timeline.
+
+    It is the mean time between two B of the last stage over the last round of the pipeline, and no
+    less than the busiest rank's work for one microbatch.
+
+    Args:
+        timeline: of a plan with more microbatches than ranks.
+        plan: the plan.
+    """
+    rank, chunk = plan.stages[-1]
+    ends = {
+        span.microbatch: span.end
+        for span in timeline.compute(rank)
+        if span.kind == "B" and span.chunk == chunk
+    }
+    last = plan.microbatches - 1
+    between = (ends[last] - ends[last - plan.ranks]) / plan.ranks
+    passes = (
+        sum(span.end - span.start for span in timeline.compute(rank) if span.kind != "U")
+        for rank in range(timeline.ranks)
+    )
+    return max(between, max(passes) / plan.microbatches)

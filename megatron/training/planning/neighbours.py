@@ -1,0 +1,127 @@
+"""Runs like one that does not fit: other schedules, treatments, microbatches, and less kept."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.layers.recompute import Recomputation
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.treatments import TREATMENTS
+from megatron.training.planning.forecast_run import Fullest
+from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.run_plan import Candidate, asked, candidates
+
+_LEAST_DELAYED: Final = min(
+    (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
+    key=lambda known: known.delay,
+)
+"""The treatment that is tried where another leaves too little memory."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run like the one that was asked for.
+
+    Attributes:
+        flags: the flags of its schedule and treatment, and those of the difference.
+        schedule: the flag of its schedule, with which ``flags`` begins.
+        config: the run.
+        candidate: its schedule, not planned yet.
+    """
+
+    flags: str
+    schedule: str
+    config: RunConfig
+    candidate: Candidate
+
+    @property
+    def others(self) -> str:
+        """The flags but for the schedule."""
+        return self.flags.removeprefix(self.schedule).strip()
+
+    @cached_property
+    def least(self) -> Fullest:
+        """What the fullest rank holds at least, whatever the plan."""
+        return least_memory(self.config, self.candidate)
+
+    @property
+    def promised(self) -> float:
+        """The most microbatches in flight on a rank by the schedule's own promise."""
+        request = self.candidate.request
+        known = SCHEDULES.get(request.schedule)
+        if known is None:
+            return request.memory_limit or request.ranks
+        chunks = request.chunks or known.chunks
+        held = known.promise(request.ranks, request.microbatches, chunks)
+        return min(held + request.treatment.delay, request.microbatches)
+
+    @property
+    def expected(self) -> float:
+        """A guess of the fullest rank's bytes; only the order of the settings depends on it."""
+        least = self.least
+        return least.static + max(self.promised, 1.0) * (least.peak - least.static)
+
+
+def neighbours(config: RunConfig) -> Iterator[Setting]:
+    """Yield every schedule, with and without vocabulary parallelism, that may hold less."""
+    without = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
+    treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
+    for difference, train in _trainings(config.train):
+        for treatment in treatments:
+            parallel = replace(
+                config.parallel,
+                vocab_parallel=treatment,
+                memory_limit=None,
+                recompute_ahead=None,
+                schedule_file=None,
+                measured_costs=None,
+            )
+            other = replace(config, train=train, parallel=_split_evenly(parallel))
+            for candidate in _candidates_if_any(other):
+                schedule = f"--pipeline-schedule {candidate.schedule}"
+                flags = f"{schedule} --vocab-parallel {treatment}{difference}{without}"
+                yield Setting(flags, schedule, other, candidate)
+    yield from _with_recomputed_logits(config)
+
+
+def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
+    """Yield trainings that may hold less at a time, with the flags that make the difference.
+
+    They are the one that is asked for, one with half microbatches, one in which every layer is
+    computed again, and one without products in 8 bits, which keep tensors of their own.
+    """
+    yield "", train
+    batch = train.micro_batch_size
+    if batch % 2 == 0:
+        yield f" --micro-batch-size {batch // 2}", replace(train, micro_batch_size=batch // 2)
+    if not train.recomputation.group:
+        yield " " + EVERY_LAYER, replace(train, recomputation=Recomputation(group=1))
+    if train.eight_bits is not None:
+        yield " without --fp8-format", replace(train, eight_bits=None)
+
+
+def _candidates_if_any(config: RunConfig) -> list[Candidate]:
+    """Return the schedules that a run could take; none where its layers fit the stages of none."""
+    try:
+        return candidates(config)
+    except ValueError:
+        return []
+
+
+def _with_recomputed_logits(config: RunConfig) -> Iterator[Setting]:
+    """Yield the run itself without logits in memory between its passes."""
+    if config.train.vocab_recompute:
+        return
+    other = replace(config, train=replace(config.train, vocab_recompute=True))
+    for candidate in asked(other):
+        schedule = f"--pipeline-schedule {candidate.schedule}"
+        yield Setting(f"{schedule} --vocab-recompute", schedule, other, candidate)
+
+
+def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:
+    """Return a layout whose vocabulary is padded so that it splits into its shards."""
+    shards = parallel.vocab_shards
+    return replace(parallel, padded_vocab_size=-(-parallel.padded_vocab_size // shards) * shards)

@@ -1,0 +1,64 @@
+"""What a rank says that runs out of GPU memory, prepared before training: then it dies at once."""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import USABLE
+from megatron.simulator.units import MEMORY
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_plan import RunPlan
+from megatron.training.planning.what_would_fit import what_would_fit
+
+PREPARE_SECONDS: Final = 2.0
+"""Time of the search for settings that hold less; every start on GPUs takes so much longer."""
+
+_ASK: Final = "--dry-run --dry-run-gpu NAME with the same flags"
+
+
+def prepared_advice(
+    config: RunConfig,
+    run_plan: RunPlan,
+    pipeline_rank: int,
+    seconds: float = PREPARE_SECONDS,
+) -> tuple[str, ...]:
+    """Return what the dry run counts for a rank, and settings that it counts less for.
+
+    A rank that is out of memory although its count fits gains nothing from a setting that fits by
+    its count alone. So only settings are named whose fullest rank holds less.
+
+    Args:
+        config: the run.
+        run_plan: its plan.
+        pipeline_rank: the rank's place in the pipeline.
+        seconds: time of the search for other settings.
+
+    Returns:
+        Lines; none for a run on CPUs.
+    """
+    if config.parallel.device != "cuda":
+        return ()
+    gpu = config.parallel.gpu
+    if config.train.dtype == torch.float32:
+        return (f"{_ASK}, with --bf16, says what would fit",)
+    if gpu is None:
+        return (f"{_ASK} says what would fit",)
+    found = forecast_run(config, run_plan, gpu)
+    peak = found.outcome.peak[pipeline_rank]
+    less = min(gpu.memory, (max(found.outcome.peak) - 1) / USABLE)
+    told = what_would_fit(
+        config,
+        replace(gpu, memory=less),
+        found.fullest,
+        Watch(seconds),
+        more=f"{_ASK} tries more",
+    )
+    return (
+        f"the dry run counts {MEMORY.write(peak)} at most on pipeline rank {pipeline_rank}, and "
+        f"tensors can use {MEMORY.write(gpu.usable)} of {gpu.name}; settings that it counts less "
+        "for:",
+        told,
+    )

@@ -1,0 +1,47 @@
+"""The seconds and bytes of plans on a GPU, by which ``auto`` compares them."""
+
+from dataclasses import dataclass
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.search.bound import least_time_by
+from megatron.simulator.costs.gpus import Gpu
+from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
+from megatron.training.planning.least_memory import least_memory
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Tells what a GPU makes of the plans of a run.
+
+    Attributes:
+        config: the run, with one treatment of the vocabulary.
+        gpu: of every rank.
+    """
+
+    config: RunConfig
+    gpu: Gpu
+
+    def forecast(self, run_plan: RunPlan) -> RunForecast:
+        """Return the forecast of a plan."""
+        return forecast_run(self.config, run_plan, self.gpu)
+
+    def least_seconds(self, one: RunPlan, microbatches: int) -> float:
+        """Return seconds that no plan of an iteration goes below.
+
+        Args:
+            one: a plan of the schedule for one microbatch.
+            microbatches: of the iteration.
+        """
+        found = self.forecast(one)
+        times = {
+            (span.rank, span.label): span.end - span.start
+            for span in found.timeline.spans
+            if span.lane == "compute"
+        }
+        least = least_time_by(one.plan, lambda rank, item: times[rank, str(item)], microbatches)
+        return least + found.outcome.step
+
+    def can_fit(self, candidate: Candidate) -> bool:
+        """Whether the least that every plan of a candidate holds is within the memory."""
+        return least_memory(self.config, candidate).peak <= self.gpu.usable

@@ -1,0 +1,125 @@
+"""``auto`` on a GPU takes the plan that the GPU runs fastest, and compares treatments if asked."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from harness.marks import full
+from training.planning.test_dry_run import config, few, on, ranked, report, unhurried
+
+from megatron.config.run_config import RunConfig
+from megatron.model.distribution import LayerDistribution
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.gpus import USABLE, gpu
+from megatron.training.planning.candidate import NEAR, Candidate
+from megatron.training.planning.run_plan import asked, candidates, chosen, make_run_plan, settled
+from megatron.training.planning.shared_plan import from_json, to_json
+
+COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
+
+
+def with_all_treatments(run: RunConfig) -> RunConfig:
+    """The run with ``--vocab-parallel auto``."""
+    layouts = tuple(
+        replace(
+            run.parallel,
+            vocab_parallel=name,
+            layers=LayerDistribution("redis" if name == "redis" else "even"),
+        )
+        for name in COMPARED
+    )
+    return replace(run, parallel=layouts[0], alternatives=layouts)
+
+
+def limited(run: RunConfig, memory: float) -> RunConfig:
+    """The run on A100s of which tensors can use so many bytes."""
+    own = replace(gpu("A100"), memory=memory / USABLE)
+    return replace(run, parallel=replace(run.parallel, gpu=own))
+
+
+def peaks(run: RunConfig) -> dict[str, float]:
+    return {each.schedule: each.peak for each in candidates(on(run, "A100"))}
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [name if name in ("none", "vocab-2") else full(name) for name in TREATMENTS]
+)
+def test_no_plan_is_faster_than_its_bound_in_seconds(vocabulary: str) -> None:
+    for candidate in candidates(on(few(config(2, vocabulary, "auto")), "A100")):
+        assert 0 < candidate.least_time <= candidate.time * (1 + 1e-9)
+
+
+def test_it_takes_the_smallest_of_those_as_fast_as_the_fastest() -> None:
+    run = on(few(config(2, "vocab-2", "auto")), "H100")
+    taken = chosen(asked(run))
+    every = [each for each in candidates(run) if each.fits]
+    assert taken.time * (1 - NEAR) <= min(each.time for each in every)
+    compared = candidates(run)
+    again = chosen(compared)
+    near = [c for c in compared if c.is_planned and c.fits and c.time <= again.time]
+    assert all(again.peak <= each.peak for each in near)
+
+
+def test_it_takes_no_plan_that_does_not_fit_if_another_does() -> None:
+    run = few(config(2, "vocab-2", "auto"))
+    by_schedule = peaks(run)
+    fastest = chosen(candidates(on(run, "A100")))
+    small = limited(run, fastest.peak * 0.999)
+    taken = chosen(asked(small))
+    if min(by_schedule.values()) < fastest.peak * 0.999:
+        assert taken.fits
+        assert taken.schedule != fastest.schedule
+    else:
+        assert not taken.fits
+
+
+def test_if_none_fits_it_takes_the_one_that_holds_the_least() -> None:
+    run = few(config(2, "vocab-2", "auto"))
+    by_schedule = peaks(run)
+    taken = chosen(asked(limited(run, min(by_schedule.values()) * 0.999)))
+    assert taken.peak == min(by_schedule.values())
+
+
+def test_what_cannot_fit_is_not_planned() -> None:
+    run = few(config(2, "none", "auto"))
+    compared = candidates(limited(run, 1e9))
+    assert not any(each.can_fit or each.is_planned for each in compared)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", full("auto")])
+def test_treatments_are_compared(schedule: str) -> None:
+    run = unhurried(with_all_treatments(few(config(2, "none", schedule))))
+    text = report(run)
+    rows = ranked(text)
+    assert {row[1] for row in rows} == set(COMPARED)
+    [(own, treatment)] = re.findall(r"takes (\S+) with --vocab-parallel (\S+):", text)
+    assert rows[0][:2] == [own, treatment]
+    assert f"vocabulary {treatment};" in text
+    seconds = [float(row[2]) for row in rows]
+    assert seconds[0] * 0.99 <= min(seconds) + 5e-4
+
+
+def test_the_run_has_the_treatment_of_its_plan() -> None:
+    """By FLOPs too, where there is no GPU; another rank reads the treatment with the plan."""
+    run = with_all_treatments(few(config(2, "none", "1f1b")))
+    found = make_run_plan(run)
+    times: dict[str, Candidate] = {each.treatment: each for each in asked(run)}
+    assert found.treatment in COMPARED
+    assert times[found.treatment].time * (1 - NEAR) <= min(each.time for each in times.values())
+    assert from_json(to_json(found)) == found
+    own = settled(run, found)
+    assert (own.parallel.vocab_parallel, own.alternatives) == (found.treatment, ())
+    assert own.notes == (f"--vocab-parallel auto takes {found.treatment}",)
+    assert make_run_plan(own) == found
+    assert settled(own, found) == own
+
+
+def test_a_treatment_that_cannot_be_is_left_out() -> None:
+    """Two layers on three ranks leave a rank empty, unless it has a shard of the vocabulary."""
+    run = few(config(3, "none", "1f1b"))
+    run = replace(run, model=replace(run.model, num_layers=2))
+    layers = LayerDistribution("explicit", counts=(1, 0, 1))
+    run = with_all_treatments(run)
+    layouts = tuple(replace(own, layers=layers) for own in run.alternatives)
+    run = replace(run, parallel=layouts[0], alternatives=layouts)
+    assert {each.treatment for each in asked(run)} == {"vocab-1", "vocab-2", "interlaced"}

@@ -1,0 +1,108 @@
+"""Advice ends when its time is up, says what it did not try, and names the number that decides."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from training.planning.test_dry_run import config, few
+
+from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.run_config import RunConfig
+from megatron.model.eight_bits import EightBitConfig
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
+from megatron.training.planning.dry_run import dry_run
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.neighbours import neighbours
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.planning.what_would_fit import what_would_fit
+
+
+def ticking(step: float) -> Iterator[float]:
+    """A clock that goes on by ``step`` seconds whenever it is asked."""
+    now = 0.0
+    while True:
+        yield now
+        now += step
+
+
+def watch(seconds: float, step: float, stream: StringIO | None = None) -> Watch:
+    clock = ticking(step)
+    return Watch(seconds, stream, lambda: next(clock))
+
+
+def advised(run: RunConfig, gpu: Gpu, watch: Watch) -> str:
+    return what_would_fit(run, gpu, forecast_run(run, make_run_plan(run), gpu).fullest, watch)
+
+
+def test_what_was_not_tried_is_said_with_its_flags() -> None:
+    run = few(config(2, "none", "gpipe"))
+    settings = [setting.flags for setting in neighbours(run)]
+    stream = StringIO()
+    text = advised(run, gpu("A100-40GB"), watch(20.0, 0.25, stream))
+    planned = re.findall(r"^(--pipeline-schedule .*) \(\d", stream.getvalue(), re.MULTILINE)
+    assert 0 < len(set(planned)) < len(settings)
+    [number] = re.findall(
+        r"^not tried in the 20 s: (\d+) settings \(--advice-seconds N", text, re.MULTILINE
+    )
+    rows = re.findall(r"^  (--vocab-.*), --pipeline-schedule (.*)$", text, re.MULTILINE)
+    left = [f"--pipeline-schedule {s} {others}" for others, all_ in rows for s in all_.split(", ")]
+    assert len(left) == int(number)
+    assert set(left) <= set(settings)
+    assert not set(left) & set(planned)
+
+
+def test_without_time_nothing_is_tried_and_nothing_said_to_be_impossible() -> None:
+    run = config(vocabulary="none", schedule="gpipe")
+    run = replace(run, parallel=replace(run.parallel, advice_seconds=0.0))
+    text = "\n\n".join(dry_run(run, gpu("RTX4090")))
+    assert "nothing nearby fits" not in text, "it was not looked for"
+    assert "no setting that fits was found in the 0 s\n" in text
+    assert f"not tried in the 0 s: {len([*neighbours(run)])} settings" in text
+
+
+def test_a_search_ends_with_the_advice() -> None:
+    """The watch of a plan has no more time than the advice has left."""
+    whole = watch(20.0, 1.0)
+    assert whole.part(0.5).seconds == 0.5
+    for _ in range(17):
+        assert not whole.is_over
+    part = whole.part(5.0)
+    assert part.seconds is not None
+    assert part.seconds < 2
+
+
+def test_the_number_that_decides_is_named() -> None:
+    """Some bounds are below the memory, and every plan is above: the least plan is named."""
+    run = few(config(4, "vocab-2", "1f1b"))
+    bounds = [setting.least.peak for setting in neighbours(run)]
+    small = replace(gpu("A100"), memory=1.001 * min(bounds) / USABLE)
+    text = advised(run, small, Watch())
+    if "what would fit" in text:
+        pytest.skip("the bound is met")
+    [(named, held)] = re.findall(r"the smallest is (--.*): it holds ([\d.]+) GiB on rank", text)
+    assert named in {setting.flags for setting in neighbours(run)}
+    assert float(held) * GIB > small.usable
+    assert f"tensors can use {small.usable / GIB:.1f} GiB of A100" in text
+    assert "nothing nearby fits either" in text
+
+
+def test_products_in_8_bits_are_dropped_where_they_gain_nothing() -> None:
+    run = config(4, "vocab-2", "1f1b")
+    eight = replace(run, train=replace(run.train, eight_bits=EightBitConfig()))
+    assert not any("--fp8-format" in setting.flags for setting in neighbours(run))
+    dropped = [setting for setting in neighbours(eight) if "--fp8-format" in setting.flags]
+    assert dropped
+    assert all(setting.flags.endswith(" without --fp8-format") for setting in dropped)
+    assert all(setting.config.train.eight_bits is None for setting in dropped)
+
+
+def test_plans_of_fewer_microbatches_are_said() -> None:
+    run = config(2, "none", "gpipe")
+    run = replace(run, train=replace(run.train, global_batch_size=2 * 12))
+    text = advised(run, GPUS["A100-40GB"], Watch())
+    assert "what would fit, the fastest first:\n" in text
+    assert re.search(r"plans have 5( or 6)? microbatches: the interval of their steady", text)
+    assert EVERY_LAYER in text or "--vocab-parallel vocab-2" in text

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Predict iterations that others published, and compare.
+
+python tools/predict_published.py docs/reference
+
+Each row of the first table is a run of Megatron-LM. Every third row was kept out of the calibration
+of the constants. The last table has the passes that 8 A100s were measured at. ``--update`` writes
+all tables into the page that has them, docs/predictions.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.predictions.paper_tables import MEASURED
+from tools.predictions.pass_times import HEADING as PASSES
+from tools.predictions.pass_times import pass_rows
+from tools.predictions.published import MACHINE, Prediction, PublishedRun, predict, read_published
+
+HEADING: Final = (
+    "| row | run | GPUs | t, p, d | micro batch, chunks | measured s | predicted s | error | |"
+)
+CLASSES: Final = "| class | rows | mean | largest |"
+KEPT_OUT: Final = 3
+PUBLISHED: Final = "published_runs.csv"
+
+
+def is_kept_out(index: int) -> bool:
+    """Return whether the row of that index, from 0 on, was kept out of the calibration."""
+    return index % KEPT_OUT == KEPT_OUT - 1
+
+
+def line(index: int, found: Sequence[Prediction]) -> str:
+    """Return the line of a run.
+
+    Args:
+        index: of the row, from 0 on.
+        found: its predictions, the fastest first.
+    """
+    best, run = found[0], found[0].run
+    errors = [each.error for each in found]
+    tried = f" ({min(errors):+.1%} to {max(errors):+.1%})" if len(found) > 1 else ""
+    said = [
+        str(value) if given else f"{value}?"
+        for value, given in (
+            (best.choice.micro_batch, run.micro_batch),
+            (best.choice.chunks, run.chunks or run.pipeline == 1),
+        )
+    ]
+    words = [
+        str(run.number),
+        f"{run.model}, {run.gpu.name}{f', {run.recompute}' if run.recompute else ''}",
+        f"{run.gpus:,}",
+        f"{run.tensor}, {run.pipeline}, {run.replicas}",
+        ", ".join(said),
+        f"{run.seconds:.2f}",
+        f"{best.seconds:.2f}",
+        f"{best.error:+.1%}{tried}",
+        "kept out" if is_kept_out(index) else "",
+    ]
+    return f"| {' | '.join(words)} |".replace("%", " %")
+
+
+def class_of(run: PublishedRun) -> str:
+    """Return the class of runs to which a run belongs, in words."""
+    sharing = "t = 1" if run.tensor == 1 else "t > 1"
+    where = "across machines" if run.gpus > MACHINE else "one machine"
+    return f"{run.gpu.name}, {sharing}, {where}"
+
+
+def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield the errors of the rows calibrated with, of those kept out, and of every class."""
+    groups: dict[str, list[float]] = {"calibrated": [], "kept out": []}
+    for index, each in enumerate(predictions):
+        names = ("kept out" if is_kept_out(index) else "calibrated", class_of(each.run))
+        for name in names:
+            groups.setdefault(name, []).append(abs(each.error))
+    for name, errors in groups.items():
+        mean = f"{sum(errors) / len(errors):.1%}".replace("%", " %")
+        largest = f"{max(errors):.1%}".replace("%", " %")
+        yield f"| {name} | {len(errors)} | {mean} | {largest} |"
+
+
+def update(page: Path, heading: str, lines: Sequence[str]) -> None:
+    """Replace the lines of the table of ``page`` that has this heading.
+
+    Raises:
+        ValueError: if the page cannot be read, or has no such table.
+    """
+    try:
+        rows = page.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {page}: {error}") from error
+    if rows.count(heading) != 1:
+        raise ValueError(f"{page} has {rows.count(heading)} tables with '{heading}', not one")
+    start = rows.index(heading) + 2
+    end = start
+    while end < len(rows) and rows[end].startswith("|"):
+        end += 1
+    page.write_text("\n".join([*rows[:start], *lines, *rows[end:]]) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Raises:
+        ValueError: for files that are no such tables.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("reference", type=Path, help=f"folder with {PUBLISHED} and {MEASURED}")
+    parser.add_argument("--rows", type=int, nargs="+", help="only these rows, by their id")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="also replace the tables there")
+    arguments = parser.parse_args(argv)
+    if arguments.rows and arguments.update:
+        raise ValueError("--update replaces whole tables: leave --rows out")
+    lines, best = [], []
+    print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
+    for index, run in enumerate(read_published(arguments.reference / PUBLISHED)):
+        if arguments.rows and run.number not in arguments.rows:
+            continue
+        found = predict(run)
+        best.append(found[0])
+        lines.append(line(index, found))
+        print(lines[-1], flush=True)
+    if arguments.rows:
+        return
+    classes = list(class_rows(best))
+    print("", CLASSES, "|---|--:|--:|--:|", *classes, sep="\n")
+    passes = list(pass_rows(arguments.reference / MEASURED))
+    print("", PASSES, "|---|---|--:|--:|--:|--:|", *passes, sep="\n")
+    if arguments.update is not None:
+        update(arguments.update, PASSES, passes)
+        update(arguments.update, HEADING, lines)
+        update(arguments.update, CLASSES, classes)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
