@@ -7,7 +7,13 @@ from typing import Any, Final
 
 import torch
 
-from megatron.config.run_config import (LogConfig, ParallelConfig, ReplicaConfig, RunConfig, TrainConfig)
+from megatron.config.run_config import (
+    LogConfig,
+    ParallelConfig,
+    ReplicaConfig,
+    RunConfig,
+    TrainConfig,
+)
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import OptimizerConfig

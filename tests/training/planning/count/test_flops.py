@@ -14,7 +14,6 @@ from training.planning.count.counting import (
     run_of,
 )
 
-from megatron.model.config import ModelConfig
 from megatron.model.flops import iteration_flops
 from megatron.schedules.treatments import TREATMENTS
 
