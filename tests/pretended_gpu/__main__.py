@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretended_gpu.one_gpu import tables
-from pretended_gpu.paper_memory import rows
+from pretended_gpu.paper_rows import rows
 from pretended_gpu.pool import GpuPool, gpu_pool
 
 

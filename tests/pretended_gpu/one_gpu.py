@@ -16,12 +16,11 @@ from pretended_gpu.pool import GpuPool
 
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model import stage
+from megatron.model.flops import iteration_flops
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.groups import single_rank
 from megatron.runtime.batch import to_device
-from megatron.simulator.costs.shape import iteration_flops
 from megatron.training.make_step import make_train_step
-from megatron.training.planning.model_shape import shape_of_run
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 from megatron.training.step import Iteration
@@ -63,8 +62,8 @@ def train(which: str, rank: int) -> Trained:
                 batch = to_device(case.batch(), DEVICE)
                 step.train(Iteration(number, batch, lambda _: Rates(1e-4, 1e-4, 0.1), 0))
         state.pipeline.close()
-    shape, count = shape_of_run(config), config.train.num_microbatches
-    flops = iteration_flops(shape, config.model.num_layers, count)
+    samples = config.train.num_microbatches * config.train.micro_batch_size
+    flops = iteration_flops(config.model, samples)
     return Trained(counter.parts["iteration"], flops)
 
 

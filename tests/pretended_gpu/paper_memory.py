@@ -1,11 +1,7 @@
-"""The memory of the paper's models: what the CUDA code allocates, a dry run, the paper's own.
+"""The memory of the paper's models: the bytes that the CUDA code allocates, and a dry run's."""
 
-``python -m pretended_gpu`` (``__main__.py``) prints it.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +14,6 @@ from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.run_plan import make_run_plan
-from tools.predictions.measured import METHODS
-from tools.predictions.paper_tables import VOCABULARIES, read_cells
-
-RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -96,21 +88,3 @@ def until_full(config: RunConfig, rank: int) -> Findings:
     return run_rank(
         config, rank, iterations=3 if config.optimizer.post_validation else 2, valid=False
     )
-
-
-def rows(published: Path, gpus: GpuPool) -> Iterator[str]:
-    """Yield a table of the fullest rank of every cell."""
-    yield "| sequence | method | V | allocated | dry run | paper |"
-    yield "|--:|---|--:|--:|--:|--:|"
-    for cell in read_cells("1f1b", published):
-        if cell.gpus != RANKS:
-            continue
-        layout = Layout(RANKS, METHODS[cell.method.lower()])
-        vocab_size = VOCABULARIES[cell.vocabulary]
-        config = paper_config(layout, vocab_size, sequence=cell.seq_length, dropout=0.1)
-        own = memory(config, gpus)
-        assert not own.faults, own.faults
-        yield (
-            f"| {cell.seq_length} | {cell.method} | {cell.vocabulary} | {max(own.allocated):.2f} | "
-            f"{max(own.predicted):.1f} | {cell.peak_gib:.2f} |"
-        )

@@ -158,9 +158,10 @@ class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
-        passes: F, R, B and W of the segment. B is the whole backward where no W is given.
+        passes: F, R, B and W of the segment. B is the whole backward where no W is given. The
+            gradient of its output is there before B and is none of its bytes.
         parameters: of the layers.
-        held: bytes that the segment holds always, beside its parameters and their gradients.
+        held: bytes of its weights in 8 bits, which are made once in an iteration.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)

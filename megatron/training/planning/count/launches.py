@@ -77,6 +77,7 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     product = _product(name, factors)
     executed = flops
     if product is None and _is_causal(function, args, kwargs):
+        flops = _with_later_positions(flops, _named(function, args, kwargs))
         executed = flops // 2
     if product is None and name.endswith("_backward"):
         flops = flops * _COUNTED_PRODUCTS // _EXECUTED_PRODUCTS
@@ -119,6 +120,23 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
 def _is_causal(function: Any, args: Any, kwargs: Any) -> bool:
     given = _named(function, args, kwargs)
     return bool(given.get("is_causal", given.get("causal", False)))
+
+
+def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
+    """Return twice the FLOPs that causality needs.
+
+    Queries may be the end of a sequence alone, of which all earlier keys are there. Then causality
+    spares half of the square of the queries and nothing else.
+
+    Args:
+        flops: of all queries with all keys.
+        given: arguments by name, with ``query`` and ``key`` of [b, a, s, d]; packed samples have
+            other shapes, and all their queries are there.
+    """
+    if given["query"].dim() != 4:
+        return flops
+    queries, keys = given["query"].shape[2], given["key"].shape[2]
+    return flops * (2 * keys - queries) // keys
 
 
 def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:

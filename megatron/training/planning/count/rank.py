@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig, TrainConfig
+from megatron.kernels.autograd import apply
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
@@ -166,30 +168,47 @@ class CountedRank:
 
     def segment(self) -> Segment:
         """Count the layers of chunk 0, which stand between others of their stage."""
+        [*_, last] = self._model.chunks[0]
+        last.register_forward_hook(lambda _, __, y: apply(_Between, y))
+        with self._recorder:
+            self._begin()
+            if self._config.train.eight_bits is not None:
+                self._layers()  # makes the weights in 8 bits
+            kinds = self._layers()
+            held = self._dropped()
+        return Segment(kinds, self._parameters, held)
+
+    def _layers(self) -> dict[PassKind, Work]:
         recorder, store, stage = self._recorder, self._store, self._rank
         kinds: dict[PassKind, Work] = {}
-        with recorder:
-            self._begin()
-            held = recorder.held
+        with recorder.recording() as found:
+            store.put("input", 0, self._stream(), stage)
+            self._passes.forward(Pass("F", 0))
+            store.take("output", 0, stage)
+        kinds["F"] = found()
+        if self._plan.recomputes:
             with recorder.recording() as found:
-                store.put("input", 0, self._stream(), stage)
-                self._passes.forward(Pass("F", 0))
-                store.take("output", 0, stage)
-            kinds["F"] = found()
-            if self._plan.recomputes:
-                with recorder.recording() as found:
-                    self._passes.recompute(Pass("R", 0))
-                kinds["R"] = found()
+                self._passes.recompute(Pass("R", 0))
+            kinds["R"] = found()
+        gradient = self._stream()
+        with recorder.recording() as found:
+            store.put("output_gradient", 0, gradient, stage)
+            del gradient
+            self._passes.backward(Pass("B", 0))
+            store.take("input_gradient", 0, stage)
+        own = found()  # it let go of the stage's gradient, as the last layers do that follow
+        kinds["B"] = replace(own, left=own.left + self._stream().nbytes)
+        if self._plan.split_backward:
             with recorder.recording() as found:
-                store.put("output_gradient", 0, self._stream(), stage)
-                self._passes.backward(Pass("B", 0))
-                store.take("input_gradient", 0, stage)
-            kinds["B"] = found()
-            if self._plan.split_backward:
-                with recorder.recording() as found:
-                    self._passes.weight_gradients(Pass("W", 0))
-                kinds["W"] = found()
-        return Segment(kinds, self._parameters, held)
+                self._passes.weight_gradients(Pass("W", 0))
+            kinds["W"] = found()
+        return kinds
+
+    def _dropped(self) -> int:
+        """Return the bytes of weights in 8 bits, which a new iteration makes anew."""
+        before = self._recorder.held
+        self._model.begin(training=True)
+        return before - self._recorder.held
 
     def _stream(self) -> torch.Tensor:
         """Return a tensor as it goes from layer to layer."""
@@ -208,32 +227,57 @@ class CountedRank:
             model.tensor.sequence_parts,
             model.stream_dtype,
         )
-        passes: dict[tuple[PassKind, int], PassCount] = {}
-        begun: dict[tuple[CommKind, int], PassCount] = {}
-        ended: dict[tuple[CommKind, int], PassCount] = {}
         with self._recorder as recorder:
             self._begin()
             held = recorder.held
-            under_way = {}
-            for step in program.rows[self._rank]:
-                with recorder.recording() as found:
-                    if isinstance(step, Run):
-                        self._passes.table[step.item.kind](step.item)
-                    elif isinstance(step, Start):
-                        under_way[step.comm] = communicator.start(step.comm)
-                    else:
-                        communicator.finish(step.comm, under_way.pop(step.comm))
-                own = PassCount.of(found())
-                if isinstance(step, Run):
-                    passes[step.item.kind, step.item.chunk] = own
-                elif isinstance(step, Start):
-                    begun[_key(step.comm)] = own
-                else:
-                    ended[_key(step.comm)] = own
+            narrow = self._config.train.eight_bits is not None
+            if narrow:
+                self._row(program, communicator)  # makes the weights in 8 bits
+            found = self._row(program, communicator)
+            in_eight_bits = self._dropped()
             reused = recorder.held - held
-        return _without_reused(
-            RankCount(passes, begun, ended, self._parameters, held, reused), self._plan
+        count = replace(
+            found, parameters=self._parameters, held=held + in_eight_bits, reused=reused
         )
+        return count if narrow else _without_reused(count, self._plan)
+
+    def _row(self, program: Program, communicator: Communicator) -> RankCount:
+        """Count the passes and communications of the rank's row."""
+        passes: dict[tuple[PassKind, int], PassCount] = {}
+        begun: dict[tuple[CommKind, int], PassCount] = {}
+        ended: dict[tuple[CommKind, int], PassCount] = {}
+        under_way = {}
+        for step in program.rows[self._rank]:
+            with self._recorder.recording() as found:
+                if isinstance(step, Run):
+                    self._passes.table[step.item.kind](step.item)
+                elif isinstance(step, Start):
+                    under_way[step.comm] = communicator.start(step.comm)
+                else:
+                    communicator.finish(step.comm, under_way.pop(step.comm))
+            own = PassCount.of(found())
+            if isinstance(step, Run):
+                passes[step.item.kind, step.item.chunk] = own
+            elif isinstance(step, Start):
+                begun[_key(step.comm)] = own
+            else:
+                ended[_key(step.comm)] = own
+        return RankCount(passes, begun, ended)
+
+
+class _Between(torch.autograd.Function):
+    """Stands for the layers behind, whose backward makes a gradient that nobody else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the same tensor."""
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        """Return another tensor."""
+        return torch.empty_like(grad)
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:

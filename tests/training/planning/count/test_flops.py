@@ -1,0 +1,56 @@
+"""What all ranks compute for a microbatch is what the model needs, wherever a part of it is."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from training.planning.count.counting import (
+    FURTHER,
+    LLAMA,
+    MODEL,
+    counted,
+    flops_of,
+    plan_of,
+    run_of,
+)
+
+from megatron.model.flops import iteration_flops
+from megatron.schedules.treatments import TREATMENTS
+
+SAMPLES = 3
+
+MODELS = {"gpt": MODEL, "llama": LLAMA, "further tokens": FURTHER}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "t 2": {"tensor_size": 2},
+    "t 2 on split sequences": {"tensor_size": 2, "sequence_parallel": True},
+    "c 2": {"context_size": 2},
+    "t 2 and c 2": {"tensor_size": 2, "context_size": 2},
+}
+
+
+REFUSED = {("further tokens", "c 2"), ("further tokens", "t 2 and c 2")}
+
+
+def uneven(stages: int) -> list[int]:
+    """Return all layers on the first and the last stage."""
+    return [8] if stages == 1 else [3, *[0] * (stages - 2), 5]
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize(
+    ("treatment", "ranks", "schedule", "model", "layout"),
+    [
+        pytest.param(*case, id=", ".join(map(str, case)))
+        for case in product(TREATMENTS, (1, 2, 4), ("1f1b", "zb-v"), MODELS, LAYOUTS)
+        if case[-2:] not in REFUSED
+    ],
+)
+def test_all_passes_together_are_the_flops_of_a_microbatch(
+    treatment: str, ranks: int, schedule: str, model: str, layout: str
+) -> None:
+    sizes = LAYOUTS[layout]
+    run = run_of(MODELS[model], treatment, ranks, SAMPLES, sizes=sizes)
+    counts = counted(run, uneven(len(plan_of(run, schedule).stages)), schedule)
+    sharing = run.parallel.tensor_size * run.parallel.context_size
+    assert sharing * flops_of(counts) == iteration_flops(run.model, SAMPLES)
