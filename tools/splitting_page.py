@@ -244,9 +244,24 @@ def cell(job: Job, treatment: str, vocabulary: int) -> Cell | None:
 def row_of(asked_for: tuple[Job, str]) -> Row:
     """Return the row of a job with a vocabulary, given by name."""
     job, name = asked_for
-    found = {treatment: cell(job, treatment, VOCABULARIES[name]) for treatment in TREATMENTS}
+    found: Row = {}
+    for treatment in TREATMENTS:
+        if treatment == "redis" and moves_nothing(job, VOCABULARIES[name]):
+            found[treatment] = found["none"]
+        else:
+            found[treatment] = cell(job, treatment, VOCABULARIES[name])
     print(summary(job, name, found), file=sys.stderr, flush=True)
     return found
+
+
+def moves_nothing(job: Job, vocabulary: int) -> bool:
+    """Whether every stage has the same layers with redis as without, in all schedules."""
+    return all(
+        asked(job.config("none", vocabulary, schedule, more))[0].layers
+        == asked(job.config("redis", vocabulary, schedule, more))[0].layers
+        for schedule in job.schedules
+        for more in ("", EVERY_LAYER)
+    )
 
 
 def summary(job: Job, name: str, found: Row) -> str:
