@@ -502,7 +502,8 @@ def test_cuda_is_taken_where_there_is_one(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     parallel = parse(command_line(base, "--device auto"), 1).parallel
     assert (parallel.device, parallel.backend) == ("cuda", "nccl")
-    assert parallel.interconnect is not None
+    assert parallel.gpu is not None
+    assert parallel.gpu.name == "H100"
 
 
 def test_a_missing_corpus_names_the_file(base: dict[str, str], tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
     for needed, what in (
         (
-            weights if train.skip_train else own.always,
+            weights if train.skip_train else own.static,
             f"--num-layers {model.num_layers}, --hidden-size {model.hidden_size}, "
             f"--ffn-hidden-size {model.ffn_hidden_size}, --kv-channels {model.kv_channels} and "
             f"--vocab-size {model.vocab_size}: {held} of rank {pipeline_rank} take",

@@ -1,110 +1,84 @@
-"""The assumed costs add up to the FLOPs of an iteration; measured ones come back as they were."""
+"""Costs of stages for any distribution of layers, by counts or as they were measured."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
+from training.planning.count.counting import LLAMA, MODEL, run_of
 
-from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.schedules.costs import Costs
-from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import CostFile
-from megatron.simulator.costs.device import FLOPS_PER_BYTE, FUSED
 from megatron.simulator.costs.measured_costs import measured_costs
-from megatron.simulator.costs.shape import iteration_flops
-from megatron.simulator.costs.stage_costs import StageCosts, Stages, notional_costs
-from megatron.training.planning.model_shape import shape_of
-
-MODEL = ModelConfig(
-    num_layers=8,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    max_position_embeddings=32,
-    vocab_size=1000,
-)
-LLAMA = replace(MODEL, num_query_groups=2, swiglu=True, kv_channels=24, ffn_hidden_size=100)
-LOCAL = replace(LLAMA, window_size=5, window_pattern=(1, 1, 0))
-SAMPLES = 3
+from megatron.simulator.costs.stage_costs import StageCosts, Stages, even_layers
+from megatron.training.planning.run_costs import planned_costs, stage_costs
 
 
-def by_flops(model: ModelConfig, stages: Stages, treatment: str, samples: int = 1) -> StageCosts:
-    """Costs on the notional device."""
-    return notional_costs(shape_of(model, samples), stages, TREATMENTS[treatment])
+def plan_through(stages: Stages, treatment: str) -> Plan:
+    """Return a plan of one microbatch with these stages."""
+    ranks = 1 + max(rank for rank, _ in stages)
+    rows: list[list[Pass]] = [[] for _ in range(ranks)]
+    spread = TREATMENTS[treatment].is_sharded
+    for row in rows if spread else []:
+        row.append(Pass("IF", 0))
+    for rank, chunk in stages:
+        rows[rank].append(Pass("F", 0, chunk))
+    for row in rows if spread else []:
+        row.append(Pass("S", 0))
+    for rank, chunk in reversed(stages):
+        rows[rank] += [Pass("B", 0, chunk), Pass("W", 0, chunk)]
+    for row in rows if spread else []:
+        row += [Pass("T", 0), Pass("IB", 0)]
+    return Plan(tuple(map(tuple, rows)), tuple(stages), 1, TREATMENTS[treatment])
 
 
-def of_pass(
-    costs: Costs, schedule: str, treatment: str, ranks: int, at: tuple[int, int], kind: PassKind
-) -> float:
-    plan = make_plan(schedule, treatment, ranks, 1)
-    rank, chunk = at
-    return costs.of_pass(plan, rank, Pass(kind, 0, chunk))
+def by_flops(model: ModelConfig, stages: Stages, treatment: str) -> StageCosts:
+    """Return costs where no GPU is known."""
+    ranks = 1 + max(rank for rank, _ in stages)
+    run, plan = run_of(model, treatment, ranks), plan_through(stages, treatment)
+    layers = even_layers(model.num_layers, len(stages))
+    return stage_costs(run, plan, layers)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 @pytest.mark.parametrize(
-    ("treatment", "ranks", "schedule", "model"),
-    list(product(TREATMENTS, (1, 2, 4), ("1f1b", "zb-v"), (MODEL, LLAMA, LOCAL))),
+    "model", [LLAMA, replace(LLAMA, window_size=5, window_pattern=(1, 1, 0))], ids=["same", "local"]
 )
-def test_a_microbatch_costs_its_share_of_the_iteration(
-    treatment: str, ranks: int, schedule: str, model: ModelConfig
+def test_costs_of_any_distribution_are_those_of_its_own_count(
+    model: ModelConfig, treatment: str
 ) -> None:
-    """Beside the lookups of the input layer and the exponentials, which are no products."""
-    plan = make_plan(schedule, treatment, ranks, 1)
-    layers = [0] * len(plan.stages)
-    layers[0], layers[-1] = 3, 5 if len(layers) > 1 else 8
-    costs = by_flops(model, plan.stages, treatment, SAMPLES).costs(layers)
-    total = sum(
-        costs.of_pass(plan, rank, item)
-        for rank, row in enumerate(plan.rows)
-        for item in row
-        if item.kind not in ("IF", "IB", "E")
-    )
-    lookup = FLOPS_PER_BYTE * FUSED.lookup * SAMPLES * 32 * 64
-    lookups = 0 if TREATMENTS[treatment].is_sharded else 2 * lookup
-    assert total == pytest.approx(
-        iteration_flops(shape_of(model, SAMPLES), model.num_layers, 1) + lookups
-    )
+    stages = STAGES["folded"]
+    assumed, plan = by_flops(model, stages, treatment), plan_through(stages, treatment)
+    layers = [2, 1, 1, 2, 1, 1]
+    found: Any = assumed.costs(layers).passes
+    known: Any = planned_costs(run_of(model, treatment, 3), plan, layers).passes
+    for kind in ("F", "B", "W"):
+        assert found[kind] == [pytest.approx(own, rel=1e-3) for own in known[kind]]
+    with pytest.raises(ValueError, match="given for 3 of 6 stages"):
+        assumed.costs([1] * 3)
 
 
 def test_attention_itself_has_no_weight_gradient() -> None:
-    longer = replace(MODEL, seq_length=64)
+    longer = replace(MODEL, seq_length=64, max_position_embeddings=64)
     [costs, twice] = [by_flops(model, [(0, 0)], "vocab-2").layer for model in (MODEL, longer)]
     assert twice["W"] == 2 * costs["W"]
     assert twice["F"] - 2 * costs["F"] == (twice["B"] - 2 * costs["B"]) / 2 > 0
 
 
-def test_the_whole_output_layer_is_in_the_last_stage_wherever_that_is() -> None:
-    stages = make_plan("v-half", "none", 2, 1).stages
-    assert stages[-1] == (0, 1)
-    costs = by_flops(MODEL, stages, "none").costs([2] * 4)
-    shape = shape_of(MODEL, 1)
-    expected: dict[PassKind, int] = {"F": 2, "B": 0, "W": 1}
-    for kind, products in expected.items():
-        last, inner = (
-            of_pass(costs, "v-half", "none", 2, at, kind) for at in (stages[-1], stages[1])
-        )
-        assert last - inner == pytest.approx(products * shape.output_product_flops)
-
-
-@pytest.mark.parametrize(
-    ("treatment", "in_s", "in_t"),
-    [("vocab-2", 2, 1), ("vocab-1", 1, 2), ("naive", 1, 2), ("interlaced", 1, 2)],
-)
-def test_products_of_s_and_t(treatment: str, in_s: int, in_t: int) -> None:
-    stages = [(rank, 0) for rank in range(4)]
-    shape = shape_of(MODEL, 1)
-    others = by_flops(MODEL, stages, treatment).others
-    assert others["S"] == in_s * shape.output_product_flops / 4
-    assert others["T"] == in_t * shape.output_product_flops / 4
+def test_redis_takes_layers_from_the_last_stage() -> None:
+    large = replace(MODEL, num_layers=32, vocab_size=9600)
+    redis = by_flops(large, [(rank, 0) for rank in range(4)], "redis")
+    layer, output = sum(redis.layer.values()), sum(redis.extras[-1].values())
+    assert output > layer
+    counts = redis.balanced(32)
+    assert sum(counts) == 32
+    slowest = max(layer * max(counts[:-1]), layer * counts[-1] + output)
+    assert slowest < 8 * layer + output
+    assert redis.balanced(32, last=2)[-1] == 2
+    assert even_layers(34, 4) == (8, 8, 9, 9)
 
 
 T = TypeVar("T")
@@ -158,48 +132,6 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: Stages) 
     known: Any = assumed.costs(other).passes
     for kind, row in known.items():
         assert found.passes[kind] == [pytest.approx(own) for own in row]
-
-
-def test_layers_with_a_window_cost_less_where_they_are() -> None:
-    model = replace(MODEL, window_size=5, window_pattern=(1, 1, 1, 1, 0, 0, 0, 0))
-    known: Any = by_flops(model, [(0, 0), (1, 0)], "vocab-2").costs([4, 4]).passes
-    full: Any = by_flops(MODEL, [(0, 0), (1, 0)], "vocab-2").costs([4, 4]).passes
-    assert known["W"] == full["W"]
-    assert known["F"][1] == full["F"][1]
-    shape = shape_of(MODEL, 1)
-    # of 32 x 32 pairs those with at most 5 positions between the two
-    pairs = 32 * 11 - 5 * 6
-    spared = 4 * shape.attention_flops * (1 - pairs / 32**2)
-    assert full["F"][0][0] - known["F"][0][0] == pytest.approx(spared)
-    assert full["B"][0][0] - known["B"][0][0] == pytest.approx(2 * spared)
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        Recomputation(frozenset({"core_attn"})),
-        Recomputation(group=1),
-        Recomputation(group=1, most=2),
-        Recomputation(group=3),
-    ],
-)
-def test_what_windows_hide_is_not_computed_again(again: Recomputation) -> None:
-    """What R takes, or is added to B, is what the FLOPs say, and a window makes it less."""
-    model = replace(MODEL, window_size=5, window_pattern=(1, 1, 1, 1, 1, 0, 0, 0))
-    stages, layers, treatment = [(0, 0), (1, 0)], [5, 3], TREATMENTS["vocab-2"]
-    for known in (model, MODEL):
-        shape = shape_of(known, 1, again)
-        plain: Any = by_flops(known, stages, "vocab-2").costs(layers).passes
-        found: Any = notional_costs(shape, stages, treatment).costs(layers).passes
-        own = found["R"] if "R" in found else np.subtract(found["B"], plain["B"])
-        assert again.parts or np.array_equal(found["B"], plain["B"])
-        added = [time for (time,) in own]
-        flops = [shape.stage_repeated_flops(5), shape.stage_repeated_flops(3, 5)]
-        assert added == [pytest.approx(own) for own in flops]
-    whole = shape_of(MODEL, 1, again).stage_repeated_flops(5)
-    shape = shape_of(model, 1, again)
-    number = 5 if again.parts else again.most or 5
-    assert whole - shape.stage_repeated_flops(5) == number * shape.hidden_flops(5) > 0
 
 
 def test_measured_layers_with_a_window_are_told_from_those_without() -> None:

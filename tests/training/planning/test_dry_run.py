@@ -14,41 +14,25 @@ import torch
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from reference.plain_gpt import GPTOptions
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
-from megatron.kernels.cuda.kernels import CudaKernels
-from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
-from megatron.layers.vocabulary.output_layer import OutputLayer
-from megatron.layers.vocabulary.output_s import LossOptions, merge_statistics
-from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.plan import Plan
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import CHECKED, together
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
-from megatron.simulator.costs.model_bytes import model_sizes
-from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
-from megatron.simulator.costs.shape import Shape
-from megatron.simulator.simulate import simulate
 from megatron.training.planning.dry_run import dry_run
-from megatron.training.planning.forecast_run import forecast_run, own_output_layer
+from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.least_memory import least_memory
-from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
 from megatron.training.planning.what_would_fit import ALTERNATIVES
-from tools.predictions.paper_tables import MEASURED, measured_devices
-from tools.predictions.predict import PipelineJob
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference"
 
@@ -104,80 +88,6 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     assert all(peak > static for peak, static in ranks)
 
 
-def run_row(plan: Plan, rank: int, shape: Shape) -> tuple[int, int, int]:
-    """S and T of a rank's row in bf16 as on a GPU, with nothing between them.
-
-    Returns:
-        The buffers of exponentials that there were, or without any the most microbatches between S
-        and T; the bytes of one with its X, those of A and of the gradient that C1 makes of it.
-    """
-    whole = plan.treatment.name == "none"
-    shards = 1 if whole else plan.ranks
-    shard = VocabularyShard.of(shape.vocab_size, shape.vocab_size, rank % shards, shards)
-    weight = nn.Parameter(torch.zeros(shard.rows, shape.hidden_size, dtype=torch.bfloat16))
-    give_main_grad(weight, torch.zeros(weight.shape))
-    pytest.importorskip("triton")
-    kernels = CudaKernels(weight.device, weight.dtype)
-    options = LossOptions(shape.vocab_size)
-    layer = OutputLayer(shard, weight, options, kernels, shape.vocab_recompute)
-    targets_n, weight_n = torch.zeros(shape.tokens, dtype=torch.int64), torch.ones(shape.tokens)
-    states, sizes, early, most = {}, set(), set(), 0
-    places: set[int] = set()
-    s_kind, t_kind = ("F", "W" if plan.split_backward else "B") if whole else ("S", "T")
-    for item in plan.rows[rank]:
-        if whole and plan.stages[-1] != (rank, item.chunk):
-            continue
-        if item.kind == s_kind:
-            x_nh = torch.zeros(shape.tokens, shape.hidden_size, dtype=torch.bfloat16)
-            if plan.treatment.name == "naive":
-                state = layer.naive_s(x_nh, targets_n)
-            else:
-                form_gradient = plan.treatment.name in ("none", "vocab-2")
-                state = layer.s(x_nh, targets_n, form_gradient)
-            formed = [state.raw_gradient_nh]
-            formed.append(layer.merge(state.statistics_4n.unsqueeze(0), state, weight_n)[1])
-            early.add(sum(0 if each is None else each.nbytes for each in formed))
-            state.drop_gradient()
-            states[item.microbatch] = state
-            most = max(most, len(states))
-            places.update(tile.untyped_storage()._cdata for tile in state.exp_tiles[:1])
-            sizes.add(x_nh.nbytes + sum(tile.nbytes for tile in state.exp_tiles))
-        elif item.kind == t_kind:
-            state = states.pop(item.microbatch)
-            if plan.treatment.name == "naive":
-                layer.naive_e(state, state.maximum_n)
-            layer.t(state, merge_statistics(state.statistics_4n.unsqueeze(0)), weight_n)
-    [size], [gradient_bytes] = sizes, early
-    return len(places) or most, size, gradient_bytes
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("schedule", [full("1f1b"), "zb-h1", full("v-half")])
-@pytest.mark.parametrize("vocabulary", ["none", "vocab-1", "vocab-2", full("naive"), "interlaced"])
-def test_the_output_layer_holds_what_it_really_allocates(
-    schedule: str, vocabulary: str, recompute: bool
-) -> None:
-    shape = Shape(8, 2, 4, 240, vocab_recompute=recompute)
-    treatment = TREATMENTS[vocabulary]
-    plan = make_plan(schedule, vocabulary, 3, 9)
-    own = own_output_layer(shape, 3 if treatment.is_sharded else 1)
-    kept = replace(own, workspace=0.0, early_gradient=0.0)
-    x = 2 * shape.elements
-    sizes = model_sizes(
-        shape, plan.stages, [0] * len(plan.stages), treatment, per_parameter=0, logit=kept
-    )
-    activations: Any = sizes.activation
-    activation = [[max(chunk - x, 0.0) for chunk in rank] for rank in activations]
-    peaks = peak_bytes(plan, Sizes(sizes.static, activation, sizes.exponentials))
-    ranks = (plan.stages[-1][0],) if vocabulary == "none" else range(3)
-    for rank in ranks:
-        with FakeTensorMode():
-            buffers, size, early = run_row(plan, rank, shape)
-        assert peaks[rank] == buffers * size
-        assert early == (own.early_gradient * shape.elements if treatment.gradients_held else 0)
-
-
 def test_the_mfu_is_that_of_the_time() -> None:
     text = report(config())
     [seconds] = re.findall(r"^iteration ([\d.]+) s", text, re.MULTILINE)
@@ -185,19 +95,6 @@ def test_the_mfu_is_that_of_the_time() -> None:
     b, s, h, v, layers, m = 2, 2048, 2048, 256_000, 24, 8
     flops = 3 * m * (2 * b * s * h * v + layers * (24 * b * s * h * h + 4 * b * s * s * h))
     assert float(mfu) / 100 == pytest.approx(flops / (4 * 312e12 * float(seconds)), rel=5e-3)
-
-
-@pytest.mark.parametrize("treatment", ["vocab-1", "vocab-2", "interlaced"])
-def test_the_time_is_that_of_the_model_calibrated_with_real_runs(treatment: str) -> None:
-    """The same plan, with what A100s attained under its treatment; constants are rounded."""
-    run = config(vocabulary=treatment)
-    plan = make_run_plan(run)
-    device = measured_devices(REFERENCE / MEASURED)[treatment]
-    shape = shape_of(run.model, run.train.micro_batch_size)
-    job = PipelineJob(shape, 24, 4, 8, device, "1f1b", treatment)
-    calibrated = simulate(lower(plan.plan, plan.costs), job.costs).end
-    found = forecast_run(run, plan, gpu("A100"))
-    assert found.outcome.schedule == pytest.approx(calibrated, rel=1e-3)
 
 
 def test_what_predictions_were_off_by_is_said() -> None:

@@ -8,17 +8,19 @@ from training.planning.test_dry_run import config, report
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
-from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.gpus import gpu, interconnect
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.run_plan import make_run_plan
 
 
 def spread(p: int, ranks: int, network: tuple[float, float]) -> RunConfig:
     """Pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
-    run = config(p, "vocab-2", "zb-h1")
-    links = interconnect(gpu("H100"), TREATMENTS["vocab-2"], network=network)
-    return replace(run, parallel=replace(run.parallel, ranks_per_machine=ranks, interconnect=links))
+    run, kind = config(p, "vocab-2", "zb-h1"), gpu("H100")
+    links = replace(kind.links(), network=Path(*network))
+    return replace(
+        run, parallel=replace(run.parallel, ranks_per_machine=ranks, gpu=kind, links=links)
+    )
 
 
 @pytest.mark.parametrize("p", [4, full(8)])
@@ -59,7 +61,7 @@ def test_flags_say_what_links_there_are(
         f"--pipeline-model-parallel-size 8 {flags}"
     )
     parallel = parse(words.split(), 1).parallel
-    links = parallel.interconnect
+    links = parallel.links
     assert links is not None
     assert (parallel.ranks_per_machine, links.network.bandwidth) == (ranks, network[0])
     assert links.link.bandwidth == 450e9

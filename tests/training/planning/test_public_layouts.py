@@ -20,15 +20,6 @@ from megatron.training.planning.run_plan import Candidate, RunPlan, asked, make_
 QUICK: Final = 16
 """The most stages of a plan that is made in a second or so with any number of microbatches."""
 
-PASS_ALL_THE_SAME: Final = (
-    "3.6B on 64",
-    "7.5B on 128",
-    "175B of Megatron-LM's script on 1024",
-    "345M of Megatron-LM's script on 8",
-    "Llama 2 13B on 256",
-)
-"""Layouts with tensor parallelism that fit although all tensor-parallel ranks' parameters count."""
-
 
 def least_peak(layout: PublicLayout) -> float:
     """Return the bytes that the fullest rank holds at least, by the check before a plan."""
@@ -68,17 +59,6 @@ def by_length(layout: PublicLayout) -> ParameterSet:
     return mark(layout, id=layout.name)
 
 
-def as_of_now(layout: PublicLayout) -> ParameterSet:
-    """Return a layout as a case that fails where the start of a run refuses the layout today.
-
-    The start counts the parameters of all tensor-parallel ranks for each of them (issue 30).
-    """
-    shared = number(layout, "--tensor-model-parallel-size") > 1
-    refused = shared and layout.name not in PASS_ALL_THE_SAME
-    marks = [pytest.mark.xfail(reason="parameters of all tensor-parallel ranks", strict=True)]
-    return pytest.param(layout, id=layout.name, marks=marks if refused else [])
-
-
 def test_there_are_forty_and_ten() -> None:
     names = {layout.name for layout in (*SOUND, *(each.layout for each in UNSOUND))}
     assert (len(SOUND), len(UNSOUND), len(names)) == (40, 10, 50)
@@ -97,7 +77,7 @@ def test_a_sound_layout_is_not_refused_before_its_plan(layout: PublicLayout) -> 
     assert least_peak(layout) <= gpu(layout.gpu).usable
 
 
-@pytest.mark.parametrize("layout", [as_of_now(layout) for layout in SOUND])
+@pytest.mark.parametrize("layout", SOUND, ids=lambda layout: layout.name)
 def test_a_sound_layout_is_not_refused_when_it_starts(
     layout: PublicLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

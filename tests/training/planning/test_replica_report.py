@@ -9,8 +9,8 @@ import pytest
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.simulator.costs.collective_time import NETWORK_STEP
 from megatron.simulator.costs.gpus import GIB, gpu
-from megatron.simulator.costs.training_bytes import of_ranks
 from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
@@ -64,7 +64,7 @@ def test_a_sharded_optimizer_holds_its_share_of_the_state(replicas: int) -> None
 
 
 def static(found: RunForecast) -> list[float]:
-    return list(of_ranks(found.sizes.static))
+    return [own.static for own in found.memories]
 
 
 def test_without_replicas_nothing_is_exchanged() -> None:
@@ -97,14 +97,14 @@ def test_a_slower_link_takes_longer() -> None:
     assert usual.exchanges is not None
     steps = 2 * 15 * max(map(len, usual.exchanges.buckets))
     more = late.hidden["RG"].alone - usual.hidden["RG"].alone
-    assert more == pytest.approx(steps * (1e-3 - 10e-6))
+    assert more == pytest.approx(steps * (1e-3 - NETWORK_STEP))
 
 
 def test_the_report_says_it_and_what_other_flags_would_give() -> None:
     config = run("--use-distributed-optimizer --overlap-grad-reduce --dry-run-gpu H100")
     text = "\n".join(dry_run(config, gpu("H100")))
     assert "16 replicas of 4 x H100 (989 TFLOP/s, 80 GiB)\n" in text
-    assert "at 50 GB/s and 10 us a step" in text
+    assert "at 80 GB/s and 14 us a step" in text
     assert re.search(
         r"^RG \(reduction over replicas\): [\d.]+ m?s, of which \d+% is hidden$", text, re.M
     )

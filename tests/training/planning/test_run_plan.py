@@ -21,11 +21,10 @@ from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
-from megatron.simulator.costs.stage_costs import notional_costs
-from megatron.training.planning.model_shape import shape_of
+from megatron.training.planning.run_costs import stage_costs
 from megatron.training.planning.run_plan import RunPlan, make_run_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +57,7 @@ def config(
             pipeline_size=ranks,
             vocab_parallel=treatment,
             pipeline_schedule=schedule,
-            padded_vocab_size=vocab_size,
+            padded_vocab_size=-(-vocab_size // ranks) * ranks,
             device="cpu",
             backend="gloo",
             timeout_minutes=1,
@@ -118,17 +117,17 @@ def test_layers_that_do_not_divide_are_refused_with_the_stages_of_the_schedule()
 def test_redis_has_the_fastest_slowest_rank_of_all_distributions(
     schedule: str, ranks: int, vocab_size: int
 ) -> None:
-    found = make_run_plan(config(schedule, "redis", ranks, 7, vocab_size))
-    stages = found.plan.stages
-    shape = shape_of(config(vocab_size=vocab_size).model, 1)
+    run = config(schedule, "redis", ranks, 7, vocab_size)
+    found = make_run_plan(run)
+    assumed = stage_costs(run, plan_of_one(found.plan), found.layers)
 
     def slowest(counts: tuple[int, ...]) -> float:
-        costs = notional_costs(shape, stages, TREATMENTS["redis"]).costs(counts)
-        return max(rank_times(replace(found, costs=costs)))
+        return max(rank_times(replace(found, costs=assumed.costs(counts))))
 
-    every = [c for c in product(range(8), repeat=len(stages)) if sum(c) == 7]
+    every = [c for c in product(range(8), repeat=len(found.plan.stages)) if sum(c) == 7]
     assert slowest(found.layers) == pytest.approx(min(map(slowest, every)))
-    assert max(rank_times(found)) == slowest(found.layers)
+    # A B without products counts its bytes where W is apart, as costs of stages have it.
+    assert max(rank_times(found)) == pytest.approx(slowest(found.layers), rel=0.01)
 
 
 def test_a_large_vocabulary_leaves_the_last_stage_without_layers() -> None:
