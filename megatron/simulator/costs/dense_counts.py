@@ -79,7 +79,7 @@ def layer_passes(gpt: DenseGpt, plan: Plan) -> dict[PassKind, Work]:
         if plan.recomputes:
             passes["R"] = again
         else:
-            passes["B"] = again.then(passes["B"])
+            passes["B"] = in_order(again, passes["B"])
     return passes
 
 
