@@ -135,7 +135,7 @@ def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
     """
     if given["query"].dim() != 4:
         return flops
-    queries, keys = given["query"].shape[2], given["key"].shape[2]
+    queries, keys = int(given["query"].shape[2]), int(given["key"].shape[2])
     return flops * (2 * keys - queries) // keys
 
 

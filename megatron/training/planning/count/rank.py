@@ -168,8 +168,9 @@ class CountedRank:
 
     def segment(self) -> Segment:
         """Count the layers of chunk 0, which stand between others of their stage."""
-        [*_, last] = self._model.chunks[0]
-        last.register_forward_hook(lambda _, __, y: apply(_Between, y))
+        layers = self._model.chunks[0]
+        assert isinstance(layers, torch.nn.ModuleList)
+        layers[-1].register_forward_hook(lambda _, __, y: apply(_Between, y))
         with self._recorder:
             self._begin()
             if self._config.train.eight_bits is not None:
