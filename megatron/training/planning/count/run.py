@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
@@ -236,10 +237,14 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
 
 @contextmanager
 def _counting() -> Iterator[None]:
-    """Leave PyTorch as it was: dropout seeds its generator, without values too."""
-    state = torch.get_rng_state()
-    try:
-        with no_compiler():
-            yield
-    finally:
-        torch.set_rng_state(state)
+    """Leave PyTorch as it was: dropout seeds its generator, without values too.
+
+    A count is the same within a mode that changes operations, such as one of tensors without data.
+    """
+    with _disable_current_modes():  # type: ignore[no-untyped-call]  # PyTorch's has no types
+        state = torch.get_rng_state()
+        try:
+            with no_compiler():
+                yield
+        finally:
+            torch.set_rng_state(state)

@@ -2,9 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+from training.planning.count.counting import MODEL, counted, run_of
+
+from megatron.model.eight_bits import EightBitConfig
+from megatron.training.planning.count import run as counting_run
 
 ROOT = Path(__file__).parents[4]
 
@@ -33,6 +39,16 @@ import torch._dynamo
 assert torch._dynamo.config.__name__ == "torch._dynamo.config"
 assert torch._dynamo.disable(abs)(-3) == 3
 """
+
+
+def test_a_count_within_a_mode_of_fake_tensors_is_the_same() -> None:
+    narrow = replace(MODEL, seq_length=16), "vocab-2", 2
+    run = run_of(*narrow, eight_bits=EightBitConfig(history=4))
+    with FakeTensorMode():
+        within = counted(run, [3, 5])
+    counting_run._counted_segment.cache_clear()
+    counting_run._whole_rank.cache_clear()
+    assert counted(run, [3, 5]) == within
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
