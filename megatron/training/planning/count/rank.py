@@ -170,11 +170,7 @@ class CountedRank:
     def segment(self) -> Segment:
         """Count the layers of chunk 0, which stand between others of their stage."""
         layers = self._model.chunks[0]
-<<<<<<< HEAD
         assert isinstance(layers, nn.ModuleList)
-=======
-        assert isinstance(layers, torch.nn.ModuleList)
->>>>>>> tests
         layers[-1].register_forward_hook(lambda _, __, y: apply(_Between, y))
         with self._recorder:
             self._begin()
