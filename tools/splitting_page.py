@@ -169,8 +169,12 @@ class Cell(NamedTuple):
     @property
     def words(self) -> str:
         """Its seconds and schedule."""
-        again = ", R" if self.recomputed else ""
-        return f"{self.seconds:.2f} ({self.schedule}{again})"
+        return f"{self.seconds:.2f} ({self.name})"
+
+    @property
+    def name(self) -> str:
+        """Its schedule; with R if its layers are computed again."""
+        return f"{self.schedule}, R" if self.recomputed else self.schedule
 
 
 Row = dict[str, Cell | None]
@@ -288,7 +292,8 @@ def loss_rows(job: Job, name: str, found: Row) -> Iterator[str]:
     for treatment, own in found.items():
         if own:
             shares = " | ".join(f"{100 * share:.1f}" for share in own.losses)
-            yield f"| {job.words} | {name} | {treatment} | {shares} | {own.memory:.1f} |"
+            place = f"{job.words} | {name} | {treatment} | {own.name}"
+            yield f"| {place} | {shares} | {own.memory:.1f} |"
 
 
 def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
@@ -300,9 +305,9 @@ def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
         "",
         "<details><summary>What each loses, in percent of its time</summary>",
         "",
-        "| GPUs | model | t, p | V | treatment | idle | vocabulary | network | tensor | products "
-        "| GiB |",
-        "|---|---|---|--:|---|--:|--:|--:|--:|--:|--:|",
+        "| GPUs | model | t, p | V | treatment | schedule | idle | vocabulary | network | tensor "
+        "| products | GiB |",
+        "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for asked_for, found in zip(jobs, rows, strict=True):
         lines += loss_rows(*asked_for, found)
