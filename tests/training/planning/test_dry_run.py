@@ -29,28 +29,21 @@ from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.accuracy import CHECKED, together
+from megatron.simulator.costs.accuracy import PUBLISHED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 from megatron.simulator.costs.model_bytes import model_sizes
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from megatron.simulator.costs.shape import Shape
-from megatron.simulator.simulate import simulate
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run, own_output_layer
 from megatron.training.planning.least_memory import least_memory
-from megatron.training.planning.model_shape import shape_of
 from megatron.training.planning.run_plan import candidates, make_run_plan
 from megatron.training.planning.what_would_fit import ALTERNATIVES
-from tools.predictions.paper_tables import MEASURED, measured_devices
-from tools.predictions.predict import PipelineJob
-
-REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference"
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -187,29 +180,12 @@ def test_the_mfu_is_that_of_the_time() -> None:
     assert float(mfu) / 100 == pytest.approx(flops / (4 * 312e12 * float(seconds)), rel=5e-3)
 
 
-@pytest.mark.parametrize("treatment", ["vocab-1", "vocab-2", "interlaced"])
-def test_the_time_is_that_of_the_model_calibrated_with_real_runs(treatment: str) -> None:
-    """The same plan, with what A100s attained under its treatment; constants are rounded."""
-    run = config(vocabulary=treatment)
-    plan = make_run_plan(run)
-    device = measured_devices(REFERENCE / MEASURED)[treatment]
-    shape = shape_of(run.model, run.train.micro_batch_size)
-    job = PipelineJob(shape, 24, 4, 8, device, "1f1b", treatment)
-    calibrated = simulate(lower(plan.plan, plan.costs), job.costs).end
-    found = forecast_run(run, plan, gpu("A100"))
-    assert found.outcome.schedule == pytest.approx(calibrated, rel=1e-3)
-
-
 def test_what_predictions_were_off_by_is_said() -> None:
-    """In one line, from the figures that tests/tools/test_paper_tables.py guards."""
+    """In one line, from the figures that tests of tools/predict_published.py and others guard."""
     [line] = [line for line in report(config()).splitlines() if line.startswith("checked: ")]
-    for schedule, by_gpus in CHECKED.items():
-        errors = together(by_gpus.values())
-        said = rf" ([\d.]+) points \(([\d.]+) at most\) in (\d+) runs of {schedule}\b"
-        [(mean, most, runs)] = re.findall(said, line)
-        assert float(mean) == pytest.approx(errors.mfu, abs=0.05001)
-        assert float(most) == pytest.approx(errors.most_mfu, abs=0.05001)
-        assert int(runs) == errors.runs
+    errors = PUBLISHED[RunClass("A100", shared=False, across=False)]
+    assert f"{errors.runs} runs of Megatron-LM that others published" in line
+    assert f"off by {errors.mean:g}% in the mean, {errors.most:g}% at most" in line
 
 
 def test_a_faster_gpu_is_faster() -> None:
