@@ -1,129 +1,140 @@
 #!/usr/bin/env python3
-"""Predict the tables of arXiv 2411.05288 (MFU and peak memory) from a model, and compare.
+"""Predict the tables of arXiv 2411.05288 (MFU and peak memory) from counts, and compare.
 
-python tools/predict_paper.py docs/reference --auto > tables.md
+python tools/predict_paper.py docs/reference
 
-The rates of the device come from measured pass times of one model on 8 GPUs, and none of them from
-the tables. Each line is a cell of the paper's tables. ``--auto`` adds the prediction for the
-fastest of this project's schedules and treatments that fits the memory. ``--update`` writes the
-lines into the page that has them, docs/predictions.md; the means at the end belong into
+Each line is a cell of the paper's tables. Times are those of passes as Megatron-LM launches them
+(``tools/predictions/vocabulary_runs.py``), with the constants of all other predictions; bytes are
+those that Megatron-LM keeps (``vocabulary_memory.py``). ``--update`` writes all tables into the
+page that has them, docs/predictions.md; errors of the time belong into
 megatron/simulator/costs/accuracy.py.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import chain
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import mean
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.schedules.catalogue import SCHEDULES
-from megatron.simulator.costs.accuracy import Errors, together
+from megatron.simulator.costs.accuracy import RunClass
+from tools.predict_published import update
 from tools.predictions.paper_tables import (
     GIBIBYTE,
-    MEASURED,
     TABLES,
     VOCABULARIES,
     Cell,
-    Devices,
-    errors_of,
-    measured_devices,
     read_cells,
 )
-from tools.predictions.predict import PipelineJob, best
+from tools.predictions.vocabulary_memory import peak
+from tools.predictions.vocabulary_runs import MACHINE
 
-HEADING = ["schedule", "GPUs", "sequence", "method", "V", "MFU", "predicted", "error"]
-HEADING += ["GiB", "predicted", "error"]
-AUTO_HEADING = ["auto", "MFU", "GiB"]
-
-
-def describe(devices: Devices) -> Iterator[str]:
-    """Yield what the device attained under every treatment, a line each."""
-    for treatment, device in devices.items():
-        shares = ", ".join(f"{kind} {share:.3f}" for kind, share in device.attained.items())
-        overhead = ", ".join(f"{kind} {1e6 * time:.0f}" for kind, time in device.overhead.items())
-        yield (
-            f"* {treatment}: products attain {shares} of the peak, elementwise kernels "
-            f"{device.memory_bandwidth / 1e12:.2f} TB/s; overhead in us: {overhead}, "
-            f"message {1e6 * device.link_latency:.0f}"
-        )
+HEADING: Final = (
+    "| schedule | GPUs | sequence | method | V | MFU | predicted | error "
+    "| GiB | predicted | error |"
+)
+ERRORS: Final = (
+    "| runs of the paper | number | MFU points, mean | largest | time, mean | largest "
+    "| memory, mean | largest |"
+)
+SIGNED: Final = "| schedule and method | 8 GPUs | 16 | 24 | 32 |"
+NUMBERS: Final = (8, 16, 24, 32)
 
 
-def fastest(
-    cell: Cell, devices: Devices, limit_gib: float, indifference: float = 0.0
-) -> PipelineJob | None:
-    """Return the fastest of all schedules and treatments for a cell's model and GPUs.
+@dataclass(frozen=True)
+class Compared:
+    """A cell with its prediction.
 
-    A schedule that cannot be faster by the share ``indifference`` is skipped.
+    Attributes:
+        cell: the cell.
+        mfu: predicted, in percent.
+        gib: predicted memory of the fullest rank.
     """
-    jobs = (
-        cell.job(schedule, treatment, devices, shortened=True)
-        for treatment in devices
-        for schedule in SCHEDULES
-    )
-    return best(jobs, limit_gib * GIBIBYTE, indifference)
+
+    cell: Cell
+    mfu: float
+    gib: float
+
+    @cached_property
+    def points(self) -> float:
+        """Error of the MFU, in points."""
+        assert self.cell.mfu is not None
+        return self.mfu - self.cell.mfu
+
+    @property
+    def time(self) -> float:
+        """Error of the time, in percent."""
+        assert self.cell.mfu is not None
+        return 100 * (self.cell.mfu / self.mfu - 1)
+
+    @property
+    def memory(self) -> float:
+        """Error of the memory, in percent."""
+        assert self.cell.peak_gib is not None
+        return 100 * (self.gib / self.cell.peak_gib - 1)
+
+    @property
+    def kind(self) -> RunClass:
+        """The class of runs to which it belongs."""
+        return RunClass("A100", shared=False, across=self.cell.gpus > MACHINE)
 
 
-def line(cell: Cell, job: PipelineJob, auto: PipelineJob | None) -> str:
-    """Return a cell's line of the report."""
-    predicted, peak = 100 * job.forecast.mfu, job.peak / GIBIBYTE
+def compared(cell: Cell) -> Compared:
+    """Return a cell with its prediction."""
+    return Compared(cell, 100 * cell.counted.mfu, peak(cell.counted) / GIBIBYTE)
+
+
+def line(own: Compared) -> str:
+    """Return a cell's line."""
+    cell = own.cell
     words = [cell.schedule, str(cell.gpus), str(cell.seq_length), cell.method, cell.vocabulary]
-    if cell.mfu is None or cell.peak_gib is None:
-        words += ["-", f"{predicted:.1f}", "", "-", f"{peak:.1f}", ""]
+    if cell.mfu is None:
+        words += ["-", f"{own.mfu:.1f}", "", "-", f"{own.gib:.1f}", ""]
     else:
-        words += [f"{cell.mfu:.1f}", f"{predicted:.1f}", f"{predicted - cell.mfu:+.1f}"]
-        error = 100 * (peak / cell.peak_gib - 1)
-        words += [f"{cell.peak_gib:.1f}", f"{peak:.1f}", f"{error:+.0f} %"]
-    if auto is not None:
-        words += [f"{auto.schedule}, {auto.vocabulary}", f"{100 * auto.forecast.mfu:.1f}"]
-        words.append(f"{auto.peak / GIBIBYTE:.1f}")
+        words += [f"{cell.mfu:.1f}", f"{own.mfu:.1f}", f"{own.points:+.1f}"]
+        words += [f"{cell.peak_gib:.1f}", f"{own.gib:.1f}", f"{own.memory:+.1f} %"]
     return f"| {' | '.join(words)} |"
 
 
-def summary(cells: Sequence[Cell], jobs: Sequence[PipelineJob]) -> Iterator[str]:
-    """Yield the errors for every number of GPUs, for each table and for both."""
-    by_setup: dict[str, list[Errors]] = {schedule: [] for schedule in TABLES}
-    for schedule, gpus in dict.fromkeys((cell.schedule, cell.gpus) for cell in cells):
-        own = [i for i, c in enumerate(cells) if (c.schedule, c.gpus) == (schedule, gpus)]
-        found = errors_of([cells[i] for i in own], [jobs[i] for i in own])
-        if found is not None:
-            by_setup[schedule].append(found)
-            yield f"{schedule}, {gpus} GPUs: {_in_words(found)}"
-    for schedule, parts in by_setup.items():
-        if parts:
-            yield f"{schedule}: {_in_words(together(parts))}"
-    if any(by_setup.values()):
-        yield f"both tables: {_in_words(together(chain.from_iterable(by_setup.values())))}"
+def error_rows(found: Sequence[Compared]) -> Iterator[str]:
+    """Yield the errors of every table and number of GPUs, of every class, and of all."""
+    groups: dict[str, list[Compared]] = {}
+    for own in found:
+        if own.cell.mfu is not None:
+            title = f"{own.cell.schedule}, {own.cell.gpus} GPUs"
+            for name in (title, own.cell.schedule, str(own.kind), "all"):
+                groups.setdefault(name, []).append(own)
+    for name in sorted(groups, key=lambda name: ("GPUs" not in name, name == "all")):
+        each = groups[name]
+        words = [name, str(len(each))]
+        for unit, errors in (
+            ("", [own.points for own in each]),
+            (" %", [own.time for own in each]),
+            (" %", [own.memory for own in each]),
+        ):
+            sizes = list(map(abs, errors))
+            digits = 1 if unit else 2
+            words += [f"{mean(sizes):.{digits}f}{unit}", f"{max(sizes):.{digits}f}{unit}"]
+        yield f"| {' | '.join(words)} |"
 
 
-def _in_words(errors: Errors) -> str:
-    return (
-        f"{errors.runs} runs, mean abs error {errors.mfu:.2f} MFU points "
-        f"(max {errors.most_mfu:.2f}), {errors.memory:.2f} % of memory "
-        f"(max {errors.most_memory:.2f} %)"
-    )
-
-
-def update(page: Path, lines: Sequence[str]) -> None:
-    """Replace the lines of ``page`` that are about the same cells as ``lines``.
-
-    Raises:
-        ValueError: if the page cannot be read, or has no line for a cell.
-    """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {page}: {error}") from error
-    rows = text.splitlines()
-    for new in lines:
-        about = "|".join(new.split("|")[:6]) + "|"
-        found = [i for i, row in enumerate(rows) if row.startswith(about)]
-        if len(found) != 1:
-            raise ValueError(f"{page} has {len(found)} lines that begin with '{about}', not one")
-        rows[found[0]] = new
-    page.write_text("\n".join(rows) + "\n", encoding="utf-8")
+def signed_rows(found: Sequence[Compared]) -> Iterator[str]:
+    """Yield the mean errors with their signs, by schedule, method and number of GPUs."""
+    ran = [own for own in found if own.cell.mfu is not None]
+    for schedule, method in dict.fromkeys((own.cell.schedule, own.cell.method) for own in ran):
+        words = [f"{schedule}, {method}"]
+        for gpus in NUMBERS:
+            points = [
+                own.points
+                for own in ran
+                if (own.cell.schedule, own.cell.method, own.cell.gpus) == (schedule, method, gpus)
+            ]
+            words.append(f"{mean(points):+.1f}" if points else "")
+        yield f"| {' | '.join(words)} |"
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -131,17 +142,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("reference", type=Path, help=f"folder with {MEASURED}, {' and '.join(TABLES.values())}")
-    add("--auto", action="store_true", help="also try all schedules and treatments")
-    memory = "GiB that a device of --auto has (default: %(default)s, an A100 of 80 GB)"
-    add("--memory", type=float, default=79.0, metavar="GIB", help=memory)
-    within = "percent by which a further schedule must be able to be faster (default: %(default)s)"
-    add("--within", type=float, default=1.0, metavar="PERCENT", help=within)
+    add("reference", type=Path, help=f"folder with {' and '.join(TABLES.values())}")
     add("--table", choices=list(TABLES), help="only this table")
     add("--gpus", type=int, help="only these setups")
     add("--seq-length", type=int, help="only these setups")
     add("--vocab-size", choices=list(VOCABULARIES), help="only these setups")
-    add("--update", type=Path, metavar="PAGE", help="also replace the lines of these cells there")
+    add("--update", type=Path, metavar="PAGE", help="also replace the tables there")
     return parser.parse_args(argv)
 
 
@@ -152,11 +158,14 @@ def _selected(arguments: argparse.Namespace) -> list[Cell]:
         "seq_length": arguments.seq_length,
         "vocabulary": arguments.vocab_size,
     }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if given and arguments.update:
+        raise ValueError("--update replaces whole tables: select nothing")
     cells = [
         cell
         for schedule, file in TABLES.items()
         for cell in read_cells(schedule, arguments.reference / file)
-        if all(value in (None, getattr(cell, name)) for name, value in wanted.items())
+        if all(value == getattr(cell, name) for name, value in given.items())
     ]
     if not cells:
         raise ValueError("the tables have no such setup: ask for fewer at once")
@@ -171,28 +180,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = _parse_arguments(argv)
     cells = _selected(arguments)
-    devices = measured_devices(arguments.reference / MEASURED)
-
-    @cache
-    def auto(setup: tuple[str, int, int, str]) -> PipelineJob | None:
-        cell = next(c for c in cells if _setup(c) == setup)
-        return fastest(cell, devices, arguments.memory, arguments.within / 100)
-
-    print(*describe(devices), "", sep="\n")
-    heading = HEADING + (AUTO_HEADING if arguments.auto else [])
-    print(f"| {' | '.join(heading)} |\n|{'---|' * len(heading)}")
-    jobs = [cell.paper_job(devices) for cell in cells]
-    for cell, job in zip(cells, jobs, strict=True):
-        chosen = auto(_setup(cell)) if arguments.auto else None
-        print(line(cell, job, chosen), flush=True)
-    print("", *summary(cells, jobs), sep="\n")
+    found, lines = [], []
+    print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
+    for cell in cells:
+        found.append(compared(cell))
+        lines.append(line(found[-1]))
+        print(lines[-1], flush=True)
+    tables = {ERRORS: list(error_rows(found)), SIGNED: list(signed_rows(found))}
+    for heading, rows in tables.items():
+        print("", heading, f"|{'---|' * (heading.count('|') - 1)}", *rows, sep="\n")
     if arguments.update is not None:
-        update(arguments.update, [line(*pair, None) for pair in zip(cells, jobs, strict=True)])
-
-
-def _setup(cell: Cell) -> tuple[str, int, int, str]:
-    """Return the values that are equal for cells with the same model and GPUs."""
-    return cell.schedule, cell.gpus, cell.seq_length, cell.vocabulary
+        for heading, rows in {HEADING: lines, **tables}.items():
+            update(arguments.update, heading, rows)
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     watch = Watch(arguments.seconds, sys.stderr)
     done = run(scenario, watch)
     watch.close()
-    held = None if given.sizes is None else peak_bytes(done.program, given.sizes)
+    held = None if given.sizes is None else peak_bytes(done.program.plan, given.sizes)
     write_files(arguments, scenario, done)
     print(
         json.dumps(figures(scenario, done, held), indent=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tools.predict_published as predict_published
-from megatron.simulator.costs.accuracy import PUBLISHED
+from megatron.simulator.costs.accuracy import ITERATIONS
 from tools.predict_published import CLASSES, HEADING, class_of, is_kept_out, line, update
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
@@ -58,10 +58,10 @@ def test_errors_stay_within_what_is_promised() -> None:
 
 def test_what_a_dry_run_may_say_of_a_class_is_what_the_docs_say() -> None:
     errors = _class_errors()
-    for kind, own in PUBLISHED.items():
+    for kind, own in ITERATIONS.items():
         assert errors[str(kind)] == (own.mean, own.most)
         assert own.runs == sum(class_of(run) == kind for run in RUNS)
-    assert {class_of(run) for run in RUNS} == set(PUBLISHED)
+    assert {class_of(run) for run in RUNS} == set(ITERATIONS)
 
 
 def test_measured_seconds_follow_from_tflops_as_their_source_counts_them() -> None:

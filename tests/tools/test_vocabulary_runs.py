@@ -1,16 +1,12 @@
-"""vocabulary_runs.py: the paper's cells from counts, and products of the passes."""
-
-from pathlib import Path
-from statistics import mean
+"""vocabulary_runs.py: passes of the vocabulary, and the memory of the paper's runs."""
 
 import pytest
 
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.dense_gpt import DenseGpt
-from tools.predictions.paper_tables import TABLES, read_cells
-from tools.predictions.vocabulary_runs import vocabulary_passes
+from tools.predictions.vocabulary_memory import parameters, peak
+from tools.predictions.vocabulary_runs import VocabularyRun, vocabulary_passes
 
-REFERENCE = Path("docs/reference")
 GPT = DenseGpt(3072, 24, 2048, 256_000, dropout=True)
 
 
@@ -24,14 +20,20 @@ def test_passes_have_the_products_of_their_treatment(name: str) -> None:
             assert passes[kind].flops == products * one
 
 
-@pytest.mark.parametrize("seq_length", [2048, pytest.param(4096, marks=pytest.mark.full)], ids=str)
-def test_cells_of_eight_gpus_are_predicted_within_three_points(seq_length: int) -> None:
-    """The mean over both sequence lengths was 2.72 points with a share of its own for each run."""
-    cells = [
-        cell
-        for cell in read_cells("1f1b", REFERENCE / TABLES["1f1b"])
-        if cell.gpus == 8 and cell.seq_length == seq_length
-    ]
-    errors = [abs(100 * cell.counted.mfu - cell.mfu) for cell in cells if cell.mfu is not None]
-    assert len(errors) == 20
-    assert mean(errors) < 2.72
+def test_memory_by_hand() -> None:
+    """One rank and one microbatch: a layer, the whole vocabulary, and B at work."""
+    run = VocabularyRun(GPT, 1, 1, 1, "1f1b", "none", shortened=False)
+    u, logits = GPT.activation, GPT.tokens * GPT.vocab_size
+    both = 2 * GPT.vocab_size * GPT.hidden_size
+    static = 16 * (GPT.parameters + GPT.seq_length * GPT.hidden_size + both)
+    kept = GPT.kept + 2 * u + 4 * logits
+    assert parameters(run) == [static // 16]
+    assert peak(run) == static + kept + max(9 * u + 4 * logits, both - kept)
+
+
+def test_a_split_vocabulary_levels_memory() -> None:
+    runs = [VocabularyRun(GPT, 8, 4, 8, "1f1b", name, False) for name in ("none", "vocab-2")]
+    whole, split = map(parameters, runs)
+    assert sum(whole) == sum(split)
+    assert max(split) - min(split) == GPT.seq_length * GPT.hidden_size
+    assert peak(runs[1]) < peak(runs[0])

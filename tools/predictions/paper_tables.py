@@ -1,21 +1,16 @@
-"""The setups of arXiv 2411.05288, tables 5 and 6: what was measured, and the jobs that predict it.
+"""The setups of arXiv 2411.05288, tables 5 and 6: what was measured, and the runs that predict it.
 
 256k stands for 256,000, as in the runs that the paper's authors published.
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from statistics import mean
 
-from megatron.simulator.costs.accuracy import Errors
 from megatron.simulator.costs.dense_gpt import DenseGpt
-from megatron.simulator.costs.device import Device
-from megatron.simulator.costs.shape import Shape
-from tools.predictions.calibrate import Setting, calibrate
-from tools.predictions.measured import METHODS, read_measured
-from tools.predictions.predict import PipelineJob
+from tools.predictions.measured import METHODS
 from tools.predictions.vocabulary_runs import VocabularyRun
 
 MEASURED = "a100_8gpu_seq2048.csv"
@@ -29,12 +24,7 @@ MODELS = {
 VOCABULARIES = {"32k": 32000, "64k": 64000, "128k": 128000, "256k": 256000}
 MICROBATCHES = 128
 
-# The A100's data sheet: dense fp16 products, and NVLink in one direction.
-PEAK_FLOPS = 312e12
-LINK_BANDWIDTH = 300e9
 GIBIBYTE = 1 << 30
-
-Devices = Mapping[str, Device]
 
 
 @dataclass(frozen=True)
@@ -59,31 +49,13 @@ class Cell:
     mfu: float | None
     peak_gib: float | None
 
-    def job(
-        self, schedule: str, treatment: str, devices: Devices, *, shortened: bool
-    ) -> PipelineJob:
-        """Return the cell's model with any schedule and treatment."""
-        layers, hidden, heads = MODELS[self.schedule][self.gpus]
-        shape = Shape(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary])
-        device = devices[treatment]
-        return PipelineJob(
-            shape, layers, self.gpus, MICROBATCHES, device, schedule, treatment, shortened=shortened
-        )
-
-    def paper_job(self, devices: Devices) -> PipelineJob:
-        """Return the job that the paper ran.
+    @cached_property
+    def counted(self) -> VocabularyRun:
+        """The same run from the counts of its passes.
 
         Passes follow the order of the block, except in V-Half with vocabulary passes, where they
-        fill idle time. In the order of our block its MFU would be far below the measured one,
-        so the paper's plan had another order. docs/predictions.md says how much the choice changes.
+        fill idle time: in the order of the block its MFU would be far below the measured one.
         """
-        treatment = METHODS[self.method.lower()]
-        shortened = self.schedule == "v-half" and treatment != "none"
-        return self.job(self.schedule, treatment, devices, shortened=shortened)
-
-    @property
-    def counted(self) -> VocabularyRun:
-        """The same run from the counts of its passes."""
         layers, hidden, heads = MODELS[self.schedule][self.gpus]
         treatment = METHODS[self.method.lower()]
         return VocabularyRun(
@@ -137,28 +109,3 @@ def _number(row: Mapping[str, str | None], column: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"column {column}: '{text}' is no number") from None
-
-
-def measured_devices(path: Path) -> Devices:
-    """Return what the 8 GPUs attained, for every treatment of the vocabulary that was measured."""
-    layers, hidden, heads = MODELS["1f1b"][8]
-    setting = Setting(
-        lambda run: Shape(hidden, heads, run.seq_length, run.vocab_size),
-        layers // 8,
-        PEAK_FLOPS,
-        LINK_BANDWIDTH,
-    )
-    devices = calibrate(read_measured(path), setting)
-    return {**devices, "redis": devices["none"]}
-
-
-def errors_of(cells: Sequence[Cell], jobs: Sequence[PipelineJob]) -> Errors | None:
-    """Return the errors over the runs that fitted; ``None`` if none did."""
-    points, percent = [], []
-    for cell, job in zip(cells, jobs, strict=True):
-        if cell.mfu is not None and cell.peak_gib is not None:
-            points.append(abs(100 * job.forecast.mfu - cell.mfu))
-            percent.append(100 * abs(job.peak / GIBIBYTE / cell.peak_gib - 1))
-    if not points:
-        return None
-    return Errors(len(points), mean(points), max(points), mean(percent), max(percent))

@@ -11,14 +11,14 @@ from itertools import pairwise
 from typing import Final
 
 from megatron.schedules.costs import Costs, HopTime, Time
-from megatron.schedules.lower import lower
+from megatron.schedules.lower import Program, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, TREATMENTS, Payload, Treatment
 from megatron.simulator.costs.cluster import Cluster
-from megatron.simulator.costs.count import Launch, Step, Work
-from megatron.simulator.costs.dense_gpt import FULL, DenseGpt, layer, product
+from megatron.simulator.costs.count import CollectiveKind, Launch, Step, Work
+from megatron.simulator.costs.dense_gpt import FULL, HALF, DenseGpt, layer, product
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.redistribute import redistribute_stages
 from megatron.simulator.crowding import CHANNELS, crowded
@@ -46,6 +46,10 @@ HOST: Final[Mapping[PassKind, float]] = {"S": 200e-6, "T": 200e-6, "IF": 450e-6,
 """Seconds in which passes of the vocabulary wait for the host, which issues some 20 small operators
 for each and cannot be ahead after ``torch.cuda.synchronize``. Measured: the rests of these passes
 in docs/reference/a100_8gpu_seq2048.csv, alike for all vocabularies (``pass_times.py``)."""
+
+
+LOSS_HOST: Final = 450e-6
+"""The same of F and of B of a whole output layer: their rests there at 32k, 462 and 465 us."""
 
 
 def vocabulary_passes(gpt: DenseGpt, shards: int, treatment: Treatment) -> dict[PassKind, Work]:
@@ -110,34 +114,56 @@ class VocabularyRun:
     @cached_property
     def seconds(self) -> float:
         """Time of an iteration."""
-        treatment, chunks = TREATMENTS[self.vocabulary], 2 if self.schedule == "v-half" else 1
-        p = self.ranks
-        stages = [(rank, 0) for rank in range(p)]
-        if chunks == 2:
-            stages += [(rank, 1) for rank in reversed(range(p))]
-        costs = self._costs(stages, treatment)
+        program, costs = self.program, self._costs
+        share = CHANNELS / self.cluster.rates.multiprocessors
+        end = simulate(program, crowded(program, costs, share)).end
+        return end + self._step
+
+    @cached_property
+    def program(self) -> Program:
+        """What ran."""
         plan = make_plan(
             self.schedule,
             self.vocabulary,
-            p,
+            self.ranks,
             self.microbatches,
-            costs,
+            self._costs,
             shortened=self.shortened,
         )
-        program = lower(plan, costs)
-        share = CHANNELS / self.cluster.rates.multiprocessors
-        end = simulate(program, crowded(program, costs, share)).end
-        return end + self._step(max(self._stage_layers(stages, treatment)))
+        return lower(plan, self._costs)
 
-    def _step(self, layers: int) -> float:
-        rows = self.gpt.vocab_size // (self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1)
-        chunks = 2 if self.schedule == "v-half" else 1
-        parameters = chunks * layers * self.gpt.parameters + rows * self.gpt.hidden_size
+    @property
+    def treatment(self) -> Treatment:
+        """What became of the vocabulary layers."""
+        return TREATMENTS[self.vocabulary]
+
+    @property
+    def shards(self) -> int:
+        """Ranks that the vocabulary is split over."""
+        return self.ranks if self.treatment.is_sharded else 1
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a rank."""
+        return 2 if self.schedule == "v-half" else 1
+
+    @cached_property
+    def stages(self) -> Sequence[tuple[int, int]]:
+        """Rank and chunk of every stage, in the order of the data."""
+        there = [(rank, 0) for rank in range(self.ranks)]
+        back = [(rank, 1) for rank in reversed(range(self.ranks))]
+        return there + (back if self.chunks > 1 else [])
+
+    @property
+    def _step(self) -> float:
+        rows = self.gpt.vocab_size // self.shards
+        layers = self.chunks * max(self.stage_layers)
+        parameters = layers * self.gpt.parameters + rows * self.gpt.hidden_size
         return self.cluster.rates.traffic(SEPARATE_STEP * parameters)
 
     @cached_property
     def _layer(self) -> dict[PassKind, float]:
-        passes = layer(self.gpt, split=self.schedule == "v-half")
+        passes = layer(self.gpt, split=self.chunks > 1)
         return {
             kind: self.cluster.seconds(VERSION.of(self.gpt, work)) for kind, work in passes.items()
         }
@@ -149,33 +175,40 @@ class VocabularyRun:
         ends = vocabulary_passes(gpt, 1, TREATMENTS["vocab-1"])
         forward, backward = whole_output_layer(gpt, VERSION)
         *input_gradient, weights = backward.steps
-        split = self.schedule == "v-half"
+        split = self.chunks > 1
         later = cluster.seconds(Work((weights,)))
         before = cluster.seconds(Work(tuple(input_gradient)))
         first: dict[PassKind, float] = {
             "F": cluster.seconds(ends["IF"]),
             "W" if split else "B": cluster.seconds(ends["IB"]),
         }
-        last: dict[PassKind, float] = {"F": cluster.seconds(forward), "B": before}
+        last: dict[PassKind, float] = {
+            "F": cluster.seconds(forward) + LOSS_HOST,
+            "B": before + LOSS_HOST,
+        }
         if split:
             last["W"] = later
         else:
             last["B"] += later
         return [first, last]
 
-    def _stage_layers(
-        self, stages: Sequence[tuple[int, int]], treatment: Treatment
-    ) -> Sequence[int]:
-        if not treatment.redistributed:
+    @cached_property
+    def stage_layers(self) -> Sequence[int]:
+        """Transformer layers of every stage."""
+        stages = self.stages
+        if not self.treatment.redistributed:
             return [self.layers // len(stages)] * len(stages)
         extras = [0.0] * len(stages)
         for index, own in zip((0, -1), self._whole, strict=True):
             extras[index] += sum(own.values())
         return redistribute_stages(self.layers, stages, sum(self._layer.values()), extras)
 
-    def _costs(self, stages: Sequence[tuple[int, int]], treatment: Treatment) -> Costs:
-        layers = self._stage_layers(stages, treatment)
-        times = {kind: [count * one for count in layers] for kind, one in self._layer.items()}
+    @cached_property
+    def _costs(self) -> Costs:
+        treatment, stages = self.treatment, self.stages
+        times = {
+            kind: [count * one for count in self.stage_layers] for kind, one in self._layer.items()
+        }
         if not treatment.is_sharded:
             for index, own in zip((0, -1), self._whole, strict=True):
                 for kind, extra in own.items():
@@ -209,17 +242,22 @@ class VocabularyRun:
         ]
 
     def _communications(self, treatment: Treatment) -> dict[CommKind, HopTime]:
-        size = self.gpt.activation
+        """Return the seconds of collectives: sums go to all ranks, and C0 is in fp32 if it can."""
         comms: dict[CommKind, HopTime] = {}
         if treatment.is_sharded:
-            spread = self.cluster.exchange("column", "broadcast", self.ranks, size)
-            comms |= {"C0": spread, "CIB": spread, "CIF": self._payload("gradient")}
+            comms["C0"] = self._spread(HALF if treatment.synchronous else FULL)
+            comms |= {"CIB": self._spread(HALF), "CIF": self._payload("gradient")}
         for barrier in treatment.barriers:
             comms[barrier.kind] = sum(map(self._payload, barrier.carries))
         return comms
 
+    def _spread(self, width: int) -> float:
+        return self._exchange("broadcast", width * self.gpt.tokens * self.gpt.hidden_size)
+
     def _payload(self, payload: Payload) -> float:
         if payload == "gradient":
-            return self.cluster.exchange("column", "reduce", self.ranks, self.gpt.activation)
-        size = FULL * FP32_OF_A_TOKEN[payload] * self.gpt.tokens
-        return self.cluster.exchange("column", "all_reduce", self.ranks, size)
+            return self._exchange("all_reduce", self.gpt.activation)
+        return FP32_OF_A_TOKEN[payload] * self._exchange("all_reduce", FULL * self.gpt.tokens)
+
+    def _exchange(self, kind: CollectiveKind, size: float) -> float:
+        return self.cluster.exchange("column", kind, self.ranks, size)

@@ -1,16 +1,11 @@
-"""GPUs by name: their data sheets, of which passes attain a share (``attained.py``)."""
+"""GPUs by name: their data sheets, and the shares of these that kernels and links attain."""
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.attained import BANDWIDTH, LATENCY, OUTPUT, attained_under
 from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
-from megatron.simulator.costs.device import Device
 from megatron.simulator.costs.launch_time import Rates
-from megatron.simulator.costs.machines import Interconnect
-from megatron.simulator.costs.replicas import Link
 
 GIB: Final = float(1 << 30)
 
@@ -146,22 +141,6 @@ class Gpu:
         assert peak is not None, f"{self.name} has no peak in the table"
         return peak.bf16
 
-    def device(self, treatment: Treatment) -> Device:
-        """Return the rates that passes attain on it under a treatment of the vocabulary."""
-        attained = attained_under(treatment)
-        return Device(
-            peak_flops=1e12 * self.peak_tflops,
-            attained={
-                "forward": attained.forward,
-                "backward": attained.backward,
-                "output": OUTPUT,
-            },
-            memory_bandwidth=BANDWIDTH * self.bandwidth,
-            link_bandwidth=self.link,
-            link_latency=LATENCY,
-            overhead=attained.overhead,
-        )
-
 
 GPUS: Final = {
     gpu.name: gpu
@@ -181,10 +160,6 @@ The network is that of the vendor's own machines, a network adapter for each GPU
 200 Gb/s in a DGX A100, 400 Gb/s in a DGX H100, H200 or B200. Machines of the last two GPUs differ;
 100 Gb/s for each GPU is an assumption."""
 
-REPLICA_LATENCY: Final = 10e-6
-"""Seconds of a step between replicas in addition to that of its bytes. NCCL's own model takes 9.6
-us for a step of a ring over a network (nccl, src/graph/tuning.cc, protocol Simple)."""
-
 
 def gpu_of_driver(name: str) -> Gpu | None:
     """Return the GPU that the driver calls ``name``, such as "NVIDIA H100 80GB HBM3", if known.
@@ -193,31 +168,6 @@ def gpu_of_driver(name: str) -> Gpu | None:
     """
     words = name.replace("RTX ", "RTX")
     return next((own for own in GPUS.values() if re.search(rf"\b{own.name}\b", words)), None)
-
-
-def interconnect(
-    gpu: Gpu,
-    treatment: Treatment,
-    link: tuple[float | None, float | None] = (None, None),
-    network: tuple[float | None, float | None] = (None, None),
-) -> Interconnect:
-    """Return the links of a job on a kind of GPU.
-
-    Args:
-        gpu: of every rank.
-        treatment: of the vocabulary, for the rate that passes attain.
-        link: bandwidth in bytes/s and latency in seconds within a machine; ``None``: as usual.
-        network: the same between machines; ``None``: as usual.
-    """
-    device = gpu.device(treatment)
-    return Interconnect(
-        Link(_given(link[0], device.link_bandwidth), _given(link[1], device.link_latency)),
-        Link(
-            _given(network[0], gpu.network),
-            _given(network[1], device.link_latency + REPLICA_LATENCY),
-        ),
-        device.peak_flops * device.attained["forward"],
-    )
 
 
 def _given(value: float | None, otherwise: float) -> float:

@@ -18,6 +18,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
+    PAPER,
     PUBLISHED,
     RunClass,
     TimeErrors,
@@ -216,6 +217,7 @@ def _checked(found: RunForecast) -> str:
             f"; the nearest: {runs}" if runs else ""
         )
     split = TREATMENTS[parallel.vocab_parallel].is_sharded and own in PUBLISHED
+    split = split and own not in PAPER
     without = "; none of them split the vocabulary" if split else ""
     return (
         f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "

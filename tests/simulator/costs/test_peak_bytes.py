@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.needs import Comm
-from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.peak_bytes import Sizes, held_bytes, peak_bytes
+from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 
 ONE_RANK = """microbatches 2
 stages 0.0
@@ -29,16 +26,6 @@ def test_a_running_peak_by_hand() -> None:
     assert peak_bytes(plan, Sizes(static=1000, activation=100, exponentials=10)) == [1220]
     assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=1)) == [1220]
     assert peak_bytes(plan, Sizes(1000, 100, 10, embedding=300)) == [1700]
-
-
-def test_parts_of_embeddings_are_held_until_the_rank_waits_for_their_sum() -> None:
-    """A rank that looks three microbatches up holds three parts; the fourth takes no more."""
-    plan = make_plan("1f1b", "vocab-2", 2, 4)
-    wait, first = Wait(Comm("CIF", 0)), [Run(Pass("IF", i)) for i in range(3)]
-    row: tuple[Instruction, ...] = (*first, wait, Run(Pass("IF", 3)), Run(Pass("F", 0)))
-    sizes = Sizes(static=1000, activation=7, partial=100)
-    assert peak_bytes(Program(plan, ((), row)), sizes) == [1000, 1307]
-    assert peak_bytes(plan, sizes) == peak_bytes(plan, Sizes(static=1000, activation=7))
 
 
 def test_weight_gradients_hold_what_they_need() -> None:
@@ -113,44 +100,3 @@ def test_a_pass_works_with_more_than_it_leaves() -> None:
     assert peak_bytes(plan, replace(sizes, working={"IB": 30})) == [1220]
     by_chunk = Sizes(activation=[[1, 20], [300, 4000]], working={"B": [[0, 5], [0, 0]]})
     assert peak_bytes(make_plan("zb-v", "none", 2, 1), by_chunk) == [26, 4300]
-
-
-def test_what_comes_and_goes_with_collectives_is_held_in_between() -> None:
-    """The last rank has outputs from F to S and gradients from S to B; the first receives them.
-
-    What it looked up has its gradient there from its own B to IB, and comes to the last with CIB.
-    """
-    plan = make_plan("1f1b", "vocab-2", 2, 1)
-    passes = {kind: Run(Pass(kind, 0)) for kind in ("IF", "F", "S", "T", "B", "IB")}
-    c0, cib = Start(Comm("C0", 0)), Start(Comm("CIB", 0))
-    first = (passes["F"], c0, passes["S"], passes["T"], passes["B"], cib, passes["IB"])
-    last = (passes["F"], c0, passes["S"], passes["B"], passes["T"], cib, passes["IB"])
-    sizes = Sizes(output=1, gradient=[0, 10], looked_up=100)
-    program = Program(plan, (first, last))
-    held = [[after for _, after in held_bytes(program, sizes, rank)] for rank in range(2)]
-    assert held == [[0, 0, 0, 100, 0], [1, 10, 0, 0, 0]]
-    assert [during for during, _ in held_bytes(program, sizes, 1)] == [1, 11, 10, 0, 100]
-
-
-def test_parts_of_the_gradient_wait_for_their_barrier() -> None:
-    """T forms them under Algorithm 1, and C2 adds them up; the last rank keeps the sum for B."""
-    plan = make_plan("1f1b", "vocab-1", 2, 1)
-    done = Wait(Comm("C2", 0))
-    kinds: tuple[PassKind, ...] = ("S", "T")
-    row: tuple[Instruction, ...] = (*(Run(Pass(kind, 0)) for kind in kinds), done)
-    sizes = Sizes(gradient=[10, 30])
-    rows = ((*row, Run(Pass("B", 0))), (*row, Run(Pass("B", 0))))
-    program = Program(plan, rows)
-    held = [[after for _, after in held_bytes(program, sizes, rank)] for rank in range(2)]
-    assert held == [[0, 10, 0], [0, 30, 0]]
-
-
-def test_room_for_exponentials_is_never_given_back() -> None:
-    """Between S and T are two microbatches at a time; on a last stage one with B, two with W."""
-    plan = Plan.from_text(ONE_RANK)
-    assert peak_bytes(plan, Sizes(static=1000, room=10)) == [1020]
-    whole = "microbatches 2\nstages 0.0 1.0\nvocabulary none\n0: F0 F1 {0}\n1: F0 {0} F1 {1}\n"
-    fused = Plan.from_text(whole.replace("{0} F1 {1}", "B0 F1 B1").format("B0 B1"))
-    assert peak_bytes(fused, Sizes(room=10)) == [0, 10]
-    split = Plan.from_text(whole.replace("{0} F1 {1}", "B0 F1 B1 W0 W1").format("B0 B1 W0 W1"))
-    assert peak_bytes(split, Sizes(room=10)) == [0, 20]
