@@ -120,13 +120,8 @@ JOBS: Final = (
     Job("H100", "70B", 8, 8, ("1f1b", "interleaved/5")),
     Job("H100", "70B", 8, 8, ("1f1b",)),
     Job("H100", "70B", 8, 8, ("zb-h1",)),
-    Job("H100", "70B", 2, 16, ("1f1b", "interleaved/5")),
     Job("H100", "405B", 8, 16, ("1f1b", "interleaved/2")),
-    Job("H100", "405B", 8, 32, ("1f1b", "interleaved/2")),
-    Job("H100", "405B", 8, 64, ("1f1b",)),
     Job("A100", "8B", 1, 8, _WHOLE),
-    Job("A100", "8B", 2, 4, ("1f1b", "interleaved/4")),
-    Job("A100", "70B", 4, 8, ("1f1b", "interleaved/5")),
     Job("A100", "70B", 8, 8, ("1f1b", "interleaved/5")),
 )
 
