@@ -241,7 +241,7 @@ def _counting() -> Iterator[None]:
 
     A count is the same within a mode that changes operations, such as one of tensors without data.
     """
-    with _disable_current_modes():  # type: ignore[no-untyped-call]  # PyTorch's has no types
+    with _disable_current_modes():
         state = torch.get_rng_state()
         try:
             with no_compiler():
