@@ -57,6 +57,9 @@ A ● in a table, and a name in a picture, is on the Pareto front: nothing else 
 and at least as small.
 """
 
+SPLITTING: Final = "## When does splitting the vocabulary pay?"
+"""Heading of the page's last section, whose tables ``splitting_page.py`` writes."""
+
 NEAR: Final = 0.02
 """Share of the time within which a schedule counts as good as the fastest."""
 
@@ -267,13 +270,16 @@ def picture_of(name: str) -> Path:
 
 
 def write(root: Path = ROOT) -> None:
-    """Write the page and its pictures."""
+    """Write the page and its pictures; its last section stays as it is."""
+    page = root / "docs" / PAGE.name
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
     lines = [INTRODUCTION]
     for name, size in SIZES.items():
         found = choices(size)
         lines += section(name, found)
         (root / "images" / picture_of(name).name).write_text(chart(name, found), encoding="utf-8")
-    (root / "docs" / PAGE.name).write_text("\n".join(lines), encoding="utf-8")
+    _, heading, rest = before.partition(SPLITTING)
+    page.write_text("\n".join([*lines, heading + rest]), encoding="utf-8")
 
 
 if __name__ == "__main__":

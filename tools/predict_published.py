@@ -16,10 +16,12 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.simulator.costs.accuracy import RunClass
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
-from tools.predictions.published import MACHINE, Prediction, PublishedRun, predict, read_published
+from tools.predictions.published import Prediction, predict
+from tools.predictions.published_runs import MACHINE, PublishedRun, read_published
 
 HEADING: Final = (
     "| row | run | GPUs | t, p, d | micro batch, chunks | measured s | predicted s | error | |"
@@ -65,18 +67,16 @@ def line(index: int, found: Sequence[Prediction]) -> str:
     return f"| {' | '.join(words)} |".replace("%", " %")
 
 
-def class_of(run: PublishedRun) -> str:
-    """Return the class of runs to which a run belongs, in words."""
-    sharing = "t = 1" if run.tensor == 1 else "t > 1"
-    where = "across machines" if run.gpus > MACHINE else "one machine"
-    return f"{run.gpu.name}, {sharing}, {where}"
+def class_of(run: PublishedRun) -> RunClass:
+    """Return the class of runs to which a run belongs."""
+    return RunClass(run.gpu.name, shared=run.tensor > 1, across=run.gpus > MACHINE)
 
 
 def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
     """Yield the errors of the rows calibrated with, of those kept out, and of every class."""
     groups: dict[str, list[float]] = {"calibrated": [], "kept out": []}
     for index, each in enumerate(predictions):
-        names = ("kept out" if is_kept_out(index) else "calibrated", class_of(each.run))
+        names = ("kept out" if is_kept_out(index) else "calibrated", str(class_of(each.run)))
         for name in names:
             groups.setdefault(name, []).append(abs(each.error))
     for name, errors in groups.items():

@@ -29,7 +29,7 @@ class ClusterFlags:
 
     nccl_max_ctas_p2p: int = flag(4,
         "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
-    nccl_max_ctas_vocab: int = flag(8,
+    nccl_max_ctas_vocab: int = flag(4,
         "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
     nccl_max_ctas_data: int = flag(16,
         "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)

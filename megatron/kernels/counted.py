@@ -17,9 +17,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from megatron.kernels.autograd import apply
-from megatron.kernels.cuda.kernels import CudaKernels
+from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, can_pack_on
 from megatron.kernels.scores import Scores
 
@@ -47,10 +48,10 @@ def counted_kernels(dtype: torch.dtype, capability: Capability = (9, 0)) -> Kern
     taken for the GPU's.
 
     Args:
-        dtype: of activations: bf16, fp16 or fp32.
+        dtype: of activations; of another one than bf16, fp16 and fp32 a GPU takes PyTorch's own.
         capability: of the GPU.
     """
-    return _CountedKernels(dtype, capability)
+    return _CountedKernels(dtype, capability) if dtype in TYPES else ReferenceKernels()
 
 
 class _CountedKernels(CudaKernels):

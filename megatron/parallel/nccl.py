@@ -43,12 +43,13 @@ class BlockLimits:
 
     Attributes:
         transfers: of each link between stages.
-        vocabulary: of a collective of the vocabulary layers.
+        vocabulary: of a collective of the vocabulary layers. It waits beside passes for its last
+            rank more than it moves, so it has no more than a network of 400 Gb/s needs.
         gradients: of a reduction of gradients, or a gathering of parameters.
     """
 
     transfers: int = 4
-    vocabulary: int = 8
+    vocabulary: int = 4
     gradients: int = 16
 
     def of(self, use: str) -> int | None:

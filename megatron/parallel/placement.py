@@ -4,6 +4,7 @@ Launchers number the ranks machine by machine, so machine k has the ranks from k
 a machine on.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -57,6 +58,13 @@ class Placement:
     def data(self) -> bool:
         """Whether ranks with the same parameters are in different machines."""
         return any(len(set(where)) > 1 for where in self._spread("data"))
+
+    def together(self, axis: AxisName) -> int:
+        """Return how many ranks of a group of an axis share a machine; the fewest of any group.
+
+        A group brings as many network adapters to a collective in each of its machines.
+        """
+        return min(min(Counter(where).values()) for where in self._spread(axis))
 
     def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
         """Return the machines of the ranks of every group of an axis, counted from its first."""

@@ -23,6 +23,7 @@ from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.entry import Entry
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
@@ -130,10 +131,12 @@ class StagePasses:
             x_buh = self.store.take("input", i, stage)
         left_out: list[Again] = []
         ahead_bwh = self._embeddings_ahead(i, stage)
+        x_entry, ahead_entry = Entry(), None if ahead_bwh is None else Entry()
         with torch.set_grad_enabled(self._training):
-            x_buh.requires_grad_(self._training)
-            if ahead_bwh is not None:
-                ahead_bwh.requires_grad_(self._training)
+            if self._training:
+                x_buh = x_entry.connect(x_buh)
+            if self._training and ahead_entry is not None and ahead_bwh is not None:
+                ahead_bwh = ahead_entry.connect(ahead_bwh)
             number = i * self._replicas + self._replica
             own = self._batch[i]
             y_buh = self.model(
@@ -148,8 +151,9 @@ class StagePasses:
                 ahead_bwh,
             )
         if self._training:
-            # The edge keeps the graph but not the output's memory, which is sent away.
-            self.store.put("graph", i, (x_buh, ahead_bwh, get_gradient_edge(y_buh)), item.chunk)
+            # The edge keeps the graph, but neither what came in nor the output, which is sent away.
+            graph = x_entry, ahead_entry, get_gradient_edge(y_buh), x_buh.shape[1:]
+            self.store.put("graph", i, graph, item.chunk)
             if self.plan.recomputes:
                 self.store.put("left_out", i, left_out, item.chunk)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
@@ -183,12 +187,11 @@ class StagePasses:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
-        x_buh, ahead_bwh, edge = self.store.take("graph", i, item.chunk)
-        torch.autograd.backward((edge,), (gradient.view(-1, *x_buh.shape[1:]),))
-        assert x_buh.grad is not None
-        if ahead_bwh is not None:
-            self._hand_back_ahead(i, ahead_bwh.grad)
-        self._hand_back(i, stage, x_buh.grad)
+        x_entry, ahead_entry, edge, shape = self.store.take("graph", i, item.chunk)
+        torch.autograd.backward((edge,), (gradient.view(-1, *shape),))
+        if ahead_entry is not None:
+            self._hand_back_ahead(i, ahead_entry.take_gradient())
+        self._hand_back(i, stage, x_entry.take_gradient())
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
         deferred, self._deferred = self._deferred, []

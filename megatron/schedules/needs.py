@@ -20,6 +20,9 @@ gradients over the replicas, AG gathering of a bucket of updated parameters from
 ``buckets`` knows the places."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
+STAGE_KINDS: Final = ("X", "G")
+"""Messages from stage to stage."""
+
 REPLICA_KINDS: Final = ("RG", "AG")
 """Communications with the other replicas, each of one pipeline rank."""
 

@@ -72,3 +72,24 @@ def test_no_other_order_leaves_machines_less_often(t: int, d: int, p: int, ranks
     hops = {order: Placement(Grid(t, d, p, order), ranks).hops for order in ORDERS}
     assert hops[chosen] == min(hops.values())
     assert chosen == "tp-dp-pp" or hops[chosen] < hops["tp-dp-pp"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "tensor", "data", "pipeline"),
+    [
+        (Grid(8, 32, 2), 8, 1, 1),
+        (Grid(2, 32, 1), 2, 4, 1),
+        (Grid(1, 48, 1), 1, 8, 1),
+        (Grid(1, 1, 8), 1, 1, 8),
+        (Grid(1, 1, 12), 1, 1, 4),
+        (Grid(16, 1, 2), 8, 1, 1),
+        (Grid(2, 2, 8), 2, 2, 2),
+    ],
+)
+def test_ranks_of_a_group_that_share_a_machine(
+    grid: Grid, tensor: int, data: int, pipeline: int
+) -> None:
+    found = Placement(grid, 8)
+    assert found.together("tensor") == tensor
+    assert found.together("data") == data
+    assert found.together("pipeline") == pipeline

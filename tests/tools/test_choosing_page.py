@@ -13,6 +13,7 @@ from tools.choosing_page import (
     INTRODUCTION,
     PAGE,
     SIZES,
+    SPLITTING,
     TREATMENTS,
     Choice,
     advice,
@@ -79,7 +80,8 @@ def test_the_page_has_the_introduction_and_every_vocabulary() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.startswith(INTRODUCTION)
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        f"## V = {name}" for name in SIZES
+        *(f"## V = {name}" for name in SIZES),
+        SPLITTING,
     ]
 
 
@@ -106,8 +108,11 @@ def test_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(choosing_page, "choices", lambda size: found)
     for folder in ("docs", "images"):
         (tmp_path / folder).mkdir()
+    kept = f"{SPLITTING}\n\nSentences and tables.\n"
+    (tmp_path / "docs" / PAGE.name).write_text(f"Old.\n{kept}", encoding="utf-8")
     write(tmp_path)
     assert len(list((tmp_path / "images").iterdir())) == len(SIZES)
-    assert "| ● | `fast` | vocab-2 | 1.000 | 50.0% | 10.0% | 60.0 |" in (
-        tmp_path / "docs" / PAGE.name
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "docs" / PAGE.name).read_text(encoding="utf-8")
+    assert "| ● | `fast` | vocab-2 | 1.000 | 50.0% | 10.0% | 60.0 |" in page
+    assert page.startswith(INTRODUCTION)
+    assert page.endswith(kept)

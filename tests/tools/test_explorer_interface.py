@@ -55,7 +55,10 @@ def test_the_command_that_is_shown_prints_the_same_json(
 ) -> None:
     found = ask("simulate", case=CASES[name])
     run_command(found["command"] + " --json", found, tmp_path, monkeypatch)
-    assert json.loads(capsys.readouterr().out) == found["figures"]
+    printed = json.loads(capsys.readouterr().out)
+    if "model" in CASES[name]:  # a file of costs has none of its memory
+        found["figures"]["peak_bytes"] = None
+    assert printed == found["figures"]
 
 
 @pytest.mark.parametrize("name", ["usual", "of its ranks", "recomputed"])

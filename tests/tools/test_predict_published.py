@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 import tools.predict_published as predict_published
-from tools.predict_published import CLASSES, HEADING, is_kept_out, line, update
+from megatron.simulator.costs.accuracy import PUBLISHED
+from tools.predict_published import CLASSES, HEADING, class_of, is_kept_out, line, update
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
-from tools.predictions.published import (
-    Choice,
-    Prediction,
-    PublishedRun,
-    exposed,
-    predict,
-    read_published,
-)
+from tools.predictions.published import Prediction, exposed, predict
+from tools.predictions.published_runs import Choice, PublishedRun, read_published
 
 REFERENCE = Path("docs/reference")
 TABLE = REFERENCE / "published_runs.csv"
@@ -59,6 +54,14 @@ def test_errors_stay_within_what_is_promised() -> None:
     errors = _class_errors()
     for name, promised in (("calibrated", (5.0, 12.0)), ("kept out", (7.0, 15.0))):
         assert all(error <= most for error, most in zip(errors[name], promised, strict=True))
+
+
+def test_what_a_dry_run_may_say_of_a_class_is_what_the_docs_say() -> None:
+    errors = _class_errors()
+    for kind, own in PUBLISHED.items():
+        assert errors[str(kind)] == (own.mean, own.most)
+        assert own.runs == sum(class_of(run) == kind for run in RUNS)
+    assert {class_of(run) for run in RUNS} == set(PUBLISHED)
 
 
 def test_measured_seconds_follow_from_tflops_as_their_source_counts_them() -> None:

@@ -5,7 +5,7 @@ returns these flags.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -16,7 +16,6 @@ from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.request import Request
 from megatron.simulator.costs.cost_file import parse_costs
-from megatron.simulator.costs.peak_bytes import Sizes
 from megatron.simulator.scenario import Scenario
 from tools.explorer.model_costs import ModelCosts, ModelJob
 from tools.explorer.replica_job import ReplicaJob
@@ -151,7 +150,7 @@ class Case:
         )
 
     def derived(self, request: Request) -> ModelCosts:
-        """Return the costs and sizes of the model on the stages of a plan."""
+        """Return the costs and memory of the model on the stages of a plan."""
         assert self.model is not None
         return self.model.costs_of(request, self.replicas)
 
@@ -235,12 +234,6 @@ def costs_in_words(costs: Costs) -> str:
     words += [f"{kind}={_times(time)}" for kind, time in costs.comms.items() if time]
     words += [f"{kind}={_times(own.times)}" for kind, own in costs.exchanges.items()]
     return ",".join(words)
-
-
-def sizes_as_json(sizes: Sizes) -> dict[str, object]:
-    """Return the section ``bytes`` of a file of costs."""
-    values = ((field.name, getattr(sizes, field.name)) for field in fields(sizes))
-    return {name: value for name, value in values if value is not None}
 
 
 def _times(time: object) -> str:

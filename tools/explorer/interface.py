@@ -28,7 +28,7 @@ from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.metrics import DEFINITIONS
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
-from tools.explorer.case import SHOWN_SCHEDULES, Case, sizes_as_json
+from tools.explorer.case import SHOWN_SCHEDULES, Case
 from tools.explorer.model_costs import MODELS
 from tools.explorer.shown import (
     bytes_over_time,
@@ -134,11 +134,10 @@ def _simulate(asked: _Asked) -> dict[str, object]:
     found = asked.simulated()
     plan, timeline = found.done.plan, found.done.timeline
     kept = TRAITS[found.scenario.request.schedule].kept
-    sizes = found.sizes
     over_time = (
         microbatches_over_time(plan, timeline, kept)
-        if sizes is None
-        else bytes_over_time(found.done.program, timeline, sizes)
+        if found.model is None
+        else bytes_over_time(found.done.program, timeline, found.model.memories)
     )
     return {
         "figures": figures(found.scenario, found.done, found.held),
@@ -163,7 +162,6 @@ def _costs_file(found: Simulated) -> dict[str, object] | None:
     return {
         "passes": costs.passes,
         "comms": {**costs.comms, **{kind: own.times for kind, own in costs.exchanges.items()}},
-        "bytes": sizes_as_json(found.model.sizes),
     }
 
 

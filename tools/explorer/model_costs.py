@@ -1,4 +1,7 @@
-"""Costs and sizes of a model on a kind of GPU, as ``pretrain_gpt.py --dry-run`` counts them."""
+"""Costs and memory of a model on a kind of GPU: its closed-form counts, priced as a dry run does.
+
+Unlike a dry run, passes beside collectives are not slower.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,48 +10,43 @@ from typing import Final, NamedTuple
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
-from megatron.schedules.make_plan import one_microbatch_of, stages_of
-from megatron.schedules.plan import Plan
+from megatron.schedules.make_plan import one_microbatch_of
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.plan_file import load_any_plan
 from megatron.schedules.request import Request
-from megatron.schedules.treatments import Treatment
-from megatron.simulator.costs.device import Device
-from megatron.simulator.costs.from_model import ModelTimes
-from megatron.simulator.costs.gpus import GPUS, Gpu, interconnect
-from megatron.simulator.costs.machines import Machines
-from megatron.simulator.costs.model_bytes import parameters
-from megatron.simulator.costs.peak_bytes import Sizes
-from megatron.simulator.costs.recomputed import NOTHING, Recomputed
-from megatron.simulator.costs.replicas import ALONE
-from megatron.simulator.costs.shape import Shape, iteration_flops
-from megatron.simulator.costs.stage_costs import even_layers, stage_costs
-from megatron.simulator.costs.training_bytes import (
-    optimizer_traffic,
-    own_logits,
-    training_sizes,
-)
-from megatron.simulator.forecast import Forecast, forecast
+from megatron.simulator.costs.cluster import Cluster
+from megatron.simulator.costs.count import RankCount
+from megatron.simulator.costs.counted_costs import costs_of
+from megatron.simulator.costs.dense_counts import dense_counts, layer_passes
+from megatron.simulator.costs.dense_gpt import DenseGpt
+from megatron.simulator.costs.gpus import GPUS, Gpu
+from megatron.simulator.costs.rank_memory import RankMemory, peaks
+from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
+from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline
 from tools.explorer.replica_job import ReplicaJob
 
-TILE_ROWS: Final = 16384
-"""Vocabulary entries that the output layer's kernels work on at once, those of
-``kernels/reference``, which knows PyTorch and is not to be imported here."""
-EXPONENTIALS_AT_ONCE: Final = 1 << 22
-"""Exponentials in fp32 at the same time, from there too."""
+WEIGHT_BYTES: Final = 2
+GRADIENT_BYTES: Final = 4
+STATE_BYTES: Final = 12
+"""Bytes of a parameter: its bf16 weight, its fp32 gradient, Adam's master weight and moments."""
+
+STEP_BYTES: Final = 34
+"""Bytes that a step moves for a parameter: the norm reads the gradient; the step reads gradient and
+state, and writes state and weight."""
 
 
 class ModelCosts(NamedTuple):
-    """What a model costs on the stages of a plan.
+    """Costs of a model on the stages of a plan.
 
     Attributes:
         costs: in seconds.
-        sizes: in bytes.
+        memories: of every rank, in bytes.
         layers: transformer layers of every stage.
     """
 
     costs: Costs
-    sizes: Sizes
+    memories: Sequence[RankMemory]
     layers: tuple[int, ...]
 
 
@@ -112,36 +110,35 @@ class ModelJob:
         """The GPU of every rank."""
         return GPUS[self.gpu]
 
-    @property
-    def shape(self) -> Shape:
-        """The model and one microbatch, for counting."""
-        h, width, gated = self.hidden, self.hidden // self.heads, self.kind == "llama"
-        biases = (self.heads + 2 * self.groups) * width + self.ffn
-        return Shape(
-            hidden_size=h,
-            num_attention_heads=self.heads,
-            seq_length=self.seq,
-            vocab_size=self.vocabulary,
-            micro_batch_size=self.batch,
-            ffn_hidden_size=self.ffn,
-            query_width=h,
-            key_value_width=2 * self.groups * width,
-            gated_mlp=gated,
-            vector_parameters=2 * h if gated else 6 * h,
-            cut_vector_parameters=0 if gated else biases,
-            own_queries=gated,
-            dropout=False,
-            depth_vector_parameters=3 * (h if gated else 2 * h),
-            recomputed=Recomputed(group=1) if self.recompute else NOTHING,
+    def dense(self, shards: int) -> DenseGpt:
+        """Return the model and one microbatch.
+
+        Args:
+            shards: parts of the vocabulary, which is padded to a multiple of 128 of them.
+        """
+        unit = 128 * shards
+        return DenseGpt(
+            self.hidden,
+            self.heads,
+            self.seq,
+            -(-self.vocabulary // unit) * unit,
+            self.batch,
+            self.ffn,
+            self.groups,
+            llama=self.kind == "llama",
+            recomputation="full" if self.recompute else "none",
         )
 
-    @property
-    def positions(self) -> int:
-        """Positions that have an embedding of their own."""
-        return self.seq if self.kind == "gpt" else 0
+    def flops(self, microbatches: int) -> int:
+        """Return the FLOPs of an iteration, as ``megatron/model/flops.py`` defines them."""
+        tokens, h = microbatches * self.batch * self.seq, self.hidden
+        keys_values = 2 * h * self.groups // self.heads
+        inner = (3 if self.kind == "llama" else 2) * self.ffn
+        layer = 2 * tokens * h * (2 * h + keys_values + inner) + 4 * tokens * self.seq * h
+        return 3 * (self.layers * layer + 2 * tokens * h * self.vocabulary)
 
     def costs_of(self, request: Request, replicas: ReplicaJob | None = None) -> ModelCosts:
-        """Return the costs and sizes on the stages of a plan; the plan itself is not made.
+        """Return the costs and the memory on the stages of a plan; the plan itself is not made.
 
         Args:
             request: for the plan.
@@ -150,40 +147,27 @@ class ModelJob:
         Raises:
             ValueError: there are fewer layers than stages.
         """
-        treatment, device = request.treatment, self._rates(request)
-        stages = stages_of(request) if request.file is None else load_any_plan(request.file).stages
-        if self.layers < len(stages):
+        file = request.file
+        one = one_microbatch_of(request) if file is None else plan_of_one(load_any_plan(file))
+        if self.layers < len(one.stages):
             raise ValueError(
-                f"{self.layers} layers are fewer than the {len(stages)} stages: give the model "
+                f"{self.layers} layers are fewer than the {len(one.stages)} stages: give the model "
                 "more layers, or the pipeline fewer ranks or chunks"
             )
-        machines = self._machines(request)
-        times = ModelTimes(self.shape, device, early_whole=True, machines=machines)
-        found = stage_costs(times, stages, treatment)
-        even = even_layers(self.layers, len(stages))
-        layers = found.balanced(self.layers) if treatment.redistributed else even
-        one = one_microbatch_of(request) if request.file is None else load_any_plan(request.file)
-        sizes = training_sizes(
-            self.shape,
-            one,
-            layers,
-            treatment,
-            own_logits(self.shape, request.ranks, TILE_ROWS, EXPONENTIALS_AT_ONCE),
-            tied=False,
-            positions=self.positions,
-            post_validation=False,
-            replicas=ALONE if replicas is None else replicas.exchanged,
-        )
-        costs = found.costs(layers)
+        gpt = self.dense(request.ranks if request.treatment.is_sharded else 1)
+        even = tuple(redistribute(self.layers, len(one.stages), 1.0, [0.0] * len(one.stages)))
+        layers = self._balanced(gpt, one) if request.treatment.redistributed else even
+        counts = dense_counts(gpt, one, layers)
+        costs = costs_of(counts, one, self._cluster(request.ranks), self._crossing(request.ranks))
         if replicas is not None:
             costs = replicas.added_to(
                 costs,
-                self.device,
-                self._parameters(one, layers, treatment),
-                self._updates(request, one, layers, replicas),
+                self._cluster(request.ranks),
+                [count.parameters.all for count in counts],
+                self._updates(counts, replicas),
                 len(replicas.even_buckets.of(one)[0]),
             )
-        return ModelCosts(costs, sizes, tuple(layers))
+        return ModelCosts(costs, _memories(counts, _parts(replicas)), layers)
 
     def forecast(
         self,
@@ -202,45 +186,49 @@ class ModelJob:
             costs: of the model on its stages.
             replicas: of the pipeline; if they share the optimizer, its step is in the program.
         """
-        device, plan = self._rates(request), program.plan
-        updates = self._updates(request, plan, costs.layers, replicas)
-        return forecast(
-            program,
+        updates = self._updates([own.count for own in costs.memories], replicas)
+        return Forecast.of(
             timeline,
-            costs.sizes,
-            model_flops=iteration_flops(self.shape, self.layers, plan.microbatches),
-            peak_flops=device.peak_flops,
+            peaks(program, costs.memories),
+            model_flops=self.flops(program.plan.microbatches),
+            peak_flops=self._cluster(request.ranks).rates.peak_flops,
             step=0.0 if replicas is not None and replicas.sharded else max(updates),
         )
 
-    def _parameters(self, plan: Plan, layers: Sequence[int], treatment: Treatment) -> list[float]:
-        """Return the parameters of every rank."""
-        counts = parameters(self.shape, plan.stages, layers, treatment)
-        counts[plan.stages[0][0]] += self.positions * self.hidden
-        return counts
+    def _balanced(self, gpt: DenseGpt, one: Plan) -> tuple[int, ...]:
+        """Return the layers of every stage by which the slowest rank is as fast as possible."""
+        cluster = self._cluster(one.ranks)
+        empty = costs_of(dense_counts(gpt, one, [0] * len(one.stages)), one, cluster)
+        kinds = layer_passes(gpt, one)
+        layer = sum(map(cluster.seconds, kinds.values()))
+        extras = [sum(empty.time(kind, *stage) for kind in kinds) for stage in one.stages]
+        return tuple(redistribute_stages(self.layers, one.stages, layer, extras))
 
-    def _updates(
-        self, request: Request, plan: Plan, layers: Sequence[int], replicas: ReplicaJob | None
-    ) -> list[float]:
+    def _updates(self, counts: Sequence[RankCount], replicas: ReplicaJob | None) -> list[float]:
         """Return the seconds of the optimizer's step on every rank."""
-        moved = optimizer_traffic(
-            self.shape,
-            plan,
-            layers,
-            request.treatment,
-            tied=False,
-            post_validation=False,
-            replicas=ALONE if replicas is None else replicas.exchanged,
-        )
-        return list(map(self._rates(request).traffic, moved))
+        moved = STEP_BYTES / _parts(replicas)
+        rates = self.device.rates
+        return [rates.traffic(moved * count.parameters.all) for count in counts]
 
-    def _machines(self, request: Request) -> Machines:
-        pairs = combinations(range(request.ranks), 2)
-        crossing = frozenset((a, b) for a, b in pairs if a // self.machine != b // self.machine)
-        return Machines(interconnect(self.device, request.treatment).network, crossing)
+    def _cluster(self, ranks: int) -> Cluster:
+        """Return the GPUs and their links: a pipeline fills machines, replicas are in others."""
+        crossed = ranks > self.machine
+        together = ranks % self.machine or self.machine if crossed else ranks
+        return Cluster(self.device.rates, self.device.links(), {"column": together, "data": 1})
 
-    def _rates(self, request: Request) -> Device:
-        return self.device.device(request.treatment)
+    def _crossing(self, ranks: int) -> frozenset[tuple[int, int]]:
+        pairs = combinations(range(ranks), 2)
+        return frozenset((a, b) for a, b in pairs if a // self.machine != b // self.machine)
+
+
+def _parts(replicas: ReplicaJob | None) -> int:
+    """Return how many ranks share the optimizer's state of a parameter."""
+    return 1 if replicas is None else replicas.exchanged.optimizer_parts
+
+
+def _memories(counts: Sequence[RankCount], parts: int) -> list[RankMemory]:
+    parameter = WEIGHT_BYTES + GRADIENT_BYTES + STATE_BYTES / parts
+    return [RankMemory(count, parameter * count.parameters.all) for count in counts]
 
 
 def _gpt(layers: int, hidden: int, heads: int) -> ModelJob:

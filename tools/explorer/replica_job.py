@@ -6,7 +6,7 @@ from typing import Final
 
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import CommKind
-from megatron.simulator.costs.gpus import REPLICA_LATENCY, Gpu
+from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.replicas import Link, Replicas
 from megatron.simulator.exchange import EvenBuckets, Overlap
 
@@ -69,7 +69,7 @@ class ReplicaJob:
     def added_to(
         self,
         costs: Costs,
-        gpu: Gpu,
+        cluster: Cluster,
         parameters: Sequence[float],
         update: Sequence[float],
         buckets: int,
@@ -78,12 +78,13 @@ class ReplicaJob:
 
         Args:
             costs: without them.
-            gpu: of every rank; replicas are connected as its machines usually are.
+            cluster: the GPUs, and what connects replicas.
             parameters: of every pipeline rank.
             update: for every pipeline rank, seconds in which it updates all that is its own.
             buckets: of a rank. Each takes the latency of its ring in addition to its bytes.
         """
-        link = Link(gpu.network, REPLICA_LATENCY)
+        path = cluster.ring("data", self.count)
+        link = Link(path.bandwidth, path.latency)
         exchanges: dict[CommKind, Exchange] = {"RG": self.exchanged.reduction(parameters, link)}
         if self.sharded:
             exchanges["AG"] = self.exchanged.gathering(parameters, link)

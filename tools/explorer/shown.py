@@ -1,11 +1,13 @@
 """What the page draws, as JSON values: spans, what each pass waits for, and memory over time."""
 
+from collections.abc import Sequence
+
 from megatron.schedules.held import held_changes
-from megatron.schedules.lower import Program
+from megatron.schedules.lower import Program, Run
 from megatron.schedules.needs import Comm, needs, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, passes_of
-from megatron.simulator.costs.peak_bytes import Sizes, held_bytes
+from megatron.simulator.costs.rank_memory import RankMemory, held
 from megatron.simulator.simulate import Span, Timeline
 
 Named = tuple[str, int, str | int, float, float]
@@ -71,34 +73,45 @@ def microbatches_over_time(plan: Plan, timeline: Timeline, kept: float) -> list[
     """
     over_time = []
     for rank in _ranks(plan):
-        held, steps = 0.0, [(0.0, 0.0)]
+        total, steps = 0.0, [(0.0, 0.0)]
         planned = (span for span in timeline.compute(rank) if span.kind != "U")
         for span, item in zip(planned, plan.rows[rank], strict=True):
             change = held_changes(plan, item, kept).activations
             if change:
-                held += change
+                total += change
                 at = span.start if change > 0 else span.end
-                steps.append((at, held / plan.chunks))
+                steps.append((at, total / plan.chunks))
         over_time.append(steps)
     return over_time
 
 
-def bytes_over_time(program: Program, timeline: Timeline, sizes: Sizes) -> list[Steps]:
+def bytes_over_time(
+    program: Program, timeline: Timeline, memories: Sequence[RankMemory]
+) -> list[Steps]:
     """Return for every rank the bytes that it holds.
+
+    Bytes that are held between two passes, by communications, count where the later one begins, and
+    those after the last pass where that ends.
 
     Args:
         program: what runs.
         timeline: of the program.
-        sizes: of all that its ranks hold.
+        memories: of its ranks.
     """
-    over_time = []
-    for rank in _ranks(program.plan):
-        steps: Steps = []
-        passes = zip(timeline.compute(rank), held_bytes(program, sizes, rank), strict=True)
-        for span, (during, after) in passes:
-            steps += [(span.start, during), (span.end, after)]
-        over_time.append(steps)
-    return over_time
+    return [_bytes_of(program, timeline, memory, rank) for rank, memory in enumerate(memories)]
+
+
+def _bytes_of(program: Program, timeline: Timeline, memory: RankMemory, rank: int) -> Steps:
+    steps: Steps = []
+    spans = iter(timeline.compute(rank))
+    most, at = 0.0, 0.0
+    for step, (during, after) in zip(program.rows[rank], held(program, memory, rank), strict=True):
+        most = max(most, during)
+        if isinstance(step, Run):
+            span = next(spans)
+            steps += [(span.start, most), (span.end, after)]
+            most, at = after, span.end
+    return [*steps, (at, max(most, after + memory.afterwards)), (at, after)]
 
 
 def _ranks(plan: Plan) -> range:

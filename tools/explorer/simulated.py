@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from megatron.schedules.search.watch import Watch
-from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+from megatron.simulator.costs.rank_memory import peaks
 from megatron.simulator.scenario import Scenario, Simulation, run
 from tools.explorer.case import Case, command
 from tools.explorer.model_costs import ModelCosts
@@ -41,14 +41,9 @@ class Simulated:
     was_cut: bool
 
     @property
-    def sizes(self) -> Sizes | None:
-        """Bytes of what ranks hold, if they are known."""
-        return None if self.model is None else self.model.sizes
-
-    @property
     def held(self) -> list[float] | None:
         """The peak of every rank in bytes, if it is known."""
-        return None if self.sizes is None else peak_bytes(self.done.program, self.sizes)
+        return None if self.model is None else peaks(self.done.program, self.model.memories)
 
 
 class Simulations:

@@ -77,7 +77,7 @@ class Version:
 
     def of(self, gpt: DenseGpt, work: Work) -> Work:
         """Return a pass of a layer as this version runs it."""
-        work = unfused_norms(gpt, work)
+        work = unfused_norms(gpt, without_copies(gpt, work))
         if not self.flash:
             work = unfused_attention(gpt, work)
         if not self.fused_sums:
@@ -85,6 +85,19 @@ class Version:
         if not self.beside:
             work = waiting(work)
         return overlapping(work) if self.overlapped else work
+
+
+def without_copies(gpt: DenseGpt, work: Work) -> Work:
+    """Leave out copies into the order of the stream, and biases that are added to sums.
+
+    Megatron-LM reduces and scatters in the order of the stream, and ``unfused_norms`` adds biases.
+    """
+
+    def change(launch: Launch) -> Iterator[Launch]:
+        if launch.name != "clone" and not (launch.name == "add_" and launch.bytes > gpt.own):
+            yield launch
+
+    return _changed(work, change)
 
 
 def unfused_norms(gpt: DenseGpt, work: Work) -> Work:

@@ -63,3 +63,49 @@ CHECKED: Final[Mapping[str, Mapping[int, Errors]]] = {
 ALLOCATED_WITHIN: Final = 0.006
 """Share by which the bytes that this project's own CUDA code allocates differ from a dry run's at
 most, on the pretended GPUs of the tests."""
+
+
+@dataclass(frozen=True)
+class RunClass:
+    """A class of runs whose predictions err alike.
+
+    Attributes:
+        gpu: the kind of GPU.
+        shared: several ranks share a layer (t > 1).
+        across: the run has several machines.
+    """
+
+    gpu: str
+    shared: bool
+    across: bool
+
+    def __str__(self) -> str:
+        """Return the class in words, as docs/predictions.md has it."""
+        sharing = "t > 1" if self.shared else "t = 1"
+        return f"{self.gpu}, {sharing}, {'across machines' if self.across else 'one machine'}"
+
+
+@dataclass(frozen=True)
+class TimeErrors:
+    """Absolute errors of the time of published iterations, in percent.
+
+    Attributes:
+        runs: how many were compared.
+        mean: mean error.
+        most: largest error.
+    """
+
+    runs: int
+    mean: float
+    most: float
+
+
+PUBLISHED: Final[Mapping[RunClass, TimeErrors]] = {
+    RunClass("H100", shared=False, across=True): TimeErrors(1, 2.6, 2.6),
+    RunClass("H100", shared=True, across=True): TimeErrors(2, 1.1, 1.7),
+    RunClass("A100", shared=False, across=True): TimeErrors(1, 1.6, 1.6),
+    RunClass("A100", shared=True, across=True): TimeErrors(19, 1.8, 6.8),
+    RunClass("A100", shared=True, across=False): TimeErrors(2, 1.1, 2.1),
+}
+"""Errors of ``tools/predict_published.py`` by class. Nothing was measured of absent classes, but
+for runs of A100s with t = 1 in one machine, which are in ``CHECKED``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Final, Literal
 
 from megatron.simulator.costs.collective_time import Links, Path
@@ -27,12 +27,15 @@ class Cluster:
         links: between GPUs.
         together: how many ranks of an axis share a machine; all of an absent axis do.
         channel: bytes/s that a communication moves with one multiprocessor.
+        blocks: most multiprocessors that a communication of an axis may take; any number where the
+            axis is absent.
     """
 
     rates: Rates
     links: Links
     together: Mapping[SpreadAxis, int] = field(default_factory=dict)
     channel: float = CHANNEL
+    blocks: Mapping[SpreadAxis, int] = field(default_factory=dict)
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of a pass.
@@ -47,7 +50,7 @@ class Cluster:
                     clock = beside(clock, self.rates.seconds(step), lane, crowding)
                 case Begin(collectives):
                     lane = max(lane, clock) + sum(map(self.collective, collectives))
-                    crowding = max(map(self._crowding, collectives))
+                    crowding = max(map(self._crowding, collectives), default=0.0)
                 case Await():
                     clock = max(clock, lane)
                 case Collective():
@@ -67,7 +70,8 @@ class Cluster:
             ranks: their number.
             size: bytes of the whole tensor.
         """
-        return self.links.collective(kind, ranks, size, self._together(axis, ranks))
+        most = self.channel * self.blocks.get(axis, inf)
+        return self.links.collective(kind, ranks, size, self._together(axis, ranks), most)
 
     def ring(self, axis: SpreadAxis, ranks: int) -> Path:
         """Return the pace of a ring of an axis, and the seconds of its slowest step.

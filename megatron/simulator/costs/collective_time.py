@@ -11,7 +11,7 @@ adapters, or of the links within a machine if these are slower.
 """
 
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Final
 
 from megatron.simulator.costs.count import CollectiveKind
@@ -70,7 +70,9 @@ class Links:
         path = self.network if crossing else self.link
         return LAUNCH + path.latency + size / path.bandwidth
 
-    def collective(self, kind: CollectiveKind, ranks: int, size: float, together: int) -> float:
+    def collective(
+        self, kind: CollectiveKind, ranks: int, size: float, together: int, most: float = inf
+    ) -> float:
         """Return the seconds of a collective.
 
         Args:
@@ -78,14 +80,16 @@ class Links:
             ranks: that take part.
             size: bytes of the whole tensor.
             together: how many of the ranks share a machine.
+            most: bytes/s that its kernel moves, if the links let it.
         """
         if ranks < 2:
             return 0.0
         machines = ceil(ranks / together)
-        ring = self._ring(kind, ranks, size, machines, together)
+        pace = min(most, self.bandwidth(machines, together))
+        ring = self._ring(kind, ranks, size, machines, pace)
         if kind != "all_reduce":
             return ring
-        return min(ring, self._tree(ranks, size, machines, together))
+        return min(ring, self._tree(ranks, size, machines, together, pace))
 
     def bandwidth(self, machines: int, together: int) -> float:
         """Return the bytes/s at which a ring goes round."""
@@ -95,18 +99,17 @@ class Links:
         return min(network, self.link.bandwidth) if together > 1 else network
 
     def _ring(
-        self, kind: CollectiveKind, ranks: int, size: float, machines: int, together: int
+        self, kind: CollectiveKind, ranks: int, size: float, machines: int, pace: float
     ) -> float:
         rounds = 2 if kind == "all_reduce" else 1
         whole = kind in ("broadcast", "reduce")
         sent = size if whole else rounds * (ranks - 1) / ranks * size
         steps, crossings = rounds * (ranks - 1), rounds * (machines - 1)
         waits = (steps - crossings) * self.link.latency + crossings * self.network.latency
-        return LAUNCH + waits + sent / self.bandwidth(machines, together)
+        return LAUNCH + waits + sent / pace
 
-    def _tree(self, ranks: int, size: float, machines: int, together: int) -> float:
+    def _tree(self, ranks: int, size: float, machines: int, together: int, pace: float) -> float:
         """Return the seconds of an all-reduce up and down a tree of machines."""
         within = min(together, ranks) - 1
         waits = within * self.link.latency + ceil(log2(machines)) * self.network.latency
-        pace = TREE_SHARE * self.bandwidth(machines, together)
-        return LAUNCH + 2 * waits + 2 * (ranks - 1) / ranks * size / pace
+        return LAUNCH + 2 * waits + 2 * (ranks - 1) / ranks * size / (TREE_SHARE * pace)

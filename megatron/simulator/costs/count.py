@@ -108,14 +108,6 @@ class Work:
         """FLOPs of its products, as in ``Launch.flops``."""
         return sum(launch.flops for launch in self.launches)
 
-    def then(self, after: "Work") -> "Work":
-        """Return this work and other work after it as one."""
-        return Work(
-            (*self.steps, *after.steps),
-            self.left + after.left,
-            max(self.peak, self.left + after.peak),
-        )
-
 
 NO_WORK: Final = Work()
 

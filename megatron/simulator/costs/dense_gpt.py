@@ -1,11 +1,12 @@
-"""The counts of a dense GPT in closed form, for the explorer, which has no torch.
+"""The counts of a layer of a dense GPT in closed form, for the explorer, which has no torch.
 
-The layer is a plain GPT's: LayerNorm, attention, LayerNorm, MLP, all linear layers with biases. It
-is launched as this project's GPU kernels launch it. Activations are those of table 2 of arXiv
-2205.05198 with flash attention, communications those of its section 4. All other models are counted
-from the code (``training/planning/count``), and a test holds both equal.
+The layer is that of a plain GPT (LayerNorm, attention, LayerNorm, MLP; all linear layers have
+biases) or of a Llama. It is launched as this project's GPU kernels launch it. Activations are those
+of table 2 of arXiv 2205.05198 with flash attention, communications those of its section 4. All
+other models are counted from the code (``training/planning/count``), and a test holds both equal.
+``dense_counts.py`` puts layers together to ranks.
 
-n tokens, h hidden size, V/P vocabulary rows of a shard; u = 2nh bytes is one activation.
+n tokens, h hidden size; u = 2nh bytes is one activation.
 """
 
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from megatron.simulator.costs.count import (
     Product,
     Step,
     Work,
-    in_order,
 )
 
 HALF: Final = 2
 FULL: Final = 4
 """Bytes of an element: of activations and weights, and of gradients of weights and statistics."""
+
+SEEDS: Final = 1024
+"""Bytes that attention's seed and offset take: CUDA's allocator gives multiples of 512."""
 
 NORM_SPAN: Final = 16
 ACTIVATION_SPAN: Final = 64
@@ -47,7 +50,7 @@ class DenseGpt:
         micro_batch_size: sequences of a microbatch.
         ffn_hidden_size: inner width of the MLP, of each half where it is gated; 0 stands for 4h.
         num_query_groups: key and value heads; 0 stands for a.
-        gated_mlp: the MLP has a gate (SwiGLU).
+        llama: RMSNorm, no biases, rotated queries and keys, and a gated MLP (SwiGLU).
         dropout: of both branches, on the residual stream.
         tensor: ranks t that share a layer.
         sequence_parallel: outside of attention and MLP they have parts of the sequence.
@@ -61,7 +64,7 @@ class DenseGpt:
     micro_batch_size: int = 1
     ffn_hidden_size: int = 0
     num_query_groups: int = 0
-    gated_mlp: bool = False
+    llama: bool = False
     dropout: bool = False
     tensor: int = 1
     sequence_parallel: bool = False
@@ -106,39 +109,105 @@ class DenseGpt:
     @property
     def inner_width(self) -> int:
         """Width of the MLP's first product: both halves where it is gated."""
-        return self.ffn_width * (2 if self.gated_mlp else 1)
+        return self.ffn_width * (2 if self.llama else 1)
+
+    @property
+    def rotated_width(self) -> int:
+        """Width of a rank's rotated queries and keys, which are kept beside those before."""
+        return (self.query_width + self.qkv_width) // 2 * self.llama
+
+    @property
+    def factors(self) -> int:
+        """Bytes of the factors of a layer's weight gradients."""
+        widths = self.qkv_width + self.query_width + self.inner_width + self.ffn_width
+        return 4 * self.own + HALF * self.tokens * widths
+
+    @property
+    def stored(self) -> int:
+        """Bytes that the backward of a layer reads (arXiv 2205.05198, table 2)."""
+        masks = self.dropout * self.own
+        norms = 4 * FULL * self.own_tokens
+        rotated = HALF * self.tokens * self.rotated_width
+        return self.factors + rotated + masks + norms + _statistics(self) + SEEDS
 
     @property
     def kept(self) -> int:
-        """Bytes that a layer keeps from F to B (arXiv 2205.05198, table 2)."""
-        if self.recomputation == "full":
-            return self.own
-        outside = 4 * self.own + self.dropout * 2 * self.own // HALF
+        """Bytes that a layer keeps from F to B."""
+        return self.own if self.recomputation == "full" else self.stored
+
+    @property
+    def matrices(self) -> int:
+        """Elements of a rank's matrices in a layer."""
         widths = self.qkv_width + self.query_width + self.inner_width + self.ffn_width
-        return outside + HALF * self.tokens * widths + _statistics(self)
+        return self.hidden_size * widths
+
+    @property
+    def vectors(self) -> int:
+        """Elements of a rank's norms and biases in a layer."""
+        biases = 0 if self.llama else self.qkv_width + self.inner_width + 2 * self.hidden_size
+        return biases + 2 * self.norm_vectors * self.hidden_size
+
+    @property
+    def norm_vectors(self) -> int:
+        """Vectors of a norm: a LayerNorm has a bias."""
+        return 1 if self.llama else 2
 
     @property
     def parameters(self) -> int:
         """Elements of a rank's parameters in a layer."""
-        h = self.hidden_size
-        matrices = h * (self.qkv_width + self.query_width + self.inner_width + self.ffn_width)
-        return matrices + self.qkv_width + self.inner_width + 6 * h
+        return self.matrices + self.vectors
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether ranks gather tokens before they multiply."""
+        return self.tensor > 1 and self.sequence_parallel
 
 
 def layer(gpt: DenseGpt, *, split: bool = False) -> dict[PassKind, Work]:
-    """Return F and B of a layer; W where ``split``; R where the whole layer is computed again."""
+    """Return F and B of a layer; W where ``split``; R where the whole layer is computed again.
+
+    Memory is exact where the MLP is as wide as the layer or wider.
+    """
     forward = _forward(gpt)
-    backward = _backward(gpt, not split)
     again = [_attention(gpt)] if gpt.recomputation == "selective" else []
+    own, peak = gpt.own, gpt.stored + max(gpt.own + gpt.activation, _drawn(gpt))
+    if gpt.recomputation == "full":
+        wide = HALF * gpt.tokens * (gpt.inner_width + gpt.ffn_width)
+        peak = (3 + gpt.splits_tokens) * own + wide + gpt.activation
+    factors = gpt.factors if split else 0
     passes: dict[PassKind, Work] = {
-        "F": Work(tuple(forward), gpt.kept, gpt.kept),
-        "B": Work((*again, *backward), -gpt.kept),
+        "F": Work(tuple(forward), gpt.kept, peak),
+        "B": Work((*again, *_backward(gpt, not split)), factors - gpt.stored, _room(gpt, split)),
     }
     if split:
-        passes["W"] = Work(tuple(_weight_gradients(gpt)))
+        gathered = gpt.activation * gpt.splits_tokens
+        passes["W"] = Work(tuple(_weight_gradients(gpt)), -factors, gathered)
     if gpt.recomputation == "full":
-        passes["R"] = Work(tuple(forward))
+        passes["R"] = Work(tuple(forward), gpt.stored - own, gpt.stored)
     return passes
+
+
+def _drawn(gpt: DenseGpt) -> int:
+    """Return the bytes that F takes while it draws the mask of all tokens, beside those kept."""
+    return (5 * gpt.activation + gpt.own) // 2 * (gpt.dropout and gpt.splits_tokens)
+
+
+def _room(gpt: DenseGpt, split: bool) -> int:
+    """Return the bytes that a layer's B takes at most: in the MLP, whose tensors are the widest.
+
+    A product gives the gradient of the narrow side; the activation that of the wide side; a second
+    product that of the MLP's input, and the norm passes it on. Without W, each factor goes as soon
+    as it was used.
+    """
+    narrow, wide = HALF * gpt.tokens * gpt.ffn_width, HALF * gpt.tokens * gpt.inner_width
+    gathered, summed = gpt.activation * gpt.splits_tokens, gpt.own * (gpt.tensor > 1)
+    first = gathered + narrow + gpt.dropout * gpt.own // 2 + _bias_bytes(gpt)
+    second = wide + _activation_sums(gpt) + narrow * split
+    third = (
+        gpt.activation + summed + (0 if split else gathered - narrow - gpt.dropout * gpt.own // 2)
+    )
+    fourth = 2 * gpt.own + norm_sums(gpt) if split else 0
+    return max(first, second, third, fourth)
 
 
 def product(name: str, m: int, n: int, k: int, *, bias: int = 0, adds: bool = False) -> Launch:
@@ -166,27 +235,35 @@ def _attention(gpt: DenseGpt, *, backward: bool = False) -> Launch:
     n, query = gpt.tokens, gpt.query_width
     keys = gpt.qkv_width - query
     flops = 4 * n * gpt.seq_length * query
-    name, widths = "_scaled_dot_product_flash_attention", 2 * query + keys
+    name, widths, executed = "_scaled_dot_product_flash_attention", 2 * query + keys, flops // 2
     if backward:
-        # Scores are computed again, so the backward has five products where the forward has two.
-        name, widths, flops = f"{name}_backward", 4 * query + 2 * keys, 5 * flops // 2
-    return Launch(name, HALF * n * widths + _statistics(gpt) + 24, flops, None, flops // 2)
+        # Scores are computed again, so the backward does five products, and four of them count.
+        name, widths = f"{name}_backward", 4 * query + 2 * keys
+        flops, executed = 2 * flops, 5 * executed // 2
+    return Launch(name, HALF * n * widths + _statistics(gpt) + 24, flops, None, executed)
 
 
-def _norm(gpt: DenseGpt, tensors: int) -> Launch:
+def _rotations(gpt: DenseGpt) -> Steps:
+    """Return the rotations of queries and keys; angles are in fp32."""
+    angles = FULL * gpt.seq_length * gpt.hidden_size // gpt.num_attention_heads
+    widths = (gpt.query_width, (gpt.qkv_width - gpt.query_width) // 2) if gpt.llama else ()
+    return [Launch("rotate", 2 * HALF * gpt.tokens * width + angles) for width in widths]
+
+
+def norm(gpt: DenseGpt, tensors: int) -> Launch:
     """Return a norm that reads and writes so many activations, mean and deviation of each token."""
-    vectors = 2 * HALF * gpt.hidden_size
+    vectors = gpt.norm_vectors * HALF * gpt.hidden_size
     return Launch("norm", tensors * gpt.own + vectors + 2 * FULL * gpt.own_tokens)
 
 
-def _entering(gpt: DenseGpt) -> list[Collective]:
+def entering(gpt: DenseGpt) -> list[Collective]:
     """Return what all ranks need before a column-parallel product: tokens of the others."""
     if gpt.tensor == 1 or not gpt.sequence_parallel:
         return []
     return [Collective("all_gather", "tensor", gpt.tensor, gpt.activation)]
 
 
-def _leaving(gpt: DenseGpt) -> list[Collective]:
+def leaving(gpt: DenseGpt) -> list[Collective]:
     """Return the sum of the parts after a row-parallel product."""
     if gpt.tensor == 1:
         return []
@@ -195,52 +272,96 @@ def _leaving(gpt: DenseGpt) -> list[Collective]:
     return [Collective(kind, "tensor", gpt.tensor, gpt.activation)]
 
 
-def _dropped(gpt: DenseGpt) -> Steps:
-    """Return a dropout: an activation is read and written, and a byte of each element's mask."""
-    return [Launch("native_dropout", 5 * gpt.own // 2)] if gpt.dropout else []
+def dropped(gpt: DenseGpt, *, backward: bool = False) -> Steps:
+    """Return a dropout: an activation is read and written, and a byte of each element's mask.
+
+    Where ranks have parts of the sequence, each draws the mask of all tokens and takes its part.
+    """
+    if not gpt.dropout:
+        return []
+    if not gpt.splits_tokens:
+        return [Launch("native_dropout", 5 * gpt.own // 2)]
+    drawn = [Launch("native_dropout", (7 * gpt.activation + 5 * gpt.own) // 2)]
+    return [*([] if backward else drawn), Launch("native_dropout", 9 * gpt.own // 2)]
+
+
+def scattered(gpt: DenseGpt) -> Steps:
+    """Return the copy into the order of the stream of tokens that were reduced and scattered."""
+    return [Launch("clone", 2 * gpt.own)] if gpt.splits_tokens else []
+
+
+def _row_parallel(gpt: DenseGpt, width: int) -> Steps:
+    """Return the forward of the linear layer from ``width`` to h; a sum gets its bias last."""
+    n, h = gpt.tokens, gpt.hidden_size
+    if gpt.tensor == 1:
+        return [_linear(gpt, h, width)]
+    bias = [] if gpt.llama else [Launch("add_", 2 * gpt.own + HALF * h)]
+    return [product("mm", n, h, width), *leaving(gpt), *scattered(gpt), *bias]
+
+
+def _linear(gpt: DenseGpt, m: int, k: int) -> Launch:
+    """Return the launch of a linear layer with its bias, if any."""
+    if gpt.llama:
+        return product("mm", gpt.tokens, m, k)
+    return product("addmm", gpt.tokens, m, k, bias=m)
 
 
 def _forward(gpt: DenseGpt) -> Steps:
     n, h = gpt.tokens, gpt.hidden_size
     activation = Launch("activation", HALF * n * (gpt.inner_width + gpt.ffn_width))
+    # Queries that share keys do not lie next to each other, so they are copied to be rotated.
+    grouped = gpt.llama and gpt.num_query_groups not in (0, gpt.num_attention_heads)
+    copied = [Launch("clone", 2 * HALF * n * gpt.query_width)] if grouped else []
     return [
-        _norm(gpt, 2),
-        *_entering(gpt),
-        product("addmm", n, gpt.qkv_width, h, bias=gpt.qkv_width),
+        norm(gpt, 2),
+        *entering(gpt),
+        _linear(gpt, gpt.qkv_width, h),
+        *copied,
+        *_rotations(gpt),
         _attention(gpt),
-        product("addmm", n, h, gpt.query_width, bias=h),
-        *_leaving(gpt),
-        *_dropped(gpt),
-        _norm(gpt, 4),
-        *_entering(gpt),
-        product("addmm", n, gpt.inner_width, h, bias=gpt.inner_width),
+        *_row_parallel(gpt, gpt.query_width),
+        *dropped(gpt),
+        norm(gpt, 4),
+        *entering(gpt),
+        _linear(gpt, gpt.inner_width, h),
         activation,
-        product("addmm", n, h, gpt.ffn_width, bias=h),
-        *_leaving(gpt),
-        *_dropped(gpt),
+        *_row_parallel(gpt, gpt.ffn_width),
+        *dropped(gpt),
         Launch("add", 3 * gpt.own),
     ]
+
+
+def _activation_sums(gpt: DenseGpt) -> int:
+    """Return the bytes of partial sums of the gradient of the MLP's first bias."""
+    return 0 if gpt.llama else FULL * gpt.inner_width * (gpt.tokens // ACTIVATION_SPAN)
+
+
+def _bias_bytes(gpt: DenseGpt) -> int:
+    return 0 if gpt.llama else HALF * gpt.hidden_size
 
 
 def _backward(gpt: DenseGpt, unsplit: bool) -> Steps:
     """Return a layer's B, with its weight gradients where ``unsplit``."""
     n = gpt.tokens
     inner, qkv = gpt.inner_width, gpt.qkv_width
-    sums = FULL * inner * (n // ACTIVATION_SPAN)
+    sums = _activation_sums(gpt)
     moved = HALF * n * (2 * inner + gpt.ffn_width)
+    biases = [] if gpt.llama else [Launch("column_sums", sums + HALF * inner), _added(inner)]
+    summed = [] if gpt.llama else [Launch("sum", HALF * n * qkv + HALF * qkv)]
     return [
         *_row_parallel_backward(gpt, gpt.ffn_width, unsplit),
         Launch("activation_backward", moved + sums),
-        Launch("column_sums", sums + HALF * inner),
-        _added(inner),
+        *biases,
         *_column_parallel_backward(gpt, inner, unsplit),
-        *_norm_backward(gpt),
+        *norm_backward(gpt, 4),
         *_row_parallel_backward(gpt, gpt.query_width, unsplit),
         _attention(gpt, backward=True),
+        *_rotations(gpt),
         Launch("cat", 2 * HALF * n * qkv),
-        Launch("sum", HALF * n * qkv + HALF * qkv),
-        *_column_parallel_backward(gpt, qkv, unsplit, _added(qkv)),
-        *_norm_backward(gpt),
+        *summed,
+        *_column_parallel_backward(gpt, qkv, unsplit),
+        *([] if gpt.llama else [_added(qkv)]),
+        *norm_backward(gpt, 4),
     ]
 
 
@@ -248,34 +369,31 @@ def _row_parallel_backward(gpt: DenseGpt, width: int, unsplit: bool) -> Steps:
     """Return the backward of the linear layer from ``width`` to h, with its bias's gradient."""
     n, h = gpt.tokens, gpt.hidden_size
     weights: Steps = [product("addmm", width, h, n, adds=True)] if unsplit else []
-    bias = Launch("sum", gpt.own + HALF * h)
     return [
-        *_dropped(gpt),
-        bias,
-        *_entering(gpt),
+        *dropped(gpt, backward=True),
+        *([] if gpt.llama else [Launch("sum", gpt.own + HALF * h)]),
+        *entering(gpt),
         product("mm", n, width, h),
         *weights,
-        _added(h),
+        *([] if gpt.llama else [_added(h)]),
     ]
 
 
-def _column_parallel_backward(gpt: DenseGpt, width: int, unsplit: bool, *adds: Launch) -> Steps:
+def _column_parallel_backward(gpt: DenseGpt, width: int, unsplit: bool) -> Steps:
     """Return the backward of the linear layer from h to ``width``.
 
     Its input is gathered again beside the product of the input's gradient, and this gradient is
     summed beside the product of the weight's (arXiv 2205.05198, section 4.2.2).
     """
     n, h = gpt.tokens, gpt.hidden_size
-    gathered, summed = _entering(gpt), _leaving(gpt)
-    if not unsplit:
-        return [product("mm", n, h, width), *summed, *adds]
-    steps: Steps = [Begin(tuple(gathered))] if gathered else []
-    steps.append(product("mm", n, h, width))
-    steps += [AWAIT] if gathered else []
-    steps += [Begin(tuple(summed))] if summed else []
-    steps.append(product("addmm", h, width, n, adds=True))
-    steps += adds
-    return steps + ([AWAIT] if summed else [])
+    gathered, summed = tuple(entering(gpt)), tuple(leaving(gpt))
+    multiplied: Steps = [product("mm", n, h, width)]
+    if unsplit and gathered:
+        multiplied = [Begin(gathered), *multiplied, AWAIT]
+    weights: Steps = [product("addmm", h, width, n, adds=True)] if unsplit else []
+    if not summed:
+        return [*multiplied, *weights]
+    return [*multiplied, *scattered(gpt), Begin(summed), *weights, AWAIT]
 
 
 def _weight_gradients(gpt: DenseGpt) -> Steps:
@@ -284,7 +402,7 @@ def _weight_gradients(gpt: DenseGpt) -> Steps:
     widths = (gpt.ffn_width, gpt.inner_width, gpt.query_width, gpt.qkv_width)
     steps: Steps = []
     for width in widths:
-        steps += [*_entering(gpt), product("addmm", h, width, n, adds=True)]
+        steps += [*entering(gpt), product("addmm", h, width, n, adds=True)]
     return steps
 
 
@@ -293,66 +411,14 @@ def _added(elements: int) -> Launch:
     return Launch("add_", (HALF + 2 * FULL) * elements)
 
 
-def _norm_backward(gpt: DenseGpt) -> Steps:
-    h, n = gpt.hidden_size, gpt.own_tokens
-    sums = 2 * FULL * h * (n // NORM_SPAN)
-    moved = 4 * gpt.own + sums + HALF * h + 2 * FULL * n
-    return [
-        Launch("norm_backward", moved),
-        Launch("column_sums", sums + 2 * HALF * h),
-        _added(h),
-        _added(h),
-    ]
+def norm_sums(gpt: DenseGpt) -> int:
+    """Return the bytes of partial sums of the gradients of a norm's vectors."""
+    return gpt.norm_vectors * FULL * gpt.hidden_size * (gpt.own_tokens // NORM_SPAN)
 
 
-def output_layer(gpt: DenseGpt, shards: int, *, early: bool = True) -> dict[PassKind, Work]:
-    """Return S and T of a shard of the output layer, and the work between, which is F's or B's.
-
-    Args:
-        gpt: the model.
-        shards: ranks that the vocabulary is split over.
-        early: whether S computes the input gradient (Algorithm 2), not T.
-    """
-    n, h, rows = gpt.tokens, gpt.hidden_size, -(-gpt.vocab_size // shards)
-    logits = HALF * n * rows
-    wide = FULL * n * h
-    gradient = product("mm", n, h, rows)._replace(bytes=logits + HALF * rows * h + wide)
-    statistics: Steps = [
-        product("mm", n, rows, h),
-        Launch("column_maxima", logits),
-        Launch("exponentials_", 2 * logits),
-    ]
-    weights: Steps = [
-        Launch("scale_rows", 2 * gpt.activation),
-        product("addmm", rows, h, n, adds=True),
-        Launch("subtract_targets_", 2 * wide + gpt.activation),
-    ]
-    merged = Launch("merge_input_gradient", wide + 2 * gpt.activation)
-    s = [*statistics, *([gradient] if early else [])]
-    t = [*([] if early else [gradient, merged]), *weights]
-    return {"S": Work(tuple(s), logits), "T": Work(tuple(t), -logits)}
-
-
-def input_layer(gpt: DenseGpt) -> dict[PassKind, Work]:
-    """Return IF and IB of a shard of the input layer, as if every token were its own."""
-    u = gpt.activation
-    return {
-        "IF": Work((Launch("embedding", 2 * u + 8 * gpt.tokens),), u, u),
-        "IB": Work((Launch("index_add_", u + 2 * FULL * gpt.tokens * gpt.hidden_size),), -u),
-    }
-
-
-def whole_output_layer(gpt: DenseGpt) -> dict[PassKind, Work]:
-    """Return what an output layer that the tensor ranks of the last stage share adds to F and B.
-
-    They gather the input if they have parts of it, merge three numbers of every token, and sum the
-    input's gradient.
-    """
-    passes = output_layer(gpt, gpt.tensor)
-    statistics: Steps = []
-    if gpt.tensor > 1:
-        size = 3 * FULL * gpt.tokens * gpt.tensor
-        statistics.append(Collective("all_gather", "tensor", gpt.tensor, size))
-    merged = Launch("merge_input_gradient", 4 * gpt.activation)
-    around = Work((*statistics, merged, *_leaving(gpt)))
-    return {"F": in_order(Work(tuple(_entering(gpt))), passes["S"], around), "B": passes["T"]}
+def norm_backward(gpt: DenseGpt, tensors: int) -> Steps:
+    """Return the backward of a norm that reads and writes so many activations."""
+    h, n, vectors, sums = gpt.hidden_size, gpt.own_tokens, gpt.norm_vectors, norm_sums(gpt)
+    moved = tensors * gpt.own + sums + HALF * h + 2 * FULL * n
+    reduced = Launch("column_sums", sums + vectors * HALF * h)
+    return [Launch("norm_backward", moved), reduced, *vectors * [_added(h)]]

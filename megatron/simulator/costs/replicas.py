@@ -12,9 +12,8 @@ from math import isfinite
 from typing import Final
 
 from megatron.schedules.costs import Exchange
-from megatron.simulator.costs.shape import ACTIVATION_BYTES
 
-PARAMETER_BYTES: Final = ACTIVATION_BYTES
+PARAMETER_BYTES: Final = 2
 """Bytes of a parameter as passes read it: bf16."""
 
 

@@ -15,10 +15,12 @@ from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
-    CHECKED,
-    together,
+    PUBLISHED,
+    RunClass,
+    TimeErrors,
 )
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
@@ -163,8 +165,8 @@ def _figures(found: RunForecast) -> str:
         f"iteration {TIME.write(outcome.seconds)}: schedule {TIME.write(outcome.schedule)}, of "
         f"which ranks idle {outcome.idle:.1%}; optimizer's step {TIME.write(outcome.step)}; "
         f"MFU {percent(outcome.mfu)}",
-        "rates: the shares of the data sheet that Megatron-LM's kernels attain on A100s under "
-        f"{found.config.parallel.vocab_parallel}",
+        "seconds: of all that the code launches and sends, at the shares of the data sheet that "
+        "published runs attain (docs/predictions.md)",
         _checked(found),
         *_recomputed(found),
     ]
@@ -199,16 +201,35 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
 
 
 def _checked(found: RunForecast) -> str:
-    """Return how far predictions were off where there was something to compare them with."""
-    tables = {schedule: together(by_gpus.values()) for schedule, by_gpus in CHECKED.items()}
-    off = ", ".join(
-        f"{own.mfu:.1f} points ({own.most_mfu:.1f} at most) in {own.runs} runs of {schedule}"
-        for schedule, own in tables.items()
+    """Return how far predictions of runs like this one were off, where there are any."""
+    parallel = found.config.parallel
+    family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
+    own = RunClass(family, shared, across=parallel.placement.machines > 1)
+    known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
+    runs = "; ".join(
+        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
+        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
+        for like, errors in known.items()
     )
+    if own not in PUBLISHED:
+        runs = f"nothing like this ({own}) was measured" + (
+            f"; the nearest: {runs}" if runs else ""
+        )
+    split = TREATMENTS[parallel.vocab_parallel].is_sharded and own in PUBLISHED
+    without = "; none of them split the vocabulary" if split else ""
     return (
-        f"checked: with Megatron-LM on A100s, where the MFU was off by {off}; with what this "
-        f"project allocates, where memory was off by {ALLOCATED_WITHIN:.1%} at most"
+        f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "
+        "code allocates"
     )
+
+
+def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
+    """Return the classes of measured runs on the same kind of GPU that differ in one thing."""
+    return {
+        like: errors
+        for like, errors in PUBLISHED.items()
+        if like.gpu == own.gpu and (like.shared == own.shared) != (like.across == own.across)
+    }
 
 
 def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:

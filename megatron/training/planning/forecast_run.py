@@ -1,7 +1,7 @@
 """Forecast of a run on a named GPU: counts of the code with the run's own numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -9,8 +9,8 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
-from megatron.schedules.lower import lower
-from megatron.schedules.needs import CommKind
+from megatron.schedules.lower import Program, lower
+from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import RankCount
@@ -107,6 +107,72 @@ def _unevenness(buckets: Sequence[RankBuckets], replicas: int) -> float:
     return max((own.fullest * replicas / own.padded - 1 for own in buckets), default=0.0)
 
 
+@dataclass(frozen=True)
+class _Timed:
+    """An iteration on a cluster.
+
+    Attributes:
+        program: of an iteration, with what replicas exchange.
+        timeline: of the program.
+        step: seconds of the optimizer's step after it.
+        exchanges: of replicas; ``None``: there are none.
+        buckets: of every pipeline rank, if there are replicas.
+        hidden: how much of the exchange the passes hide.
+    """
+
+    program: Program
+    timeline: Timeline
+    step: float
+    exchanges: Exchanges | None = None
+    buckets: Sequence[RankBuckets] = ()
+    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
+
+
+def _timed(
+    config: RunConfig,
+    run_plan: RunPlan,
+    cluster: Cluster,
+    counts: Sequence[RankCount],
+    *,
+    free: bool = False,
+) -> _Timed:
+    """Return an iteration on a cluster; with ``free`` as in ``seconds_on``."""
+    plan, parallel = run_plan.plan, config.parallel
+    costs = costs_of(counts, plan, cluster, crossing_of(parallel))
+    if free:
+        costs = replace(costs, comms={kind: costs.comms[kind] for kind in STAGE_KINDS})
+    program = lower(plan, run_plan.costs)
+    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
+    exchanges, buckets = None, list[RankBuckets]()
+    kept: Mapping[CommKind, Hidden] = {}
+    if parallel.replicas.size > 1:
+        buckets = run_buckets(config, run_plan)
+        exchanges = _exchanges(config, cluster, buckets, step)
+        program, costs = exchanges.added_to(program, costs)
+        kept = {} if free else hidden(program, costs)
+    limits, processors = parallel.nccl_blocks, cluster.rates.multiprocessors
+    vocabulary = 0.0 if free else limits.vocabulary / processors
+    costs = crowded(program, costs, vocabulary, limits.gradients / processors)
+    after = max(step) if exchanges is None else exchanges.step
+    return _Timed(program, simulate(program, costs), after, exchanges, buckets, kept)
+
+
+def seconds_on(
+    config: RunConfig, run_plan: RunPlan, cluster: Cluster, *, free: bool = False
+) -> float:
+    """Return the seconds of an iteration of a run's plan on any cluster.
+
+    Args:
+        config: the run.
+        run_plan: its plan.
+        cluster: may be another one than that of the run, for which the plan was made.
+        free: whether collectives of the vocabulary take no time and slow no pass.
+    """
+    counts = count_ranks(config, plan_of_one(run_plan.plan), run_plan.layers)
+    timed = _timed(config, run_plan, cluster, counts, free=free)
+    return timed.timeline.end + timed.step
+
+
 def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """Return the forecast of a run with a plan.
 
@@ -117,29 +183,18 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
     """
     plan, cluster = run_plan.plan, cluster_of(config.parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
-    costs = costs_of(counts, plan, cluster, crossing_of(config.parallel))
-    program = lower(plan, run_plan.costs)
-    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
-    exchanges, buckets = None, list[RankBuckets]()
-    kept: Mapping[CommKind, Hidden] = {}
-    if config.parallel.replicas.size > 1:
-        buckets = run_buckets(config, run_plan)
-        exchanges = _exchanges(config, cluster, buckets, step)
-        program, costs = exchanges.added_to(program, costs)
-        kept = hidden(program, costs)
-    limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
-    costs = crowded(program, costs, limits.vocabulary / processors, limits.gradients / processors)
-    timeline = simulate(program, costs)
+    timed = _timed(config, run_plan, cluster, counts)
+    exchanges, buckets, timeline = timed.exchanges, timed.buckets, timed.timeline
     memories = run_memory(config, plan, counts, buckets)
     sharing = config.parallel.tensor_size * config.parallel.context_size
     train = config.train
     model_flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     outcome = Forecast.of(
         timeline,
-        peaks(program, memories),
+        peaks(timed.program, memories),
         model_flops=model_flops / sharing,
         peak_flops=cluster.rates.peak_flops,
-        step=max(step) if exchanges is None else exchanges.step,
+        step=timed.step,
     )
     return RunForecast(
         config,
@@ -149,7 +204,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         outcome,
         memories,
         exchanges,
-        kept,
+        timed.hidden,
         _padding(buckets),
         _unevenness(buckets, config.parallel.replicas.size),
         model_flops=model_flops,

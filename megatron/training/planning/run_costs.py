@@ -1,6 +1,5 @@
 """The costs of a run's plan: counts of the code, priced for the machine that is asked about."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,17 +31,9 @@ def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
         gpu: of every rank.
     """
     links = gpu.links() if parallel.links is None else parallel.links
-    together = {axis: _together(parallel, name) for axis, name in _AXES.items()}
-    return Cluster(gpu.rates, links, together)
-
-
-def _together(parallel: ParallelConfig, axis: AxisName) -> int:
-    """Return how many ranks of a group share a machine: the fewest that do, of any group."""
-    placement = parallel.placement
-    return min(
-        min(Counter(rank // placement.ranks_per_machine for rank in ranks).values())
-        for ranks in placement.grid.groups(axis)
-    )
+    together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
+    blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
+    return Cluster(gpu.rates, links, together, blocks=blocks)
 
 
 def crossing_of(parallel: ParallelConfig) -> Crossing:

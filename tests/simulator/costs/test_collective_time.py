@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.simulator.costs.cluster import Cluster, beside
+from megatron.simulator.costs.cluster import Cluster, SpreadAxis, beside
 from megatron.simulator.costs.collective_time import LAUNCH, Links, Path
 from megatron.simulator.costs.count import (
     AWAIT,
@@ -109,6 +109,19 @@ def test_an_axis_that_leaves_machines_is_slower() -> None:
     column = GATHER._replace(axis="column")
     assert CLUSTER.collective(column) > 5 * CLUSTER.collective(GATHER)
     assert CLUSTER.exchange("data", "all_gather", 8, GATHER.bytes) == CLUSTER.collective(GATHER)
+
+
+def test_a_limit_of_blocks_slows_what_the_links_could_do_faster_and_nothing_else() -> None:
+    free = Cluster(GPU.rates, FREE, {"column": 8, "data": 1})
+    limited = Cluster(GPU.rates, FREE, free.together, blocks={"column": 2, "data": 2})
+    size = 4 * 10**9
+    assert limited.exchange("column", "broadcast", 8, size) == pytest.approx(
+        LAUNCH + size / (2 * limited.channel)
+    )
+    axes: tuple[SpreadAxis, ...] = ("data", "tensor")
+    for axis in axes:
+        alike = [own.exchange(axis, "all_gather", 8, size) for own in (free, limited)]
+        assert alike[0] == alike[1]
 
 
 def test_links_that_a_user_gives_replace_the_usual_ones() -> None:

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from megatron.simulator.costs.count import Begin, Collective, Work
 from megatron.simulator.costs.dense_gpt import (
+    SEEDS,
     DenseGpt,
     Recomputation,
-    input_layer,
     layer,
-    output_layer,
-    whole_output_layer,
 )
 
 GPT = DenseGpt(4096, 32, 4096, 256_000)
@@ -26,7 +24,7 @@ def gpts() -> st.SearchStrategy[DenseGpt]:
             1024,
             51_200,
             batch,
-            gated_mlp=gated,
+            llama=gated,
             dropout=dropout,
             tensor=tensor,
             sequence_parallel=parallel,
@@ -46,12 +44,14 @@ def gpts() -> st.SearchStrategy[DenseGpt]:
 def test_products_are_those_of_the_papers(gpt: DenseGpt) -> None:
     """24 bsh^2 + 4 bs^2h of a layer without a gate, twice that in its backward (2104.04473)."""
     n, h, s = gpt.tokens, gpt.hidden_size, gpt.seq_length
-    linear = n * h * h * (32 if gpt.gated_mlp else 24) // gpt.tensor
+    linear = n * h * h * (32 if gpt.llama else 24) // gpt.tensor
     attention = 4 * n * s * h // gpt.tensor
     passes = layer(gpt)
     assert passes["F"].flops == linear + attention
     again = attention if gpt.recomputation == "selective" else 0
-    backward = 2 * linear + 5 * attention // 2 + again  # attention computes its scores again
+    backward = (
+        2 * linear + 2 * attention + again
+    )  # scores that flash attention repeats do not count
     assert passes["B"].flops == backward
     split = layer(gpt, split=True)
     assert split["B"].flops + split["W"].flops == backward
@@ -82,9 +82,11 @@ def test_an_unsplit_backward_hides_collectives_beside_products(parallel: bool, b
 def test_a_layer_keeps_what_the_papers_table_says(again: Recomputation, activations: int) -> None:
     """34 sbh with dropout, of which the masks are 2 (table 2 of 2205.05198, flash attention)."""
     gpt = DenseGpt(4096, 32, 4096, 256_000, recomputation=again)
-    statistics = 0 if again == "full" else 4 * gpt.tokens * 32
-    assert layer(gpt)["F"].left == activations * gpt.activation + statistics
-    assert layer(gpt)["F"].left + layer(gpt)["B"].left == 0
+    passes = layer(gpt)
+    norms = 16 * gpt.tokens  # mean and deviation, in fp32
+    statistics = 0 if again == "full" else 4 * gpt.tokens * 32 + norms + SEEDS
+    assert passes["F"].left == activations * gpt.activation + statistics
+    assert sum(work.left for work in passes.values()) == 0
 
 
 def _sizes(work: Work) -> list[tuple[str, float]]:
@@ -108,22 +110,3 @@ def test_kernels_move_the_bytes_that_a_pretended_gpu_sees() -> None:
     assert _sizes(layer(GPT, split=True)["W"]) == [("addmm", size) for size in weights]
     assert len(list(layer(GPT)["B"].launches)) == 27
     assert len(list(layer(GPT, split=True)["B"].launches)) == 23
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_the_output_layer_has_three_products_of_equal_size(early: bool) -> None:
-    passes = output_layer(GPT, 8, early=early)
-    one = 2 * GPT.tokens * GPT.hidden_size * 32_000
-    assert passes["S"].flops == (2 if early else 1) * one
-    assert passes["T"].flops == (1 if early else 2) * one
-    assert passes["S"].left == -passes["T"].left > 0
-
-
-def test_a_whole_output_layer_has_all_three() -> None:
-    passes = whole_output_layer(GPT)
-    products = 6 * GPT.tokens * GPT.hidden_size * GPT.vocab_size
-    assert passes["F"].flops + passes["B"].flops == products
-
-
-def test_the_input_layer_has_no_products() -> None:
-    assert all(work.flops == 0 and work.steps for work in input_layer(GPT).values())

@@ -21,7 +21,9 @@ SCRIPT: Final = "NVIDIA/Megatron-LM, {}"
 VOCABULARY: Final = "arXiv 2411.05288, table {}: peak of {} GiB published"
 LAUNCHER: Final = "NVIDIA/NeMo-Framework-Launcher, conf/training/{}.yaml"
 RECIPE: Final = "NVIDIA/NeMo, scripts/performance: model_configs_h100.csv, bf16; gradients in bf16"
-SUMMARY: Final = "NVIDIA/NeMo, performance_summary.md, container 24.07, 8 bits"
+SUMMARY: Final = (
+    "NVIDIA/NeMo, performance_summary.md, container 24.07, 8 bits; bf16 gradients assumed"
+)
 BLOOM: Final = "BLOOM-176B launch list; BigScience's model page: 60 GB on each GPU published"
 
 WHOLE: Final = " --recompute-granularity full --recompute-method uniform"
@@ -218,7 +220,7 @@ def _of_nemo() -> tuple[PublicLayout, ...]:
         return PublicLayout(f"{name} on {gpus}", RECIPE, "H100", gpus, words)
 
     def summed_up(name: str, gpus: int, flags: str) -> PublicLayout:
-        words = flags + SHARDED + " --fp8-format hybrid"
+        words = flags + SHARDED + NARROW_GRADIENTS + " --fp8-format hybrid"
         return PublicLayout(f"{name} on {gpus}, 8 bits", SUMMARY, "H100", gpus, words)
 
     again = " --recompute-activations"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig, TrainConfig
@@ -171,7 +172,7 @@ class CountedRank:
     def segment(self) -> Segment:
         """Count the layers of chunk 0, which stand between others of their stage."""
         layers = self._model.chunks[0]
-        assert isinstance(layers, torch.nn.ModuleList)
+        assert isinstance(layers, nn.ModuleList)
         layers[-1].register_forward_hook(lambda _, __, y: apply(_Between, y))
         with self._recorder:
             self._begin()
