@@ -88,6 +88,14 @@ def test_memory_is_what_a_dry_run_says(
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 
 
+@pytest.mark.full
+def test_memory_of_plain_layers_that_are_computed_again(gpus: GpuPool) -> None:
+    config = paper_config(Layout(2, "vocab-2", "zb-h1"), 32_000, layers=4, micro_batch_size=4)
+    own = memory(in_eight_bits(config, DELAYED, Recomputation(group=1)), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
 def by_engine(config: RunConfig, rank: int) -> Findings:
     """Iterations until memory is full; from the second on, norms are rounded as they are formed."""
     formed: list[int] = []

@@ -60,7 +60,9 @@ class Subject(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
         """Return what decides the count of a run."""
-        train = config.train
+        train, narrow = config.train, config.train.eight_bits
+        if narrow is not None:  # Transformer Engine need not be there to be asked about
+            narrow = replace(narrow, transformer_engine=False)
         alike = TrainConfig(
             micro_batch_size=train.micro_batch_size,
             global_batch_size=train.micro_batch_size,
@@ -74,7 +76,7 @@ class Subject(NamedTuple):
             recomputation=train.recomputation,
             gradient_dtype=train.gradient_dtype,
             wide_stream=train.wide_stream,
-            eight_bits=train.eight_bits,
+            eight_bits=narrow,
         )
         parallel = ParallelConfig(
             pipeline_size=config.parallel.pipeline_size,
