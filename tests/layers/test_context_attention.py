@@ -16,7 +16,6 @@ from megatron.layers.context_attention import context_attention
 from megatron.parallel import p2p
 from megatron.parallel.context import ContextParallel, own_positions
 from megatron.parallel.groups import ConnectedAxis
-from megatron.simulator.costs.shape import Shape
 
 B, S, HEADS, GROUPS, D = 2, 32, 4, 2, 8
 STARTS = ([0, 1, 7, 20], [0, 29])
@@ -96,11 +95,7 @@ def test_all_parts_together_are_what_one_rank_makes(
 def test_a_rank_sends_its_keys_and_values_once_to_every_other_and_their_gradients_once(
     size: int, ranks: RankPool
 ) -> None:
-    shape = Shape(
-        HEADS * D, HEADS, S, 1, micro_batch_size=B, key_value_width=2 * GROUPS * D, context=size
-    )
-    promised = shape.gathered_bytes * (size - 1) // size
-    assert promised == (size - 1) * 2 * 2 * B * S // size * GROUPS * D
+    promised = (size - 1) * 2 * 2 * B * S // size * GROUPS * D
     for part in ranks.run(attend, size, scores=PLAIN, apart=False, dtype=torch.bfloat16):
         assert part.sent == (promised, promised)
 

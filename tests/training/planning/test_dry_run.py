@@ -55,7 +55,8 @@ def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") 
         vocab_size=256_000,
         tie_embeddings=False,
     )
-    parallel = replace(made.parallel, padded_vocab_size=256_000)
+    shards = made.parallel.vocab_shards
+    parallel = replace(made.parallel, padded_vocab_size=-(-256_000 // shards) * shards)
     return replace(made, model=model, parallel=parallel)
 
 
