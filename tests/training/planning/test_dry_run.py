@@ -53,10 +53,12 @@ def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") 
         num_query_groups=16,
         kv_channels=128,
         seq_length=2048,
+        max_position_embeddings=2048,
         vocab_size=256_000,
         tie_embeddings=False,
     )
-    return replace(made, model=model)
+    parallel = replace(made.parallel, padded_vocab_size=256_000)
+    return replace(made, model=model, parallel=parallel)
 
 
 def report(run: RunConfig, name: str = "A100") -> str:

@@ -47,7 +47,7 @@ def test_a_network_in_the_middle_of_the_pipeline_takes_its_time(p: int) -> None:
 @pytest.mark.parametrize(
     ("flags", "ranks", "network"),
     [
-        ("", 8, (50e9, None)),
+        ("", 8, (40e9, None)),
         ("--ranks-per-node 4 --network-bandwidth 25 --network-latency 7", 4, (25e9, 7e-6)),
     ],
 )
@@ -64,7 +64,7 @@ def test_flags_say_what_links_there_are(
     links = parallel.links
     assert links is not None
     assert (parallel.ranks_per_machine, links.network.bandwidth) == (ranks, network[0])
-    assert links.link.bandwidth == 450e9
+    assert links.link.bandwidth == 351e9
     if network[1] is not None:
         assert links.network.latency == network[1]
     else:
