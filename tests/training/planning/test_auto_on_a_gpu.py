@@ -20,10 +20,12 @@ COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
 
 def with_all_treatments(run: RunConfig) -> RunConfig:
     """The run with ``--vocab-parallel auto``."""
+    ranks = run.parallel.pipeline_size
     layouts = tuple(
         replace(
             run.parallel,
             vocab_parallel=name,
+            padded_vocab_size=-(-run.parallel.padded_vocab_size // ranks) * ranks,
             layers=LayerDistribution("redis" if name == "redis" else "even"),
         )
         for name in COMPARED

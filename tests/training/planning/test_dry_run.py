@@ -195,8 +195,8 @@ def test_recomputation_ahead_of_the_backward_takes_memory_and_saves_time(schedul
     assert "(in passes R, up to 2 chunks ahead of B)" in report(second, "A100")
 
 
-def test_logits_formed_again_are_proposed_where_they_fit() -> None:
-    """On one rank no schedule holds less than another; other settings compute more again."""
+def test_logits_formed_again_are_proposed_unless_five_others_are_faster() -> None:
+    """T adds to the whole gradient for every slice of the tokens, which takes long on one rank."""
     run = config(1, "none")
     run = replace(run, train=replace(run.train, micro_batch_size=1, global_batch_size=2))
     again = replace(run, train=replace(run.train, vocab_recompute=True))
@@ -210,9 +210,10 @@ def test_logits_formed_again_are_proposed_where_they_fit() -> None:
     small = replace(gpu("A100"), memory=(less.peak[0] + held / 4) / USABLE)
     fitting = "\n\n".join(dry_run(run, small)).split("what would fit, the fastest first:\n")[1]
     proposed = re.findall(r"^  (--.*?): ", fitting, re.MULTILINE)
-    again_only = "--pipeline-schedule 1f1b --vocab-recompute"
-    assert again_only in proposed
-    assert all("--recompute-granularity" in other for other in proposed if other != again_only)
+    speeds = [float(own) for own in re.findall(r", ([\d.]+) samples/s", fitting)]
+    assert len(proposed) == ALTERNATIVES
+    assert all("--recompute-granularity" in other for other in proposed)
+    assert min(speeds) > again.train.global_batch_size / less.seconds
     assert "vocabulary none with recomputed logits;" in next(dry_run(again, small))
 
 
@@ -339,6 +340,7 @@ def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str)
     """Its order, its seconds and its words are those of the GPU."""
     run = unhurried(config(2, vocabulary, "auto"))
     run = replace(run, parallel=replace(run.parallel, memory_limit=4.0))
+    run = on(run, name)  # whose seconds plans are made by
     plans = {c.schedule: c.run_plan for c in candidates(run)}
     forecasts = {s: forecast_run(run, found, gpu(name)) for s, found in plans.items()}
     fits = {
@@ -348,7 +350,7 @@ def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str)
     text = report(run, name)
     rows = ranked(text)
     first, *others = (row[0] for row in rows)
-    assert plans[first] == make_run_plan(on(run, name))
+    assert plans[first] == make_run_plan(run)
     assert fits[first]
     impossible = re.findall(r"no plan fits of (.*)", text)
     left_out = {named.split(" with ")[0] for line in impossible for named in line.split(", ")}

@@ -20,9 +20,6 @@ from megatron.training.planning.run_plan import Candidate, RunPlan, asked, make_
 QUICK: Final = 16
 """The most stages of a plan that is made in a second or so with any number of microbatches."""
 
-TOO_LARGE: Final = "Llama 2 7B on 8, 8 bits"
-"""A layout whose weights in 8 bits, by rows and by columns, take 12.1 GiB of a rank."""
-
 
 def least_peak(layout: PublicLayout) -> float:
     """Return the bytes that the fullest rank holds at least, by the check before a plan."""
@@ -54,18 +51,10 @@ def number(layout: PublicLayout, flag: str) -> int:
     return int(words[words.index(flag) + 1]) if flag in words else 1
 
 
-def but_for_a_little(layout: PublicLayout) -> ParameterSet:
-    """Return a layout as a case, which fails for the one that is 0.03 GiB above 76.0 GiB."""
-    marks = [pytest.mark.xfail(reason="76.03 GiB of 76.0", strict=True)]
-    return pytest.param(layout, id=layout.name, marks=marks if layout.name == TOO_LARGE else [])
-
-
 def by_length(layout: PublicLayout) -> ParameterSet:
     """Return a layout as a case that a default run leaves out where its plan takes long."""
     ranks = number(layout, "--pipeline-model-parallel-size")
     stages = ranks * number(layout, "--num-virtual-stages-per-pipeline-rank")
-    if layout.name == TOO_LARGE:
-        return but_for_a_little(layout)
     mark = full if stages > QUICK else pytest.param
     return mark(layout, id=layout.name)
 
@@ -83,7 +72,7 @@ def test_the_whole_job_is_read(layout: PublicLayout) -> None:
     assert run.train.global_batch_size >= run.train.replicas * run.train.micro_batch_size
 
 
-@pytest.mark.parametrize("layout", list(map(but_for_a_little, SOUND)))
+@pytest.mark.parametrize("layout", SOUND, ids=lambda layout: layout.name)
 def test_a_sound_layout_is_not_refused_before_its_plan(layout: PublicLayout) -> None:
     assert least_peak(layout) <= gpu(layout.gpu).usable
 
