@@ -4,8 +4,8 @@
 python tools/predict_published.py docs/reference
 
 Each row of the first table is a run of Megatron-LM. Every third row was kept out of the calibration
-of the constants. The last table has the passes that 8 A100s were measured at. ``--update`` writes
-all tables into the page that has them, docs/predictions.md.
+of the constants (``tools/predictions/calibrate.py``). The last table has the passes that 8 A100s
+were measured at. ``--update`` writes all tables into the page that has them, docs/predictions.md.
 """
 
 import argparse
@@ -21,19 +21,13 @@ from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
 from tools.predictions.published import Prediction, predict
-from tools.predictions.published_runs import MACHINE, PublishedRun, read_published
+from tools.predictions.published_runs import MACHINE, PublishedRun, is_kept_out, read_published
 
 HEADING: Final = (
     "| row | run | GPUs | t, p, d | micro batch, chunks | measured s | predicted s | error | |"
 )
 CLASSES: Final = "| class | rows | mean | largest |"
-KEPT_OUT: Final = 3
 PUBLISHED: Final = "published_runs.csv"
-
-
-def is_kept_out(index: int) -> bool:
-    """Return whether the row of that index, from 0 on, was kept out of the calibration."""
-    return index % KEPT_OUT == KEPT_OUT - 1
 
 
 def line(index: int, found: Sequence[Prediction]) -> str:

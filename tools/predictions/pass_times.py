@@ -14,6 +14,7 @@ from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import in_order
 from megatron.simulator.costs.dense_gpt import DenseGpt, layer
 from megatron.simulator.costs.gpus import GPUS
+from megatron.simulator.costs.launch_time import Rates
 from tools.predictions.measured import METHODS, MeasuredRun, read_measured
 from tools.predictions.megatron_lm import whole_output_layer
 from tools.predictions.paper_tables import MODELS
@@ -41,12 +42,16 @@ def pass_rows(path: Path) -> Iterator[str]:
             yield f"| {' | '.join(words)} |"
 
 
-def predicted_times(run: MeasuredRun) -> Mapping[str, float]:
-    """Return the microseconds of a run's passes; vocabulary passes without the host's part."""
+def predicted_times(run: MeasuredRun, rates: Rates = GPUS["A100"].rates) -> Mapping[str, float]:
+    """Return the microseconds of a run's passes; vocabulary passes without the host's part.
+
+    Args:
+        run: its model and treatment.
+        rates: of a GPU.
+    """
     layers, hidden, heads = MODELS[SCHEDULE[0]][SCHEDULE[1]]
     gpt = DenseGpt(hidden, heads, run.seq_length, run.vocab_size, dropout=True)
-    gpu = GPUS["A100"]
-    cluster = Cluster(gpu.rates, gpu.links())
+    cluster = Cluster(rates, GPUS["A100"].links())
     times = {
         kind: layers // run.ranks * cluster.seconds(VERSION.of(gpt, work)) / MICRO
         for kind, work in layer(gpt).items()

@@ -12,6 +12,7 @@ from megatron.parallel.placement import Placement
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.dense_gpt import DenseGpt, Recomputation
 from megatron.simulator.costs.gpus import GPUS, Gpu
+from megatron.simulator.costs.launch_time import Rates
 from tools.predictions.megatron_lm import Version
 
 MACHINE: Final = 8
@@ -26,6 +27,9 @@ VERSIONS: Final = {
     ),
 }
 """Megatron-LM at the time of each source: April 2021, May 2022, 2023 and 2024."""
+
+KEPT_OUT: Final = 3
+"""Every third row was kept out of the calibration."""
 
 MICRO_BATCHES: Final = (1, 2, 4)
 
@@ -65,6 +69,7 @@ class PublishedRun:
         micro_batch: 0 where the source does not say.
         chunks: 0 where the source does not say.
         seconds: measured, of an iteration.
+        rates: of a GPU; ``None``: those of its kind.
     """
 
     number: int
@@ -84,6 +89,7 @@ class PublishedRun:
     micro_batch: int
     chunks: int
     seconds: float
+    rates: Rates | None = None
 
     @property
     def version(self) -> Version:
@@ -140,7 +146,12 @@ class PublishedRun:
             "data": where.together("data"),
             "column": where.together("pipeline"),
         }
-        return Cluster(self.gpu.rates, self.gpu.links(), together)
+        return Cluster(self.rates or self.gpu.rates, self.gpu.links(), together)
+
+
+def is_kept_out(index: int) -> bool:
+    """Return whether the row of that index, from 0 on, was kept out of the calibration."""
+    return index % KEPT_OUT == KEPT_OUT - 1
 
 
 def read_published(path: Path) -> list[PublishedRun]:

@@ -45,6 +45,8 @@ class Rates:
         attention_share: share of the peak that fused attention attains.
         memory_share: share of the memory bandwidth that kernels attain.
         gap: seconds from the end of a kernel to the begin of the next.
+        tile_reads: as ``TILE_READS``.
+        tile_fill: as ``TILE_FILL``.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below.
@@ -57,6 +59,8 @@ class Rates:
     attention_share: float
     memory_share: float
     gap: float
+    tile_reads: float = TILE_READS
+    tile_fill: int = TILE_FILL
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -77,33 +81,38 @@ class Rates:
         """Return the seconds of a kernel's products."""
         if launch.product is None:
             return (launch.executed or launch.flops) / (self.attention_share * self.peak_flops)
-        share = self.product_share * product_speed(launch.product, self.multiprocessors)
+        speed = product_speed(launch.product, self.multiprocessors, self.tile_reads, self.tile_fill)
+        share = self.product_share * speed
         return launch.flops / (share * self.peak_flops)
 
 
-def product_speed(product: Product, multiprocessors: int) -> float:
+def product_speed(
+    product: Product, multiprocessors: int, reads: float = TILE_READS, fill: int = TILE_FILL
+) -> float:
     """Return the speed of a product as a share of the speed of endless tiles in full waves.
 
     Args:
         product: sizes.
         multiprocessors: of the GPU.
+        reads: as ``TILE_READS``.
+        fill: as ``TILE_FILL``.
     """
-    best = max(map(_tile_speed, TILES))
+    best = max(_tile_speed(tile, reads) for tile in TILES)
     work = product.m * product.n * product.batch / multiprocessors
     taken = min(
         ceil(ceil(product.m / rows) * ceil(product.n / columns) * product.batch / multiprocessors)
         * rows
         * columns
         * best
-        / _tile_speed((rows, columns))
+        / _tile_speed((rows, columns), reads)
         for rows, columns in TILES
     )
-    depth = TILE_STEP * ceil(product.k / TILE_STEP) + TILE_FILL
+    depth = TILE_STEP * ceil(product.k / TILE_STEP) + fill
     return work / taken * product.k / depth
 
 
-def _tile_speed(tile: tuple[int, int]) -> float:
+def _tile_speed(tile: tuple[int, int], reads: float) -> float:
     """Return the share of a multiprocessor's speed that a tile attains."""
     rows, columns = tile
     intensity = rows * columns / (rows + columns)
-    return intensity / (intensity + TILE_READS)
+    return intensity / (intensity + reads)
