@@ -28,7 +28,7 @@ def test_memory_by_hand() -> None:
     static = 16 * (GPT.parameters + GPT.seq_length * GPT.hidden_size + both)
     kept = GPT.kept + 2 * u + 4 * logits
     assert parameters(run) == [static // 16]
-    assert peak(run) == static + kept + max(9 * u + 4 * logits, both - kept)
+    assert peak(run) == static + kept + max(9 * u + 2 * logits, both - kept)
 
 
 def test_a_split_vocabulary_levels_memory() -> None:

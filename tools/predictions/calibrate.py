@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import Rates
@@ -88,6 +88,12 @@ def read_data(reference: Path) -> Data:
     return Data(tuple(runs), tuple(passes))
 
 
+def changed(rates: Rates, name: str, value: float) -> Rates:
+    """Return rates with another value of one constant."""
+    change: dict[str, Any] = {name: value}
+    return replace(rates, **change)
+
+
 def turn(data: Data, rates: Rates, name: str) -> Mapping[float, float]:
     """Return the sum of squares for every value that a constant may have.
 
@@ -96,7 +102,7 @@ def turn(data: Data, rates: Rates, name: str) -> Mapping[float, float]:
         rates: the other constants.
         name: of the constant.
     """
-    return {value: data.squares(replace(rates, **{name: value})) for value in GRID[name]}
+    return {value: data.squares(changed(rates, name, value)) for value in GRID[name]}
 
 
 def descend(data: Data, rates: Rates) -> Iterator[tuple[str, Mapping[float, float], Rates]]:
@@ -107,7 +113,7 @@ def descend(data: Data, rates: Rates) -> Iterator[tuple[str, Mapping[float, floa
             sums = turn(data, rates, name)
             best = min(sums, key=sums.__getitem__)
             unchanged = unchanged + 1 if best == getattr(rates, name) else 0
-            rates = replace(rates, **{name: best})
+            rates = changed(rates, name, best)
             yield name, sums, rates
             if unchanged == len(GRID):
                 return

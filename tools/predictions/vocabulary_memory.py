@@ -7,6 +7,7 @@ What the first stage and the passes of the vocabulary hold follows the authors' 
 from typing import Final
 
 from megatron.schedules.passes import PassKind
+from megatron.simulator.costs.dense_gpt import HALF
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from tools.predictions.vocabulary_runs import VocabularyRun
 
@@ -15,9 +16,9 @@ PARAMETER: Final = 16
 variance (12)."""
 
 HELD_LOGIT: Final = 4
-WORKING_LOGIT: Final = 4
+WORKING_LOGIT: Final = 2
 """Bytes of a logit: its exponential in fp32 is kept from S to T; the logit and its gradient in 16
-bits come and go."""
+bits come and go. Where W is apart, B leaves the gradient in 16 bits to W."""
 
 B_ACTIVATIONS: Final = 9
 """Activations u that B works with: the gradients of the MLP's inner activation (4 u) before and
@@ -62,7 +63,9 @@ def sizes(run: VocabularyRun) -> Sizes:
             working[kind][last[0]][last[1]] += WORKING_LOGIT * logits
         at_end = dense - kept[first[0]][first[1]]  # by then B has let go of the layers
         working["B"][first[0]][first[1]] = max(working["B"][first[0]][first[1]], at_end)
-        return Sizes(held, kept, working=working)
+        factors = [list(own) for own in kept]
+        factors[last[0]][last[1]] -= (HELD_LOGIT - HALF) * logits
+        return Sizes(held, kept, factors=factors, working=working)
     kept[first[0]][first[1]] += LOOKED_UP * u
     work = WORKING_LOGIT * logits
     received = 0 if run.treatment.synchronous else RECEIVED * u

@@ -60,7 +60,7 @@ class Rates:
     memory_share: float
     gap: float
     tile_reads: float = TILE_READS
-    tile_fill: int = TILE_FILL
+    tile_fill: float = TILE_FILL
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -87,7 +87,7 @@ class Rates:
 
 
 def product_speed(
-    product: Product, multiprocessors: int, reads: float = TILE_READS, fill: int = TILE_FILL
+    product: Product, multiprocessors: int, reads: float = TILE_READS, fill: float = TILE_FILL
 ) -> float:
     """Return the speed of a product as a share of the speed of endless tiles in full waves.
 
