@@ -275,7 +275,9 @@ clip=1.0
 length=(--train-iters "$iterations")
 warmup=(--lr-warmup-fraction "$warmup_share")
 precision=()
-if ! on FP32 && { ((gpus > 0)) || cpu_has_bf16; }; then precision=(--bf16); fi
+asks_about_gpus=0
+[[ " $* " == *" --dry-run "* ]] && asks_about_gpus=1
+if ! on FP32 && { ((gpus > 0 || asks_about_gpus)) || cpu_has_bf16; }; then precision=(--bf16); fi
 if on ORIGINAL_RECIPE; then
   init_std=0.006
   rates=(--lr 6.0e-5 --min-lr 6.0e-6 --lr-decay-style cosine --lr-decay-samples 126953125)

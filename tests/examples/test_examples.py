@@ -65,6 +65,8 @@ def trainings(printed: str) -> Iterator[RunConfig]:
             words = shlex.split(flags)
             data = {at + i for at, word in enumerate(words) if word in OF_DATA for i in (0, 1)}
             kept = [word for at, word in enumerate(words) if at not in data]
+            if not {"--bf16", "--fp16"} & {*kept}:  # this machine multiplies fp32 faster
+                kept.append("--bf16")
             yield parse([*kept, *DRY], int(ranks[1]) if ranks else 1)
 
 
