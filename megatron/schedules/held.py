@@ -23,12 +23,15 @@ class Held(NamedTuple):
         exponentials: microbatches of the output layer between S and T.
         embeddings: microbatches of the input layer between IF and the F of chunk 0.
         recomputed: chunks between R and B.
+        gradients: microbatches of the input layer between the B of chunk 0 and IB. A rank that does
+            not have the first stage gets an embedding's gradient somewhat after its own B.
     """
 
     activations: float
     exponentials: float
     embeddings: float
     recomputed: float = 0.0
+    gradients: float = 0.0
 
 
 def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
@@ -41,11 +44,13 @@ def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
     """
     after_backward = kept if plan.split_backward else 0.0
     activations = {"F": 1.0, "B": after_backward - 1.0, "W": -after_backward}.get(item.kind, 0.0)
+    sharded, starts = plan.treatment.is_sharded, item.chunk == 0
     return Held(
         activations,
         (item.kind == "S") - (item.kind == "T"),
-        (item.kind == "IF") - (item.kind == "F" and item.chunk == 0 and plan.treatment.is_sharded),
+        sharded * ((item.kind == "IF") - (item.kind == "F" and starts)),
         plan.recomputes * ((item.kind == "R") - (item.kind == "B")),
+        sharded * ((item.kind == "B" and starts) - (item.kind == "IB")),
     )
 
 

@@ -133,7 +133,7 @@ def test_exponentials_and_embeddings_held() -> None:
         "0: IF0 F0 IF1 F1 S0 S1 T0 T1 B0 B1 IB0 IB1\n"
     )
     check(plan)
-    assert peak_held(plan, plan.rows[0]) == Held(2, 2, 1)
+    assert peak_held(plan, plan.rows[0]) == Held(2, 2, 1, gradients=2)
 
 
 @settings(max_examples=examples(20))

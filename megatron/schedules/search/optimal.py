@@ -76,9 +76,9 @@ def optimal(
         seconds: time limit. Returned is the best plan known by then, at worst the initial one.
         objective: the time to minimise.
         hint: another checked plan of the same passes; the search starts from it if it is better.
-        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T, and
-            between IF and F. Ranks without the first stage may hold p more between IF and F.
-            ``None`` for any number.
+        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T,
+            between IF and F, and between B and IB. Any rank may hold p more between B and IB, and
+            ranks without the first stage between IF and F. ``None`` for any number.
         kept: share of activations that stays from B to W, as in ``held_changes``.
         workers: threads of the solver; one per core if ``None``.
 
@@ -185,10 +185,12 @@ def _capacities(
                 f"rank {rank} may hold {limit:g} activations of a chunk, but a microbatch alone "
                 f"needs {least:g}: raise its limit to that or more"
             )
-        _, exponentials, embeddings, recomputed = peak_held(problem, problem.rows[rank], kept)
+        peak = peak_held(problem, problem.rows[rank], kept)
         more = inf if ahead is None else ahead
         early = 0 if rank == problem.stages[0][0] else problem.ranks
-        capacities.append(Held(limit, exponentials + more, embeddings + more + early, recomputed))
+        embeddings = peak.embeddings + more + early
+        exponentials, gradients = peak.exponentials + more, peak.gradients + more + problem.ranks
+        capacities.append(Held(limit, exponentials, embeddings, peak.recomputed, gradients))
     return capacities
 
 
