@@ -67,6 +67,7 @@ class Job(NamedTuple):
         tensor: ranks that share a layer.
         pipeline: pipeline ranks.
         schedules: tried, with the chunks of a rank behind a slash.
+        replicas: of the model, which share the optimizer (ZeRO-1).
     """
 
     gpu: str
@@ -74,16 +75,17 @@ class Job(NamedTuple):
     tensor: int
     pipeline: int
     schedules: tuple[str, ...]
+    replicas: int = 1
 
     @property
     def microbatches(self) -> int:
-        """Of one sequence each."""
+        """Of a replica, of one sequence each."""
         return max(32, 4 * self.pipeline)
 
     @property
     def words(self) -> str:
         """GPUs, model and layout, as cells of a table."""
-        gpus = self.tensor * self.pipeline
+        gpus = self.tensor * self.pipeline * self.replicas
         return f"{gpus} {self.gpu} | {self.model} | {self.tensor}, {self.pipeline}"
 
     def config(self, treatment: str, vocabulary: int, schedule: str, more: str = "") -> RunConfig:
@@ -98,30 +100,39 @@ class Job(NamedTuple):
         model, (name, _, chunks) = MODELS[self.model], schedule.partition("/")
         virtual = f"--num-virtual-stages-per-pipeline-rank {chunks}" if chunks else ""
         shared = "--sequence-parallel" if self.tensor > 1 else ""
+        if self.replicas > 1:
+            shared += f" --dry-run-replicas {self.replicas} {SHARDED}"
         flags = f"""--dry-run --dry-run-gpu {self.gpu} --bf16 --num-layers {model.layers}
             --hidden-size {model.hidden} --ffn-hidden-size {model.ffn}
             --num-attention-heads {model.heads} --group-query-attention --num-query-groups 8
             --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope
             --untie-embeddings-and-output-weights --seq-length 8192 --micro-batch-size 1
-            --global-batch-size {self.microbatches} --train-iters 1 --lr 1e-4
+            --global-batch-size {self.microbatches * self.replicas} --train-iters 1 --lr 1e-4
             --tensor-model-parallel-size {self.tensor}
             --pipeline-model-parallel-size {self.pipeline} --pipeline-schedule {name}
             --vocab-parallel {treatment} --vocab-size {vocabulary} {virtual} {shared} {more}"""
         return parse(flags.split(), 1, speak=False)
 
 
+SHARDED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+
 _WHOLE: Final = ("1f1b", "interleaved/4", "zb-h1", "zb-v")
 
 JOBS: Final = (
     Job("H100", "8B", 1, 8, _WHOLE),
     Job("H100", "8B", 2, 4, ("1f1b", "interleaved/4")),
+    Job("H100", "70B", 2, 16, ("1f1b", "interleaved/5")),
     Job("H100", "70B", 4, 8, ("1f1b", "interleaved/5")),
     Job("H100", "70B", 8, 4, ("1f1b", "interleaved/5")),
     Job("H100", "70B", 8, 8, ("1f1b", "interleaved/5")),
     Job("H100", "70B", 8, 8, ("1f1b",)),
     Job("H100", "70B", 8, 8, ("zb-h1",)),
     Job("H100", "405B", 8, 16, ("1f1b", "interleaved/2")),
+    Job("H100", "405B", 8, 32, ("1f1b", "interleaved/4")),
+    Job("H100", "405B", 8, 16, ("1f1b", "interleaved/2"), 4),
     Job("A100", "8B", 1, 8, _WHOLE),
+    Job("A100", "8B", 2, 4, ("1f1b", "interleaved/4")),
+    Job("A100", "70B", 4, 8, ("1f1b", "interleaved/5")),
     Job("A100", "70B", 8, 8, ("1f1b", "interleaved/5")),
 )
 
