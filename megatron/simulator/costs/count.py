@@ -150,8 +150,9 @@ class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
-        passes: F, R, B and W of the segment. B is the whole backward where no W is given. The
-            gradient of its output is there before B and is none of its bytes.
+        passes: F, R, B and W of the segment. B is the whole backward where no W is given. What F
+            and B are given is there before, and F lets go of no input that the backward needs: in
+            B the layers before it do, of the gradient that is handed to them.
         parameters: of the layers.
         held: bytes of its weights in 8 bits, which are made once in an iteration.
     """
@@ -166,7 +167,8 @@ class PassCount:
     """What a pass of a rank does, or a communication when it begins or ends.
 
     Attributes:
-        parts: works, and how often the pass does each; a stage repeats a layer.
+        parts: works in order, and how often the pass does each; a stage repeats a layer. F and B
+            of a stage have three: before its layers, the layers, and after them.
         left: bytes that are held after the pass and were not before.
         peak: the most bytes that are held at a time while it runs, beside those held before.
     """
@@ -176,9 +178,19 @@ class PassCount:
     peak: int = 0
 
     @classmethod
-    def of(cls, work: Work) -> "PassCount":
-        """Return a pass that does one work."""
-        return cls(((work, 1),), work.left, work.peak)
+    def of(cls, *works: Work) -> "PassCount":
+        """Return a pass that does each of some works once."""
+        return cls.joined([(work, 1) for work in works])
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Work, int]]) -> "PassCount":
+        """Return a pass that does works one after the other, each so many times."""
+        left = peak = 0
+        for work, times in parts:
+            # Of equal works in a row, memory is fullest in the first or in the last.
+            peak = max(peak, left + max(0, (times - 1) * work.left) + work.peak)
+            left += times * work.left
+        return cls(tuple(parts), left, peak)
 
     @property
     def flops(self) -> int:
@@ -232,19 +244,16 @@ class RankCount:
 _FRONT_TO_BACK: Final = ("F", "R")
 """Passes that go through a stage in the order of the data; B and W go the other way."""
 
+_BEFORE_FURTHER: Final[Mapping[PassKind, int]] = {"F": 1, "R": 0, "B": 2, "W": 1}
+"""Parts of a stage's pass that come before those of layers that lie before its own."""
+
 
 def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:
     """Return the pass of a stage with further layers before those of ``own``."""
     works = [(segment.passes[kind], times) for segment, times in segments if kind in segment.passes]
     if not works:
         return own
-    forward = kind in _FRONT_TO_BACK
-    left, peak = (0, 0) if forward else (own.left, own.peak)
-    for work, times in works if forward else reversed(works):
-        # Of equal works in a row, memory is fullest in the first or in the last.
-        peak = max(peak, left + max(0, (times - 1) * work.left) + work.peak)
-        left += times * work.left
-    if forward:
-        peak = max(peak, left + own.peak)
-        left += own.left
-    return PassCount((*works, *own.parts), left, peak)
+    if kind not in _FRONT_TO_BACK:
+        works.reverse()
+    place = _BEFORE_FURTHER[kind]
+    return PassCount.joined([*own.parts[:place], *works, *own.parts[place:]])

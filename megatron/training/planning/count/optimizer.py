@@ -18,7 +18,7 @@ from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
-from megatron.simulator.costs.count import Work
+from megatron.simulator.costs.count import Work, in_order
 from megatron.training.planning.count.no_compiler import no_compiler
 from megatron.training.planning.count.recorder import Recorder
 
@@ -73,10 +73,10 @@ def _count(
         rates = Rates(1e-4, 1e-4, 0.1)
         optimizer.step(rates, grad_norm=3.0)  # the first makes the moments
         state = recorder.held - gradient
-        with recorder.recording() as found:
+        with recorder.recording() as works:
             local_sum_of_squares(parts, kernels, _META)
             optimizer.step(rates, grad_norm=3.0)
-    return _per_element(found(), state, gradient, weight.numel())
+    return _per_element(in_order(*works), state, gradient, weight.numel())
 
 
 def _per_element(work: Work, state: int, gradient: int, elements: int) -> StepCount:

@@ -1,17 +1,16 @@
 """One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 
 from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig, TrainConfig
 from megatron.kernels.autograd import apply
 from megatron.kernels.counted import counted_kernels
-from megatron.layers.recompute import Recomputation
+from megatron.layers.recompute import Again, Layer, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
@@ -38,6 +37,7 @@ from megatron.simulator.costs.count import (
     RankCount,
     Segment,
     Work,
+    in_order,
 )
 from megatron.training.planning.count.recorder import ListedGroup, ListedLane, Recorder
 
@@ -171,9 +171,7 @@ class CountedRank:
 
     def segment(self) -> Segment:
         """Count the layers of chunk 0, which stand between others of their stage."""
-        layers = self._model.chunks[0]
-        assert isinstance(layers, nn.ModuleList)
-        layers[-1].register_forward_hook(lambda _, __, y: apply(_Between, y))
+        self._divide(between=True)
         with self._recorder:
             self._begin()
             if self._config.train.eight_bits is not None:
@@ -185,28 +183,36 @@ class CountedRank:
     def _layers(self) -> dict[PassKind, Work]:
         recorder, store, stage = self._recorder, self._store, self._rank
         kinds: dict[PassKind, Work] = {}
-        with recorder.recording() as found:
-            store.put("input", 0, self._stream(), stage)
+        store.put("input", 0, self._stream(), stage)
+        with recorder.recording() as parts:
             self._passes.forward(Pass("F", 0))
-            store.take("output", 0, stage)
-        kinds["F"] = found()
+        kinds["F"] = in_order(*parts[_LAYERS:])  # an input that nobody keeps goes after them
+        store.take("output", 0, stage)
         if self._plan.recomputes:
-            with recorder.recording() as found:
+            with recorder.recording() as parts:
                 self._passes.recompute(Pass("R", 0))
-            kinds["R"] = found()
-        gradient = self._stream()
-        with recorder.recording() as found:
-            store.put("output_gradient", 0, gradient, stage)
-            del gradient
+            kinds["R"] = in_order(*parts)
+        store.put("output_gradient", 0, self._stream(), stage)
+        with recorder.recording() as parts:
             self._passes.backward(Pass("B", 0))
-            store.take("input_gradient", 0, stage)
-        own = found()  # it let go of the stage's gradient, as the last layers do that follow
-        kinds["B"] = replace(own, left=own.left + self._stream().nbytes)
+        kinds["B"] = parts[_LAYERS]
+        store.take("input_gradient", 0, stage)
         if self._plan.split_backward:
-            with recorder.recording() as found:
+            with recorder.recording() as parts:
                 self._passes.weight_gradients(Pass("W", 0))
-            kinds["W"] = found()
+            kinds["W"] = in_order(*parts)
         return kinds
+
+    def _divide(self, *, between: bool) -> None:
+        """Divide every F and B where the layers of a chunk begin, and where they end.
+
+        Args:
+            between: further layers follow those of the chunk.
+        """
+        again = self._model.recomputation
+        self._model.recomputation = _Divided(
+            again.parts, again.group, again.most, recorder=self._recorder, between=between
+        )
 
     def _dropped(self) -> int:
         """Return the bytes of weights in 8 bits, which a new iteration makes anew."""
@@ -231,6 +237,7 @@ class CountedRank:
             model.tensor.sequence_parts,
             model.stream_dtype,
         )
+        self._divide(between=False)
         with self._recorder as recorder:
             self._begin()
             held = recorder.held
@@ -252,14 +259,14 @@ class CountedRank:
         ended: dict[tuple[CommKind, int], PassCount] = {}
         under_way = {}
         for step in program.rows[self._rank]:
-            with self._recorder.recording() as found:
+            with self._recorder.recording() as parts:
                 if isinstance(step, Run):
                     self._passes.table[step.item.kind](step.item)
                 elif isinstance(step, Start):
                     under_way[step.comm] = communicator.start(step.comm)
                 else:
                     communicator.finish(step.comm, under_way.pop(step.comm))
-            own = PassCount.of(found())
+            own = PassCount.of(*parts)
             if isinstance(step, Run):
                 passes[step.item.kind, step.item.chunk] = own
             elif isinstance(step, Start):
@@ -269,19 +276,52 @@ class CountedRank:
         return RankCount(passes, begun, ended)
 
 
-class _Between(torch.autograd.Function):
-    """Stands for the layers behind, whose backward makes a gradient that nobody else holds."""
+_LAYERS: Final = 1
+"""The part of an F or a B that has the layers."""
+
+
+@dataclass(frozen=True)
+class _Divided(Recomputation):
+    """Runs the layers of a chunk as ever, and divides F and B where they begin and end.
+
+    Attributes:
+        recorder: of the passes.
+        between: further layers follow. Their backward makes a gradient that nobody else holds.
+    """
+
+    recorder: Recorder = field(kw_only=True)
+    between: bool = field(kw_only=True)
+
+    def run(
+        self,
+        layers: Sequence[Layer],
+        forward: Callable[[Layer, torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        left_out: list[Again] | None = None,
+    ) -> torch.Tensor:
+        """Run the layers of a chunk, as the class does that this one is made from."""
+        x = apply(_Border, x, self.recorder, False)
+        y = super().run(layers, forward, x, left_out)
+        return apply(_Border, y, self.recorder, self.between)
+
+
+class _Border(torch.autograd.Function):
+    """Divides what is recorded, in the forward and in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool) -> torch.Tensor:
         """Return the same tensor."""
+        ctx.recorder, ctx.anew = recorder, anew
+        recorder.divide()
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """Return another tensor."""
-        return torch.empty_like(grad)
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the same gradient, or one of its own."""
+        grad = torch.empty_like(grad) if ctx.anew else grad
+        ctx.recorder.divide()
+        return grad, None, None
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
@@ -304,9 +344,10 @@ def _without_reused(count: RankCount, plan: Plan) -> RankCount:
     maker: tuple[PassKind, int] = ("S", 0)
     if not plan.treatment.is_sharded:
         maker = "F", plan.stages[-1][1]
-    own = count.passes[maker]
-    less = replace(own, left=own.left - count.reused, peak=own.peak - count.reused)
-    return replace(count, passes={**count.passes, maker: less})
+    *before, (last, times) = count.passes[maker].parts  # the last part does S
+    less = replace(last, left=last.left - count.reused, peak=last.peak - count.reused)
+    own = PassCount.joined([*before, (less, times)])
+    return replace(count, passes={**count.passes, maker: own})
 
 
 def _groups(config: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:

@@ -48,18 +48,29 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.held = 0
-        self._peak = 0
+        self._before = self._peak = 0
         self._steps: list[Step] = []
+        self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @contextmanager
-    def recording(self) -> Iterator[Callable[[], Work]]:
-        """Record work; the function that is yielded returns it once the context is left."""
-        before, self._peak, self._steps = self.held, self.held, []
-        found: list[Work] = []
-        yield lambda: found[0]
-        found.append(Work(tuple(self._steps), self.held - before, self._peak - before))
+    def recording(self) -> Iterator[list[Work]]:
+        """Record work; the list that is yielded gets its parts, of which there is one or more."""
+        self._parts = []
+        self._begin_part()
+        yield self._parts
+        self.divide()
+
+    def divide(self) -> None:
+        """End a part of what is recorded, and begin another."""
+        left, peak = self.held - self._before, self._peak - self._before
+        self._parts.append(Work(tuple(self._steps), left, peak))
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._before = self._peak = self.held
+        self._steps = []
 
     def communicate(self, collective: Collective) -> None:
         """Note a collective."""

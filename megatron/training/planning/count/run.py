@@ -2,7 +2,8 @@
 
 A rank is counted whole with one layer, or one group of layers that are computed again together, in
 each chunk. Further layers are counted apart, once for each kind, and join their chunk as
-*segments*. So a hundred equal layers cost as much as one. Ranks with the same parts share a count.
+*segments*. So a hundred equal layers cost as much as one, unless only some of a chunk are computed
+again. Ranks with the same parts share a count.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -119,16 +120,15 @@ def _placement(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -
 def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersInARow]]:
     """Return the layers of a chunk that are counted with their rank, and the others.
 
-    The recomputation of a rank's own layers is that of the run. So where it ends within a chunk,
-    all that is computed again stays with the rank, and one layer that is not.
+    The others lie before those of the rank. The recomputation of a rank's own layers is that of the
+    run. So where it ends within a chunk, all layers of the chunk stay with the rank.
     """
     groups = [range(own[0], own[-1] + 1) for own in again.groups(layers)]
     rest = layers[sum(map(len, groups)) :]
-    if not rest:
-        own = groups[-1] if groups else layers
-        return own, [_LayersInARow(one, again=True) for one in groups[:-1]]
+    if groups and rest:
+        return layers, []
     if groups:
-        return range(layers.start, rest.start + 1), [_alone(layer) for layer in rest[1:]]
+        return groups[-1], [_LayersInARow(one, again=True) for one in groups[:-1]]
     return rest[-1:], [_alone(layer) for layer in rest[:-1]]
 
 
