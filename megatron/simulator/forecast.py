@@ -14,8 +14,9 @@ class Forecast:
         schedule: seconds of the schedule.
         step: seconds of the optimizer's step on the slowest rank.
         idle: share of the schedule in which a rank waits, averaged over the ranks.
-        mfu: model FLOPs as a share of the peak of all devices; the step counts in the time.
+        mfu: model FLOPs as a share of the peak of all devices, in the time of the iteration.
         peak: for every rank, the most bytes that it holds.
+        once: seconds by which work that is done once in an iteration prolongs the schedule.
     """
 
     schedule: float
@@ -23,11 +24,12 @@ class Forecast:
     idle: float
     mfu: float
     peak: Sequence[float]
+    once: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Time of an iteration."""
-        return self.schedule + self.step
+        return self.schedule + self.once + self.step
 
     @classmethod
     def of(
@@ -38,6 +40,7 @@ class Forecast:
         model_flops: float,
         peak_flops: float,
         step: float = 0.0,
+        once: float = 0.0,
     ) -> "Forecast":
         """Return the forecast of a simulated iteration.
 
@@ -47,7 +50,8 @@ class Forecast:
             model_flops: useful FLOPs of an iteration, of the pipeline's ranks together.
             peak_flops: FLOP/s of one rank by its data sheet.
             step: seconds of the optimizer's step on the slowest rank.
+            once: as the attribute.
         """
-        seconds = timeline.end + step
+        seconds = timeline.end + once + step
         mfu = model_flops / (timeline.ranks * peak_flops * seconds)
-        return cls(timeline.end, step, timeline.idle(), mfu, peak)
+        return cls(timeline.end, step, timeline.idle(), mfu, peak, once)

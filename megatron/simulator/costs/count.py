@@ -155,11 +155,13 @@ class Segment:
             B the layers before it do, of the gradient that is handed to them.
         parameters: of the layers.
         held: bytes of its weights in 8 bits, which are made once in an iteration.
+        once: what makes them.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
     parameters: Parameters = Parameters()
     held: int = 0
+    once: Work = NO_WORK
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,8 @@ class RankCount:
         held: bytes that the rank holds always, beside parameters, gradients and optimizer state.
         reused: bytes of buffers that S takes and T gives back to be used again, for one
             microbatch. ``passes`` leaves them out.
+        once: what the first F of an iteration does in addition: it makes the weights in 8 bits.
+            Those are bytes of ``held``, and none of its own.
     """
 
     passes: Mapping[tuple[PassKind, int], PassCount]
@@ -222,6 +226,7 @@ class RankCount:
     parameters: Parameters = Parameters()
     held: int = 0
     reused: int = 0
+    once: PassCount = NO_PASS
 
     def with_segments(self, segments: Mapping[int, Sequence[tuple[Segment, int]]]) -> "RankCount":
         """Return the count of a rank whose chunks have further layers before their own.
@@ -234,11 +239,14 @@ class RankCount:
             (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
             for (kind, chunk), own in self.passes.items()
         }
-        held, parameters = self.held, self.parameters
+        held, parameters, once = self.held, self.parameters, [*self.once.parts]
         for one, times in chain.from_iterable(segments.values()):
             held += times * one.held
             parameters = parameters.with_more(one.parameters, times)
-        return replace(self, passes=passes, parameters=parameters, held=held)
+            once.append((one.once, times))
+        return replace(
+            self, passes=passes, parameters=parameters, held=held, once=PassCount.joined(once)
+        )
 
 
 _FRONT_TO_BACK: Final = ("F", "R")

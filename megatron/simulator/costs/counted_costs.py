@@ -84,6 +84,15 @@ def costs_of(
     return Costs(passes, comms)
 
 
+def time_once(counts: Sequence[RankCount], price: Price) -> float:
+    """Return the time of what ranks do once in an iteration, in the F of its first microbatch.
+
+    The ranks do it one after the other: the microbatch goes through all stages, and a rank begins
+    when the microbatch arrives.
+    """
+    return sum(map(_remembered(price.seconds), (count.once for count in counts)))
+
+
 _MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
 
 

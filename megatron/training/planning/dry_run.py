@@ -162,9 +162,10 @@ def _shared(parallel: ParallelConfig) -> str:
 
 def _figures(found: RunForecast) -> str:
     outcome = found.outcome
+    once = f"weights in 8 bits {TIME.write(outcome.once)}; " if outcome.once else ""
     lines = [
         f"iteration {TIME.write(outcome.seconds)}: schedule {TIME.write(outcome.schedule)}, of "
-        f"which ranks idle {outcome.idle:.1%}; optimizer's step {TIME.write(outcome.step)}; "
+        f"which ranks idle {outcome.idle:.1%}; {once}optimizer's step {TIME.write(outcome.step)}; "
         f"MFU {percent(outcome.mfu)}",
         "seconds: of all that the code launches and sends, at the shares of the data sheet that "
         "published runs attain (docs/predictions.md)",

@@ -14,7 +14,7 @@ from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import RankCount
-from megatron.simulator.costs.counted_costs import costs_of
+from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.replicas import Link, Replicas
@@ -115,6 +115,7 @@ class _Timed:
         program: of an iteration, with what replicas exchange.
         timeline: of the program.
         step: seconds of the optimizer's step after it.
+        once: seconds of what is done once; see ``time_once``.
         exchanges: of replicas; ``None``: there are none.
         buckets: of every pipeline rank, if there are replicas.
         hidden: how much of the exchange the passes hide.
@@ -123,6 +124,7 @@ class _Timed:
     program: Program
     timeline: Timeline
     step: float
+    once: float
     exchanges: Exchanges | None = None
     buckets: Sequence[RankBuckets] = ()
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
@@ -154,7 +156,8 @@ def _timed(
     vocabulary = 0.0 if free else limits.vocabulary / processors
     costs = crowded(program, costs, vocabulary, limits.gradients / processors)
     after = max(step) if exchanges is None else exchanges.step
-    return _Timed(program, simulate(program, costs), after, exchanges, buckets, kept)
+    once = time_once(counts, cluster)
+    return _Timed(program, simulate(program, costs), after, once, exchanges, buckets, kept)
 
 
 def seconds_on(
@@ -170,7 +173,7 @@ def seconds_on(
     """
     counts = count_ranks(config, plan_of_one(run_plan.plan), run_plan.layers)
     timed = _timed(config, run_plan, cluster, counts, free=free)
-    return timed.timeline.end + timed.step
+    return timed.timeline.end + timed.once + timed.step
 
 
 def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
@@ -195,6 +198,7 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         model_flops=model_flops / sharing,
         peak_flops=cluster.rates.peak_flops,
         step=timed.step,
+        once=timed.once,
     )
     return RunForecast(
         config,

@@ -40,7 +40,7 @@ class Pricing:
             if span.lane == "compute"
         }
         least = least_time_by(one.plan, lambda rank, item: times[rank, str(item)], microbatches)
-        return least + found.outcome.step
+        return least + found.outcome.once + found.outcome.step
 
     def can_fit(self, candidate: Candidate) -> bool:
         """Whether the least that every plan of a candidate holds is within the memory."""

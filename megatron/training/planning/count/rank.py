@@ -1,7 +1,9 @@
 """One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import (
+    NO_WORK,
     CountedAxis,
     Parameters,
     PassCount,
@@ -174,11 +177,12 @@ class CountedRank:
         self._divide(between=True)
         with self._recorder:
             self._begin()
-            if self._config.train.eight_bits is not None:
-                self._layers()  # makes the weights in 8 bits
+            narrow = self._config.train.eight_bits is not None
+            first = self._layers() if narrow else {}  # makes the weights in 8 bits
             kinds = self._layers()
             held = self._dropped()
-        return Segment(kinds, self._parameters, held)
+        once = _more([first["F"]], [kinds["F"]]) if narrow else NO_WORK
+        return Segment(kinds, self._parameters, held, once)
 
     def _layers(self) -> dict[PassKind, Work]:
         recorder, store, stage = self._recorder, self._store, self._rank
@@ -242,15 +246,16 @@ class CountedRank:
             self._begin()
             held = recorder.held
             narrow = self._config.train.eight_bits is not None
-            if narrow:
-                self._row(program, communicator)  # makes the weights in 8 bits
+            first = self._row(program, communicator) if narrow else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             reused = recorder.held - held
         count = replace(
             found, parameters=self._parameters, held=held + in_eight_bits, reused=reused
         )
-        return count if narrow else _without_reused(count, self._plan)
+        if first is None:
+            return _without_reused(count, self._plan)
+        return replace(count, once=PassCount.of(_more(_forwards(first), _forwards(found))))
 
     def _row(self, program: Program, communicator: Communicator) -> RankCount:
         """Count the passes and communications of the rank's row."""
@@ -322,6 +327,19 @@ class _Border(torch.autograd.Function):
         grad = torch.empty_like(grad) if ctx.anew else grad
         ctx.recorder.divide()
         return grad, None, None
+
+
+def _forwards(count: RankCount) -> list[Work]:
+    """Return the works of all F."""
+    passes = (own for (kind, _), own in count.passes.items() if kind == "F")
+    return [work for own in passes for work, _ in own.parts]
+
+
+def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
+    """Return the steps that works do the first time, and not when they are done again."""
+    steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
+    assert usual <= steps, "done again, a pass does something else"
+    return Work(tuple((steps - usual).elements()))
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
