@@ -9,6 +9,7 @@ Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a h
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -19,10 +20,11 @@ from torch.nn import functional
 from megatron.kernels.autograd import apply
 from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
+from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, can_pack_on
-from megatron.kernels.scores import Scores
+from megatron.kernels.scores import PLAIN, Scores
 
 Capability = tuple[int, int]
 """Major and minor compute capability, as CUDA numbers generations of GPUs."""
@@ -34,6 +36,8 @@ _META: Final = torch.device("meta")
 _WIDEST_HEAD: Final = 256
 _CHANNELS_AT_ONCE: Final = 8
 _BYTES_AT_ONCE: Final = 16
+_PACKED_ATTENTION: Final = "torch.nn.attention.varlen"
+"""PyTorch's module with attention of packed documents; the count does without its import."""
 
 _aten = torch.ops.aten
 
@@ -69,7 +73,28 @@ class _CountedKernels(CudaKernels):
         return True
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
-        return can_pack_on(self._capability, q_basd, scores, dropout)
+        is_there = find_spec(_PACKED_ATTENTION) is not None
+        return is_there and can_pack_on(self._capability, q_basd, scores, dropout)
+
+    def causal_attention(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        *,
+        dropout: float,
+        scores: Scores = PLAIN,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """See ``Kernels``; documents are whole samples.
+
+        The kernel that packs them then does the work that attention does without documents.
+        """
+        if documents is not None and documents.are_of(q_basd, k_bgsd):
+            documents = None if self._packs(q_basd, scores, dropout) else documents
+        return super().causal_attention(
+            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+        )
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None

@@ -41,6 +41,10 @@ _EIGHT_BITS: Final = (
     "--fp8-format: bytes are those of 8 bits, times those of 16: no products in 8 bits have been "
     "measured, so none are assumed to be faster"
 )
+_DOCUMENTS: Final = (
+    "--reset-attention-mask: every sample counts as one document, the most work that its documents "
+    "can make"
+)
 
 
 def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator[str]:
@@ -135,11 +139,12 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     narrow = "" if train.eight_bits is None else f"{_EIGHT_BITS}\n"
+    apart = f"{_DOCUMENTS}\n" if config.data.reset_attention_mask else ""
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel)}{narrow}"
+        f"{_shared(parallel)}{narrow}{apart}"
         f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"

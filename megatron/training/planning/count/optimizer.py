@@ -20,10 +20,9 @@ from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
 from megatron.simulator.costs.count import Work, in_order
 from megatron.training.planning.count.no_compiler import no_compiler
-from megatron.training.planning.count.recorder import Recorder
+from megatron.training.planning.count.recorder import META, Recorder
 
 _WIDTH: Final = 2048
-_META: Final = torch.device("meta")
 _NOBODY: Final = ConnectedAxis("tensor", 0, (0,))
 
 
@@ -63,7 +62,7 @@ def _count(
 ) -> StepCount:
     kernels, recorder = counted_kernels(dtype), Recorder()
     name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else f"{FINAL_NORM}.weight"
-    weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=_META))
+    weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META))
     entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
     with no_compiler(), recorder:
         Bucket([entry], kernels, gradient_dtype=gradient_dtype)
@@ -74,7 +73,7 @@ def _count(
         optimizer.step(rates, grad_norm=3.0)  # the first makes the moments
         state = recorder.held - gradient
         with recorder.recording() as works:
-            local_sum_of_squares(parts, kernels, _META)
+            local_sum_of_squares(parts, kernels, META)
             optimizer.step(rates, grad_norm=3.0)
     return _per_element(in_order(*works), state, gradient, weight.numel())
 

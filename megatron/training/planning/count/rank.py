@@ -1,19 +1,14 @@
 """One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from megatron.config.run_config import ParallelConfig, ReplicaConfig, RunConfig, TrainConfig
-from megatron.kernels.autograd import apply
 from megatron.kernels.counted import counted_kernels
-from megatron.layers.recompute import Again, Layer, Recomputation
-from megatron.model.config import ModelConfig
+from megatron.layers.recompute import Recomputation
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
@@ -24,7 +19,6 @@ from megatron.parallel.context import ContextParallel
 from megatron.parallel.grid import Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
-from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
@@ -42,59 +36,10 @@ from megatron.simulator.costs.count import (
     Work,
     in_order,
 )
-from megatron.training.planning.count.recorder import ListedGroup, ListedLane, Recorder
-
-META: Final = torch.device("meta")
-
-
-class Subject(NamedTuple):
-    """What decides a count, and nothing else, so that runs that count alike share it.
-
-    Attributes:
-        model: the whole model.
-        train: of one microbatch.
-        parallel: one replica of the pipeline, whatever its schedule.
-    """
-
-    model: ModelConfig
-    train: TrainConfig
-    parallel: ParallelConfig
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "Subject":
-        """Return what decides the count of a run."""
-        train, narrow = config.train, config.train.eight_bits
-        if narrow is not None:  # Transformer Engine need not be there to be asked about
-            narrow = replace(narrow, transformer_engine=False)
-        alike = TrainConfig(
-            micro_batch_size=train.micro_batch_size,
-            global_batch_size=train.micro_batch_size,
-            train_iters=1,
-            exit_interval=None,
-            seed=0,
-            dtype=train.dtype,
-            eval_interval=None,
-            eval_iters=0,
-            vocab_recompute=train.vocab_recompute,
-            recomputation=train.recomputation,
-            gradient_dtype=train.gradient_dtype,
-            wide_stream=train.wide_stream,
-            eight_bits=narrow,
-        )
-        parallel = ParallelConfig(
-            pipeline_size=config.parallel.pipeline_size,
-            vocab_parallel=config.parallel.vocab_parallel,
-            pipeline_schedule="1f1b",
-            padded_vocab_size=config.parallel.padded_vocab_size,
-            device="cuda",
-            backend="nccl",
-            timeout_minutes=1,
-            replicas=ReplicaConfig(config.parallel.context_size),
-            tensor_size=config.parallel.tensor_size,
-            sequence_parallel=config.parallel.sequence_parallel,
-            context_size=config.parallel.context_size,
-        )
-        return cls(config.model, alike, parallel)
+from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
+from megatron.training.planning.count.microbatch import counted_microbatch, document_starts
+from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
+from megatron.training.planning.count.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -148,6 +93,7 @@ class CountedRank:
         self._passes = StagePasses(model, plan, rank, self._store, train.seed)
         tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         self._shape = (train.micro_batch_size, tokens, config.model.hidden_size)
+        self._starts_bs = document_starts(config)
 
     def _tensor(self) -> TensorParallel:
         """Return the ranks that share layers, with a lane that lists."""
@@ -159,15 +105,7 @@ class CountedRank:
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""
-        train, model = self._config.train, self._model
-        tokens = train.micro_batch_size * self._config.model.seq_length // model.context.size
-        batch = DeviceMicrobatch(
-            tokens_n=torch.empty(tokens, dtype=torch.int64, device=META),
-            targets_n=torch.empty(tokens, dtype=torch.int64, device=META),
-            weight_n=torch.empty(tokens, device=META),
-            samples=train.micro_batch_size,
-            valid_tokens=float(tokens),
-        )
+        model, batch = self._model, counted_microbatch(self._config, self._starts_bs)
         if model.eight_bits is not None and model.eight_bits.delayed is not None:
             model.eight_bits.end(lambda _: None)  # so that scales have a history
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
@@ -190,7 +128,7 @@ class CountedRank:
         store.put("input", 0, self._stream(), stage)
         with recorder.recording() as parts:
             self._passes.forward(Pass("F", 0))
-        kinds["F"] = in_order(*parts[_LAYERS:])  # an input that nobody keeps goes after them
+        kinds["F"] = in_order(*parts[LAYERS:])  # an input that nobody keeps goes after them
         store.take("output", 0, stage)
         if self._plan.recomputes:
             with recorder.recording() as parts:
@@ -199,7 +137,7 @@ class CountedRank:
         store.put("output_gradient", 0, self._stream(), stage)
         with recorder.recording() as parts:
             self._passes.backward(Pass("B", 0))
-        kinds["B"] = parts[_LAYERS]
+        kinds["B"] = parts[LAYERS]
         store.take("input_gradient", 0, stage)
         if self._plan.split_backward:
             with recorder.recording() as parts:
@@ -214,7 +152,7 @@ class CountedRank:
             between: further layers follow those of the chunk.
         """
         again = self._model.recomputation
-        self._model.recomputation = _Divided(
+        self._model.recomputation = DividedAtLayers(
             again.parts, again.group, again.most, recorder=self._recorder, between=between
         )
 
@@ -279,54 +217,6 @@ class CountedRank:
             else:
                 ended[_key(step.comm)] = own
         return RankCount(passes, begun, ended)
-
-
-_LAYERS: Final = 1
-"""The part of an F or a B that has the layers."""
-
-
-@dataclass(frozen=True)
-class _Divided(Recomputation):
-    """Runs the layers of a chunk as ever, and divides F and B where they begin and end.
-
-    Attributes:
-        recorder: of the passes.
-        between: further layers follow. Their backward makes a gradient that nobody else holds.
-    """
-
-    recorder: Recorder = field(kw_only=True)
-    between: bool = field(kw_only=True)
-
-    def run(
-        self,
-        layers: Sequence[Layer],
-        forward: Callable[[Layer, torch.Tensor], torch.Tensor],
-        x: torch.Tensor,
-        left_out: list[Again] | None = None,
-    ) -> torch.Tensor:
-        """Run the layers of a chunk, as the class does that this one is made from."""
-        x = apply(_Border, x, self.recorder, False)
-        y = super().run(layers, forward, x, left_out)
-        return apply(_Border, y, self.recorder, self.between)
-
-
-class _Border(torch.autograd.Function):
-    """Divides what is recorded, in the forward and in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool) -> torch.Tensor:
-        """Return the same tensor."""
-        ctx.recorder, ctx.anew = recorder, anew
-        recorder.divide()
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return the same gradient, or one of its own."""
-        grad = torch.empty_like(grad) if ctx.anew else grad
-        ctx.recorder.divide()
-        return grad, None, None
 
 
 def _forwards(count: RankCount) -> list[Work]:

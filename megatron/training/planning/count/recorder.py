@@ -30,6 +30,8 @@ from megatron.training.planning.count.launches import launch_of, tensors_of
 
 T = TypeVar("T")
 
+META: Final = torch.device("meta")
+
 GRANULE: Final = 512
 """Bytes: CUDA's allocator gives multiples of it."""
 
@@ -102,6 +104,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and list it."""
         kwargs = kwargs or {}
+        if _is_of_the_host(args, kwargs):
+            return function(*args, **kwargs)
         given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
         result = None
         if function._schema.name not in _ONLY_IN_PLACE:
@@ -128,6 +132,12 @@ class Recorder(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, free)
         self.held += size
         self._peak = max(self._peak, self.held)
+
+
+def _is_of_the_host(args: Any, kwargs: Any) -> bool:
+    """Return whether an operation computes numbers of the host, as of where documents begin."""
+    devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
+    return devices == {"cpu"} and "device" not in kwargs
 
 
 class _ListedResult(Generic[T]):

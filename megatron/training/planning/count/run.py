@@ -27,7 +27,8 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import PassCount, RankCount, Segment
 from megatron.training.planning.count.no_compiler import no_compiler
-from megatron.training.planning.count.rank import CountedRank, Part, Subject
+from megatron.training.planning.count.rank import CountedRank, Part
+from megatron.training.planning.count.subject import Subject
 
 _CACHED = 512
 """Counts that are kept; a dry run with all its advice needs some dozens."""

@@ -17,8 +17,9 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount, RankCount, Step
 from megatron.training.planning.count import run as counting_run
-from megatron.training.planning.count.rank import CountedRank, Part, Subject
+from megatron.training.planning.count.rank import CountedRank, Part
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.count.subject import Subject
 
 UNLIKE = replace(LLAMA, num_layers=6, window_size=5, window_pattern=(1, 0, 1))
 """Of three layers in a row, no two neighbours are alike."""

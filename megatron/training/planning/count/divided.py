@@ -1,0 +1,63 @@
+"""Divides the record of a stage's F and B where its layers begin, and where they end.
+
+Layers that were counted apart stand there. What surrounds the layers of a stage, such as an
+embedding, a norm or a gradient that is gathered, is recorded before them or after them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from megatron.kernels.autograd import apply
+from megatron.layers.recompute import Again, Layer, Recomputation
+from megatron.training.planning.count.recorder import Recorder
+
+LAYERS: Final = 1
+"""The part of an F or a B that has the layers."""
+
+
+@dataclass(frozen=True)
+class DividedAtLayers(Recomputation):
+    """Runs the layers of a chunk as ever, and divides F and B where they begin and end.
+
+    Attributes:
+        recorder: of the passes.
+        between: further layers follow. Their backward makes a gradient that nobody else holds.
+    """
+
+    recorder: Recorder = field(kw_only=True)
+    between: bool = field(kw_only=True)
+
+    def run(
+        self,
+        layers: Sequence[Layer],
+        forward: Callable[[Layer, torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        left_out: list[Again] | None = None,
+    ) -> torch.Tensor:
+        """Run the layers of a chunk, as the class does that this one is made from."""
+        x = apply(_Border, x, self.recorder, False)
+        y = super().run(layers, forward, x, left_out)
+        return apply(_Border, y, self.recorder, self.between)
+
+
+class _Border(torch.autograd.Function):
+    """Divides what is recorded, in the forward and in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool) -> torch.Tensor:
+        """Return the same tensor."""
+        ctx.recorder, ctx.anew = recorder, anew
+        recorder.divide()
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the same gradient, or one of its own."""
+        grad = torch.empty_like(grad) if ctx.anew else grad
+        ctx.recorder.divide()
+        return grad, None, None

@@ -1,0 +1,47 @@
+"""The microbatch that is counted."""
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.documents import Documents
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.training.planning.count.recorder import META
+from megatron.training.planning.count.subject import Subject
+
+
+def document_starts(subject: Subject) -> Tensor:
+    """Return where documents begin, [b, s] on the host: every sample is one."""
+    shape = subject.train.micro_batch_size, subject.model.seq_length
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def counted_microbatch(subject: Subject, starts_bs: Tensor) -> DeviceMicrobatch:
+    """Return a microbatch of one rank, without values.
+
+    Args:
+        subject: decides its sizes.
+        starts_bs: see ``document_starts``.
+    """
+    samples, asked = subject.train.micro_batch_size, subject.documents
+    tokens = samples * subject.model.seq_length // subject.parallel.context_size
+    has_mask = asked is not None and asked.reset_attention_mask
+    has_positions = asked is not None and asked.reset_position_ids
+    return DeviceMicrobatch(
+        tokens_n=_integers(tokens),
+        targets_n=_integers(tokens),
+        weight_n=torch.empty(tokens, device=META),
+        samples=samples,
+        valid_tokens=float(tokens),
+        documents=_documents(starts_bs) if has_mask else None,
+        positions_bs=_integers(samples, tokens // samples) if has_positions else None,
+    )
+
+
+def _documents(starts_bs: Tensor) -> Documents:
+    samples, length = starts_bs.shape
+    bounds_k = torch.empty(samples + 1, dtype=torch.int32, device=META)
+    return Documents(_integers(samples, length), starts_bs, bounds_k, length)
+
+
+def _integers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=META)
