@@ -55,6 +55,7 @@ setup(
         ]
     },
     install_requires=[
+        "blake3>=1.0",
         "pybind11>=2.12",
         "torch>=2.6",
         "numpy>=1.26",

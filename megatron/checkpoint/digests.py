@@ -1,140 +1,112 @@
-"""Digests of files, formed of parts, so that one processor and several can form them side by side.
+"""Digests of files, which show whether a file of a checkpoint is as it was written.
 
-The digest of a file is the SHA-256 of the SHA-256 of its parts, laid end to end. A part has
-``PART`` bytes, the last one what is left. Sixteen parts are hashed at once where the processor has
-registers wide enough, and ranges of a file on several threads: neither hashlib nor the compiled
-function keeps Python's lock meanwhile.
+A digest is the BLAKE3 of a file's content. Checkpoints of older programs have SHA-256, which is
+formed here to verify those checkpoints and for nothing else.
 """
 
-import functools
 import hashlib
-import io
-import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Final, TypeAlias
 
-from megatron.native.compile import reason
-from megatron.native.extensions import LOAD_ERRORS, PART_DIGESTS, load_extension
-from megatron.native.files import cache_root
+from blake3 import blake3
 
 PART: Final = 1 << 16
-"""Bytes of a part."""
+"""Bytes of a part of a file, where the digest is the SHA-256 of the SHA-256 of its parts."""
 
-_AT_ONCE: Final = 1 << 20
-"""Bytes that are read and then hashed, while the processor still has them at hand."""
-
-_RANGE: Final = 1 << 25
-"""Bytes of a file that a thread hashes before it takes others; a multiple of ``PART``."""
+_AT_ONCE: Final = 1 << 22
+"""Bytes that are read and then hashed: few enough to stay in a processor's cache meanwhile, and
+enough for several threads."""
 
 _MOST_THREADS: Final = 4
-"""Together they hash as fast as most storage reads and writes."""
-
-Each: TypeAlias = Callable[[Callable[[memoryview], bytes], Iterable[memoryview]], Iterable[bytes]]
-"""``map``, or that of a pool of threads."""
-
-_LOADING: Final = threading.Lock()
-"""Held by the thread that loads the compiled function: loaded by two at once, it may fail."""
-
-_LOG = logging.getLogger(__name__)
+"""Together they hash as fast as most storage reads."""
 
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What the manifest knows of a file.
+    """What a manifest knows of a file.
+
+    Attributes:
+        size: in bytes.
+        blake3: hexadecimal.
+    """
+
+    size: int
+    blake3: str
+
+    def fits(self, path: Path, threads: int = 1) -> bool:
+        """Read a file and return whether it has this size and digest.
+
+        Args:
+            path: of the file.
+            threads: that hash.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return digest_of(path, threads) == self
+
+
+@dataclass(frozen=True)
+class OlderDigest:
+    """What a manifest before format 3 knows of a file.
 
     Attributes:
         size: in bytes.
         sha256: hexadecimal.
-        part: bytes that have a digest each, of which ``sha256`` is the digest; 0: it is that of the
-            content, as older programs wrote it.
+        part: bytes that have a SHA-256 each, which are laid end to end and hashed again; 0:
+            ``sha256`` is that of the content.
     """
 
     size: int
     sha256: str
     part: int = 0
 
+    def fits(self, path: Path, _: int = 1) -> bool:
+        """As ``FileDigest.fits``, on this thread alone."""
+        size, sha256 = 0, hashlib.sha256()
+        for piece in _pieces(path, self.part or _AT_ONCE):
+            size += len(piece)
+            sha256.update(hashlib.sha256(piece).digest() if self.part else piece)
+        return (size, sha256.hexdigest()) == (self.size, self.sha256)
+
+
+Digest: TypeAlias = FileDigest | OlderDigest
+
 
 class RunningDigest:
     """The digest of bytes that come one after the other.
+
+    Args:
+        threads: that hash.
 
     Attributes:
         size: bytes so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self.size = 0
-        self._of_parts = hashlib.sha256()
-        self._begun = hashlib.sha256()
+        self._hasher = blake3(max_threads=threads)
 
-    def update(self, content: memoryview, threads: int = 1, each: Each = map) -> None:
-        """Go on with more bytes.
-
-        Args:
-            content: the bytes.
-            threads: pieces into which it is cut.
-            each: applies a function to every one of them.
-        """
-        missing = -self.size % PART
+    def update(self, content: memoryview) -> None:
+        """Go on with more bytes; Python's lock is free while many are hashed."""
+        self._hasher.update(content)
         self.size += len(content)
-        self._begun.update(content[:missing])
-        if 0 < missing <= len(content):
-            self._end_part()
-        content = content[missing:]
-        end = len(content) // PART * PART
-        for digests in each(hash_parts, _cut(content[:end], threads)):
-            self._of_parts.update(digests)
-        self._begun.update(content[end:])
-
-    def _end_part(self) -> None:
-        self._of_parts.update(self._begun.digest())
-        self._begun = hashlib.sha256()
 
     @property
     def digest(self) -> FileDigest:
         """Size and digest of what came so far."""
-        of_parts = self._of_parts.copy()
-        if self.size % PART:
-            of_parts.update(self._begun.digest())
-        return FileDigest(self.size, of_parts.hexdigest(), PART)
+        return FileDigest(self.size, self._hasher.hexdigest())
 
 
-def digest_of(path: Path, part: int = PART, threads: int = 1) -> FileDigest:
-    """Read a file and return its digest.
-
-    Args:
-        path: of the file.
-        part: ``PART``, or 0 for the digest of the whole content.
-        threads: that read and hash.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    size = path.stat().st_size
-    if not part:
-        return FileDigest(size, _whole(path))
-    of_parts = hashlib.sha256()
-    with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
-        for digests in pool.map(functools.partial(_of_range, path), range(0, size, _RANGE)):
-            of_parts.update(digests)
-    return FileDigest(size, of_parts.hexdigest(), part)
-
-
-def hash_parts(content: memoryview) -> bytes:
-    """Return the SHA-256 of every part, one after the other; the last part may be shorter."""
-    library, found = _library(), b""
-    if library is not None:
-        together = PART * library.LANES
-        end = len(content) // together * together
-        found = library.digests(content[:end], PART)
-        content = content[end:]
-    parts = range(0, len(content), PART)
-    return found + b"".join(hashlib.sha256(content[at : at + PART]).digest() for at in parts)
+def digest_of(path: Path, threads: int = 1) -> FileDigest:
+    """Read a file and return its digest; arguments and errors as ``FileDigest.fits``."""
+    running = RunningDigest(threads)
+    for piece in _pieces(path, _AT_ONCE):
+        running.update(piece)
+    return running.digest
 
 
 def threads_of_rank(environment: Mapping[str, str] = os.environ) -> int:
@@ -150,51 +122,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _library() -> ModuleType | None:
-    """Return the compiled function; ``None`` if hashlib is as fast, or there is no compiler."""
-    with _LOADING:
-        return _loaded()
+def _pieces(path: Path, size: int) -> Iterator[memoryview]:
+    """Yield the content of a file in pieces of this size, each valid until the next one.
 
-
-@functools.cache
-def _loaded() -> ModuleType | None:
-    try:
-        library = load_extension(PART_DIGESTS, cache_root())
-    except LOAD_ERRORS as error:
-        _LOG.info("digests are formed by hashlib, slower but the same: %s", reason(error))
-        return None
-    return library if library.LANES > 1 else None
-
-
-def _cut(content: memoryview, pieces: int) -> list[memoryview]:
-    """Return at most so many pieces of whole parts; each but the last has the same number."""
-    step = max(PART, -(-len(content) // (pieces * _AT_ONCE)) * _AT_ONCE)
-    return [content[at : at + step] for at in range(0, len(content), step)]
-
-
-def _of_range(path: Path, begin: int) -> bytes:
-    """Return the digests of the parts of a file from ``begin`` on."""
-    found = []
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin)
-        memory = memoryview(bytearray(_AT_ONCE))
-        for _ in range(_RANGE // _AT_ONCE):
-            found.append(hash_parts(memory[: _filled(file, memory)]))
-    return b"".join(found)
-
-
-def _filled(file: io.RawIOBase, memory: memoryview) -> int:
-    """Read until the memory is full or the file ends; return how many bytes were read."""
-    count = 0
-    while count < len(memory) and (more := file.readinto(memory[count:])):
-        count += more
-    return count
-
-
-def _whole(path: Path) -> str:
-    """Return the digest of a file's content."""
-    with path.open("rb", buffering=0) as file:
-        memory, sha256 = memoryview(bytearray(_AT_ONCE)), hashlib.sha256()
-        while count := _filled(file, memory):
-            sha256.update(memory[:count])
-    return sha256.hexdigest()
+    Files are not mapped: if one were cut short meanwhile, a signal would end the process.
+    """
+    memory = memoryview(bytearray(size))
+    with path.open("rb") as file:
+        while count := file.readinto(memory):
+            yield memory[:count]

@@ -16,18 +16,18 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from megatron.checkpoint.digests import PART, FileDigest, digest_of
+from megatron.checkpoint.digests import PART, Digest, FileDigest, OlderDigest
 from megatron.native.files import atomic_path
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the manifest and of what it lists; another program may read another one."""
 
-_READ: Final = (1, FORMAT)
-"""Formats that are read. Before 2, a digest is that of a file's content."""
+_READ: Final[Mapping[int, type[Digest]]] = {1: OlderDigest, 2: OlderDigest, FORMAT: FileDigest}
+"""What a manifest knows of a file, by the formats that are read."""
 
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
@@ -147,7 +147,7 @@ def candidates(root: Path) -> list[int]:
     return [pointer, *older, *(iteration for iteration in found if iteration > pointer)]
 
 
-def read_manifest(folder: Path) -> dict[str, FileDigest]:
+def read_manifest(folder: Path) -> dict[str, Digest]:
     """Return the digests of a checkpoint's files.
 
     Raises:
@@ -158,8 +158,7 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         if path.is_fifo():  # reading it would wait for somebody to write to it
             raise OSError("it is a pipe")
         content = json.loads(path.read_bytes())
-        files = {str(name): FileDigest(**entry) for name, entry in content["files"].items()}
-        form, iteration = content["format"], content["iteration"]
+        form, iteration, files = content["format"], content["iteration"], content["files"].items()
     except FileNotFoundError:
         raise DamagedError(
             f"{folder} has no {MANIFEST}: its save was never finished, or it is not of this program"
@@ -173,16 +172,28 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         )
     if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name:
         raise DamagedError(f"{path} is of iteration {iteration!r}, and its folder of another one")
-    strange = [name for name in files if not _FILE.fullmatch(name)]
-    if strange:
-        raise DamagedError(f"{path} lists {strange[0]!r}, which is no file of this folder")
-    for name, entry in files.items():
-        if entry.part not in (0, PART):
+    return _digests(path, files, _READ[form])
+
+
+def _digests(path: Path, files: Iterable[tuple[str, Any]], kind: type[Digest]) -> dict[str, Digest]:
+    """Return the digests that a manifest lists, by file.
+
+    Raises:
+        DamagedError: an entry cannot be understood.
+    """
+    try:
+        found = {name: kind(**entry) for name, entry in files}
+    except TypeError as error:
+        raise DamagedError(f"{path} cannot be read ({error})") from error
+    for name, entry in found.items():
+        if not _FILE.fullmatch(name):
+            raise DamagedError(f"{path} lists {name!r}, which is no file of this folder")
+        if isinstance(entry, OlderDigest) and entry.part not in (0, PART):
             raise DamagedError(
-                f"{path} says that {name} has a digest for every {entry.part!r} bytes, and this "
-                f"program forms them for {PART}"
+                f"{path} says that {name} has a digest for every {entry.part!r} bytes, and older "
+                f"programs formed them for {PART}"
             )
-    return files
+    return found
 
 
 def verify(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -212,7 +223,7 @@ def problems(
         folder: of the checkpoint.
         names: the files to compare; all of them if it is ``None``.
         sizes_only: do not read the files.
-        threads: that read them.
+        threads: that hash them.
 
     Raises:
         DamagedError: there is no manifest, or it cannot be understood.
@@ -224,8 +235,8 @@ def problems(
             size = path.stat().st_size
             if size != entry.size:
                 yield f"{path} has {size} bytes, but {entry.size} were written"
-            elif not sizes_only and digest_of(path, entry.part, threads) != entry:
-                yield f"{path} is not what was written: its SHA-256 differs"
+            elif not sizes_only and not entry.fits(path, threads):
+                yield f"{path} is not what was written: its digest differs"
         except FileNotFoundError:
             yield f"{path} is missing"
         except OSError as error:

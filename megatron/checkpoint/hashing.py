@@ -27,19 +27,17 @@ class HashedStream(io.RawIOBase):
 
     Args:
         file: is closed with the stream.
-        threads: that hash large pieces.
 
     Attributes:
         failed: why the first piece that could not be written was not.
     """
 
-    def __init__(self, file: BinaryIO, threads: int = 1) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         super().__init__()
-        self._file, self._threads = file, threads
+        self._file = file
         self.failed: Exception | None = None
         self._digest = RunningDigest()
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="digest")
-        self._parts = ThreadPoolExecutor(threads, thread_name_prefix="parts")
 
     def writable(self) -> bool:
         """Return that it can be written to."""
@@ -57,7 +55,7 @@ class HashedStream(io.RawIOBase):
         if len(view) < _ASIDE:
             self._digest.update(view)
             return self._file.write(view)
-        hashed = self._aside.submit(self._digest.update, view, self._threads, self._parts.map)
+        hashed = self._aside.submit(self._digest.update, view)
         try:
             return self._file.write(view)
         finally:
@@ -79,7 +77,6 @@ class HashedStream(io.RawIOBase):
     def close(self) -> None:
         """Close the file."""
         self._aside.shutdown()
-        self._parts.shutdown()
         self._file.close()
         super().close()
 
@@ -92,18 +89,14 @@ class HashedStream(io.RawIOBase):
 class HashedFiles(FileSystem):
     """The file system as PyTorch's checkpoints use it, with the digests of the files written.
 
-    Args:
-        threads: that hash large pieces of a file.
-
     Attributes:
         digests: of every file that was written and closed, by name.
         failed: why the first file that could not be written was not.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         self.digests: dict[str, FileDigest] = {}
         self.failed: Exception | None = None
-        self._threads = threads
 
     @contextmanager
     def create_stream(
@@ -111,14 +104,14 @@ class HashedFiles(FileSystem):
     ) -> Generator[io.IOBase, None, None]:
         """Open a new file to write to; this thread's ``torch.save`` forms no CRC meanwhile.
 
-        The CRC would take nearly as long as SHA-256, which tells more. Of a piece that cannot be
+        The CRC would take longer than the digest, which tells more. Of a piece that cannot be
         written ``torch.save`` says only that its archive cannot be ended: the reason is raised.
         """
         assert mode == "wb", f"{path} is opened to be written, and once"
         before = get_crc32_options()  # a setting of this thread
         set_crc32_options(False)
         try:
-            with HashedStream(Path(path).open("wb"), self._threads) as stream:
+            with HashedStream(Path(path).open("wb")) as stream:
                 try:
                     yield stream
                 except Exception as error:
@@ -143,14 +136,11 @@ class HashedWriter(dcp.FileSystemWriter):
         path: folder to write to.
         files: of tensors, each written by a thread.
         copy_ahead: bytes that are copied from a GPU while others are written.
-        threads: that hash large pieces of a file.
         file_each: give every tensor a file. PyTorch keeps what it writes to a file until the file
             is complete, so this is what keeps one tensor a thread in memory.
     """
 
-    def __init__(
-        self, path: Path, files: int, copy_ahead: int, threads: int = 1, *, file_each: bool = False
-    ) -> None:
+    def __init__(self, path: Path, files: int, copy_ahead: int, *, file_each: bool = False) -> None:
         super().__init__(
             path,
             single_file_per_rank=not file_each,
@@ -158,7 +148,7 @@ class HashedWriter(dcp.FileSystemWriter):
             thread_count=files,
             per_thread_copy_ahead=copy_ahead,
         )
-        self.fs: HashedFiles = HashedFiles(threads)
+        self.fs: HashedFiles = HashedFiles()
 
     @property
     def digests(self) -> dict[str, FileDigest]:

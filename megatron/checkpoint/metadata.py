@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron.checkpoint import folder
-from megatron.checkpoint.digests import FileDigest
+from megatron.checkpoint.digests import Digest
 from megatron.checkpoint.folder import DamagedError
 
 METADATA: Final = ".metadata"
@@ -125,7 +125,7 @@ def _check(
     name: str,
     saved: TensorStorageMetadata,
     places: dict[MetadataIndex, Any],
-    files: dict[str, FileDigest],
+    files: dict[str, Digest],
 ) -> None:
     """Check that the parts of a tensor are all there, in files that the manifest lists.
 

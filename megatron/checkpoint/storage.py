@@ -199,8 +199,7 @@ def _write_own(
     # copies on the host has none of its own, and would take the first GPU of the machine.
     ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
     streamed = any(isinstance(tensor, StreamedTensor) for tensor in tensors.values())
-    threads = max(1, threads_of_rank() // files)
-    writer = HashedWriter(partial, files, ahead, threads, file_each=streamed)
+    writer = HashedWriter(partial, files, ahead, file_each=streamed)
     if hosts.size == 1:
         # PyTorch warns that a job of one rank is one. The filter stays, because to take it back
         # would take back those that other threads set meanwhile.

@@ -72,12 +72,7 @@ INDEX_BUILDER = Extension(
     # A fused multiply-add would round the blend's deficits differently from NumPy.
     (("-O2", "-ffp-contract=off"),),
 )
-PART_DIGESTS = Extension(
-    "megatron.checkpoint",
-    _MEGATRON / "checkpoint" / "part_digests.cpp",
-    (("-O2", _NATIVE), ("-O2",)),
-)
-EXTENSIONS = (CPU_KERNELS, INDEX_BUILDER, PART_DIGESTS)
+EXTENSIONS = (CPU_KERNELS, INDEX_BUILDER)
 
 
 def load_extension(extension: Extension, cache: Path) -> ModuleType:

@@ -234,6 +234,23 @@ def test_what_older_programs_wrote_is_verified(tmp_path: Path) -> None:
         folder.verify(where)
 
 
+def test_a_manifest_of_format_2_is_verified(tmp_path: Path) -> None:
+    """The program that formed SHA-256 of parts wrote this manifest."""
+    where = folder.folder_of(tmp_path, 10)
+    where.mkdir()
+    shutil.copy(Path(__file__).with_name("manifest_of_format_2.json"), where / folder.MANIFEST)
+    listed = folder.read_manifest(where)
+    assert len(listed) == 5
+    for name, entry in listed.items():
+        pattern = bytes(range(251)) * (entry.size // 251 + 1)
+        (where / name).write_bytes(pattern[: entry.size])
+    folder.verify(where)
+    for name in set(listed) - {"empty.bin"}:
+        damage(where / name, "flipped", 1)
+        with pytest.raises(DamagedError, match=f"{name} is not what was written"):
+            folder.verify(where, [name])
+
+
 @given(
     st.sampled_from(["model.bin", "common.json"]),
     st.sampled_from(["flipped", "truncated", "longer", "missing"]),
@@ -272,9 +289,12 @@ def manifest(files: dict[str, Any], form: object = 1, iteration: object = 10) ->
         (manifest({"a\0b": {"size": 1, "sha256": "0"}}), "which is no file of this folder"),
         (manifest({"..": {"size": 1, "sha256": "0"}}), "'..', which is no file of this folder"),
         ('{"files": {}}', "cannot be read"),
-        (manifest({}, form=3), "says format 3, and this program reads 1 to 2"),
-        (manifest({}, form=None), "says format None, and this program reads 1 to 2"),
-        (manifest({}, form=[]), "and this program reads 1 to 2"),
+        (manifest({}, form=4), "says format 4, and this program reads 1 to 3"),
+        (manifest({}, form=None), "says format None, and this program reads 1 to 3"),
+        (manifest({}, form=[]), "and this program reads 1 to 3"),
+        (manifest({"a": {"size": 1, "sha256": "0"}}, form=3), "cannot be read"),
+        (manifest({"a": {"size": 1, "blake3": "0"}}, form=2), "cannot be read"),
+        (manifest({"a": 3}), "cannot be read"),
         (
             manifest({"a": {"size": 1, "sha256": "0", "part": 1}}, form=2),
             "a has a digest for every 1 bytes",

@@ -156,13 +156,13 @@ def _drop_entry(content: Any, draw: random.Random) -> None:
 
 def _wrong_entry(content: Any, draw: random.Random) -> None:
     entry = content["files"][draw.choice(sorted(content["files"]))]
-    key = draw.choice(["size", "sha256", "part"])
+    key = draw.choice(["size", "blake3", "part"])
     entry[key] = draw.choice([None, -1, "", "0" * 64, 10**30, [], {}])
 
 
 def _more_entries(content: Any, draw: random.Random) -> None:
     name = draw.choice(["../x", "/etc/passwd", "", "..", "no.distcp", "a\0b", "é" * 300])
-    content["files"][name] = {"size": 1, "sha256": "0" * 64}
+    content["files"][name] = {"size": 1, "blake3": "0" * 64}
 
 
 def _other_header(content: Any, draw: random.Random) -> None:
