@@ -6,7 +6,7 @@ from typing import TextIO
 from megatron.config.run_config import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
-from megatron.training.metrics.live_display import LiveDisplay, can_show
+from megatron.training.metrics.live_display import LiveDisplay, Terminal
 from megatron.training.metrics.log import Lines, Log, Sink
 from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.metrics.tensorboard import TensorBoard
@@ -27,8 +27,8 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
     stream = stream or sys.stdout
     sinks: list[Sink] = []
     say = _print
-    if config.live_display and can_show(stream):
-        display = LiveDisplay(stream)
+    if config.live_display and (terminal := Terminal(stream)).can_show:
+        display = LiveDisplay(terminal)
         sinks.append(display)
         say = display.say
     sinks.append(Lines(say))

@@ -1,4 +1,4 @@
-"""A terminal of the plainest kind: text, new lines, colours, and going up to erase what is below.
+"""A terminal of the plainest kind: text, new lines, colours, going up, erasing in a line.
 
 Anything else that is sent to it is a mistake, above all what would have to be switched off again.
 """
@@ -6,7 +6,9 @@ Anything else that is sent to it is a mistake, above all what would have to be s
 import io
 import re
 
-CONTROL = re.compile(r"\x1b\[(?P<up>\d+)F|(?P<erase>\x1b\[J)|\x1b\[[\d;]*m|(?P<text>[^\x1b])", re.S)
+CONTROL = re.compile(
+    r"\x1b\[(?P<up>\d+)A|(?P<erase>\x1b\[2?K)|\x1b\[[\d;]*m|(?P<text>[^\x1b])", re.S
+)
 
 
 class Screen(io.StringIO):
@@ -38,11 +40,11 @@ class Screen(io.StringIO):
             assert found is not None, f"unknown to this terminal: {text[position : position + 9]!r}"
             position = found.end()
             if found["up"]:
-                self.row, self.column = self.row - int(found["up"]), 0
+                self.row -= int(found["up"])
                 assert self.row >= 0, "above the first line that was ever printed"
             elif found["erase"]:
-                del self.lines[self.row + 1 :]
-                self.lines[self.row] = self.lines[self.row][: self.column]
+                kept = 0 if "2" in found["erase"] else self.column
+                self.lines[self.row] = self.lines[self.row][:kept]
             elif found["text"] is not None:
                 self._put(found["text"])
 
@@ -60,5 +62,6 @@ class Screen(io.StringIO):
 
     @property
     def shown(self) -> str:
-        """All lines."""
-        return "\n".join(self.lines)
+        """All lines to the cursor's, and below it to the last that is not empty."""
+        told = [number for number, line in enumerate(self.lines) if line or number == self.row]
+        return "\n".join(self.lines[: max(told) + 1])

@@ -10,12 +10,11 @@ import pytest
 from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from training.metrics.made_records import ended, evaluation, interval, step
 from training.metrics.screen import Screen
 
 from megatron.config.run_config import RecordConfig
-from megatron.training.metrics.live_display import REDRAW_SECONDS, LiveDisplay, Shown, can_show
+from megatron.training.metrics.live_display import REDRAW_SECONDS, LiveDisplay, Shown, Terminal
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.open_log import open_log
 from megatron.training.metrics.records import RankFigures, Record
@@ -31,18 +30,14 @@ class Clock:
         return self.now
 
 
-def console(screen: Screen, height: int = 40, terminal: str = "xterm-256color") -> Console:
-    return Console(
-        file=screen,
-        width=WIDTH,
-        height=height,
-        force_terminal=True,
-        _environ={"TERM": terminal},
+def terminal(screen: Screen, height: int = 40, kind: str = "xterm-256color") -> Terminal:
+    return Terminal(
+        screen, width=WIDTH, height=height, force_terminal=True, _environ={"TERM": kind}
     )
 
 
 def display(screen: Screen, clock: Clock) -> LiveDisplay:
-    return LiveDisplay(screen, console(screen), clock)
+    return LiveDisplay(terminal(screen), clock)
 
 
 def told(records: list[Record]) -> list[str]:
@@ -129,7 +124,7 @@ def test_a_loss_that_is_not_finite_is_told_and_leaves_the_curve_as_it_is(loss: f
 
 def test_nothing_is_drawn_before_the_first_iteration() -> None:
     assert drawn(evaluation(0), ended(0)) == ""
-    assert Shown().lines(WIDTH) == []
+    assert Shown().table(WIDTH) is None
 
 
 def test_iterations_alone_are_not_drawn_too_often() -> None:
@@ -186,6 +181,20 @@ def test_other_prints_of_the_process_stay_and_its_streams_come_back(
     assert ("iteration 1/100" in text) == failed
 
 
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("text", ["half a line", "[rank0] a tag[/], :smile: and\n" + "long" * 40])
+def test_what_stands_in_a_begun_line_is_not_lost_at_the_end(
+    text: str, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    shown = display(screen, Clock())
+    shown.write(step(1))
+    print(text, end="", file=sys.stderr)
+    shown.close(failed)
+    assert screen.shown.startswith(f"{text}\n")
+
+
 def test_a_stream_that_leads_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = io.StringIO()
     monkeypatch.setattr(sys, "stderr", elsewhere)
@@ -196,11 +205,10 @@ def test_a_stream_that_leads_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("height", "terminal", "can"), [(40, "xterm", True), (10, "xterm", False), (40, "dumb", False)]
+    ("height", "kind", "can"), [(40, "xterm", True), (10, "xterm", False), (40, "dumb", False)]
 )
-def test_where_it_can_be_shown(height: int, terminal: str, can: bool) -> None:
-    screen = Screen()
-    assert can_show(screen, console(screen, height, terminal)) == can
+def test_where_it_can_be_shown(height: int, kind: str, can: bool) -> None:
+    assert terminal(Screen(), height, kind).can_show == can
 
 
 def test_only_a_terminal_of_rank_0_has_one_and_only_if_wanted() -> None:
