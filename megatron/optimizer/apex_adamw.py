@@ -2,7 +2,7 @@
 
 Its kernel takes a list of tensors at once, and reads and writes gradient, master and both moments
 in 28 bytes a parameter. Clipping and the loss scale (8 bytes) and rounding to the weights (6) take
-passes of their own, so a step moves up to 42; ``one_pass_adamw`` moves 30.
+passes of their own, so a step moves up to 42; ``OnePassAdamW`` moves 30.
 
 The package is NVIDIA's, from its repository. PyPI's project of the same name is another one.
 """
@@ -17,10 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from megatron.optimizer.adamw import in_slices, moments_of
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.groups import groups_of
-from megatron.optimizer.mixed_precision import Master, Step, last_divisor
-from megatron.optimizer.narrow_adamw import in_slices
+from megatron.optimizer.mixed_precision import Master, Step, divide
 
 USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
 """The arguments that it is given; rates and steps are set in its groups."""
@@ -28,11 +28,9 @@ USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
 MOST_ELEMENTS: Final = 1 << 30
 """Of a tensor that it is given: older versions count elements in 32 bits."""
 
-_KEPT: Final = ("exp_avg", "exp_avg_sq")
-
 
 class ApexAdamW:
-    """AdamW for some masters; a ``Rule`` that keeps the moments ``exp_avg`` and ``exp_avg_sq``.
+    """AdamW for some masters by ``FusedAdam``; a ``Rule`` that keeps ``Moments``.
 
     The moments are made here and handed over, so that checkpoints find them before a first step.
 
@@ -49,20 +47,17 @@ class ApexAdamW:
     def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
         self._gradients = [master.gradient for master in masters]
         self._groups = groups_of(masters)
-        self._by_name = {
-            master.name: {kind: torch.zeros_like(master.weight.detach()) for kind in _KEPT}
-            for master in masters
-        }
+        self.kept = moments_of(masters, config)
         states: dict[Tensor, dict[str, Tensor]] = {}
         params: list[list[Tensor]] = []
         for group in self._groups:
             params.append([])
             for master in group.masters:
-                tensors = [master.weight, master.gradient, *self._by_name[master.name].values()]
-                for weight, gradient, *moments in in_slices(tensors, MOST_ELEMENTS):
+                tensors = [master.weight, master.gradient, *self.kept[master.name].values()]
+                for weight, gradient, mean, square in in_slices(tensors, MOST_ELEMENTS):
                     weight.grad = gradient
                     params[-1].append(weight)
-                    states[weight] = dict(zip(_KEPT, moments, strict=True))
+                    states[weight] = {"exp_avg": mean, "exp_avg_sq": square}
         self._optimizer = load_fused_adam()(
             params=[{"params": own} for own in params],
             bias_correction=True,
@@ -76,9 +71,7 @@ class ApexAdamW:
     @torch.no_grad()
     def step(self, step: Step) -> None:
         """As in ``Rule``; the quotients stay in the gradients."""
-        divisor = last_divisor(self._gradients, step)
-        if divisor is not None:
-            torch._foreach_div_(self._gradients, divisor)
+        divide(self._gradients, step.divisors)
         owns = self._optimizer.param_groups
         for group, own in zip(self._groups, owns, strict=True):
             own["lr"] = group.lr(step.rates)
@@ -86,18 +79,6 @@ class ApexAdamW:
             own["step"] = step.number - 1  # it counts on
         self._optimizer.step()
         assert {own["step"] for own in owns} == {step.number}, "FusedAdam counts steps elsewhere"
-
-    def state_of(self, name: str) -> dict[str, Tensor]:
-        """As in ``Rule``."""
-        return dict(self._by_name.get(name, {}))
-
-    def loaded(self, steps: int) -> None:
-        """As in ``Rule``: a step is told its number."""
-
-    @property
-    def state(self) -> list[Tensor]:
-        """As in ``Rule``."""
-        return [tensor for own in self._by_name.values() for tensor in own.values()]
 
 
 def load_fused_adam() -> Any:

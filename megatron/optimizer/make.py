@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from megatron.kernels.face import Kernels
 from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
-from megatron.optimizer.adamw import AdamW
+from megatron.optimizer.adamw import AdamW, OnePassAdamW, keeps_16_bits
 from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
-from megatron.optimizer.narrow_adamw import NarrowAdamW
-from megatron.optimizer.one_pass_adamw import OnePassAdamW
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sgd import SGD
@@ -52,11 +50,11 @@ def make_optimizer(
 
 def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels) -> Rule:
     if config.implementation == "apex":
-        assert not _keeps_16_bits(masters, config), "FusedAdam takes one type for all"
+        assert not keeps_16_bits(masters, config), "FusedAdam takes one type for all"
         return ApexAdamW(masters, config)
     if config.implementation == "local" and kernels.updates_at_once:
         return OnePassAdamW(masters, config, kernels)
-    return (NarrowAdamW if _keeps_16_bits(masters, config) else AdamW)(masters, config)
+    return AdamW(masters, config)
 
 
 def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
@@ -65,12 +63,6 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
     Runs that only evaluate load their weights through it.
     """
     return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
-
-
-def _keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
-    """Whether moments or main gradients are narrower than the masters."""
-    narrow_moments = "bf16" in (config.exp_avg_dtype, config.exp_avg_sq_dtype)
-    return narrow_moments or masters[0].gradient.dtype != masters[0].weight.dtype
 
 
 def keeps_whole(config: OptimizerConfig) -> KeepsWhole:

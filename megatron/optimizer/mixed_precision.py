@@ -6,7 +6,7 @@ optimizer may have several rules, each for some of the masters.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,24 +78,19 @@ class Rule(Protocol):
 
     rounds: bool
 
+    @property
+    def kept(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Tensors that the rule keeps of every master, each of the master's shape; both have names.
+
+        They are all that a step changes for good besides the masters.
+        """
+        ...
+
     def step(self, step: Step) -> None:
         """Update the masters from their gradients.
 
         The last quotients stay in the gradients' place, unless no step is ever taken again.
         """
-        ...
-
-    def state_of(self, name: str) -> dict[str, Tensor]:
-        """Return what the rule keeps of a master, each of its shape, by name."""
-        ...
-
-    def loaded(self, steps: int) -> None:
-        """Go on from a state that was loaded, after so many steps."""
-        ...
-
-    @property
-    def state(self) -> list[Tensor]:
-        """All that a step changes for good, but for the masters; always in the same order."""
         ...
 
 
@@ -151,7 +146,7 @@ class MixedPrecisionOptimizer:
         """As in ``Optimizer``: the master, and what its rule keeps."""
         found = {"weight": self._by_name[name]}
         for rule in self._rules:
-            found |= rule.state_of(name)
+            found |= rule.kept.get(name, {})
         return found
 
     @property
@@ -163,8 +158,6 @@ class MixedPrecisionOptimizer:
     def loaded(self, steps: int) -> None:
         """As in ``Optimizer``."""
         self._steps = steps
-        for rule in self._rules:
-            rule.loaded(steps)
         self._round()
 
     @torch.no_grad()
@@ -190,7 +183,8 @@ class MixedPrecisionOptimizer:
 
     def _state(self) -> list[Tensor]:
         """Everything that a step changes for good, always in the same order."""
-        return [*self._by_name.values(), *(kept for rule in self._rules for kept in rule.state)]
+        by_master = [own for rule in self._rules for own in rule.kept.values()]
+        return [*self._by_name.values(), *(tensor for own in by_master for tensor in own.values())]
 
     def _round(self) -> None:
         if self._masters:
@@ -203,10 +197,16 @@ def last_divisor(gradients: Sequence[Tensor], step: Step) -> Tensor | None:
     Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
     quotients. This saves the pass over memory that a division before would take.
     """
-    divisors = [torch.full((), each, device=gradients[0].device) for each in step.divisors]
-    for divisor in divisors[:-1]:
-        torch._foreach_div_(list(gradients), divisor)
-    return divisors[-1] if divisors else None
+    divide(gradients, step.divisors[:-1])
+    for divisor in step.divisors[-1:]:
+        return torch.full((), divisor, device=gradients[0].device)
+    return None
+
+
+def divide(gradients: Sequence[Tensor], divisors: Sequence[float]) -> None:
+    """Divide gradients, of which there may be none, by one number after the other, in place."""
+    for divisor in divisors if gradients else ():
+        torch._foreach_div_(list(gradients), torch.full((), divisor, device=gradients[0].device))
 
 
 def _scales(factor: float, clipping: float) -> list[float]:

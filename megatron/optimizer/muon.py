@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megatron.optimizer.config import MuonConfig, ScaleMode
-from megatron.optimizer.mixed_precision import Master, Step, last_divisor
+from megatron.optimizer.mixed_precision import Master, Step, divide
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis
@@ -72,14 +72,14 @@ class Muon:
         self._config = config
         self._qkv = qkv
         self._steps = coefficients(config.coefficient_type, config.num_ns_steps)
-        self._momenta = {master.name: torch.zeros_like(master.weight) for master in masters}
+        self.kept = {
+            master.name: {"momentum_buffer": torch.zeros_like(master.weight)} for master in masters
+        }
 
     def step(self, step: Step) -> None:
         """As in ``Rule``."""
         rates = step.rates
-        divisor = last_divisor(self._gradients, step) if self._gradients else None
-        if divisor is not None:
-            torch._foreach_div_(self._gradients, divisor)
+        divide(self._gradients, step.divisors)
         for master in self._masters:
             decay = rates.weight_decay if master.part.weight_decay else 0.0
             master.weight.mul_(1.0 - rates.lr * decay)
@@ -87,7 +87,7 @@ class Muon:
 
     def _update(self, master: Master) -> Tensor:
         """Add the gradient to the mean, and return the update."""
-        config, momentum = self._config, self._momenta[master.name]
+        config, momentum = self._config, self.kept[master.name]["momentum_buffer"]
         momentum.lerp_(master.gradient, 1.0 - config.momentum)
         direction = momentum
         if config.nesterov:
@@ -111,18 +111,6 @@ class Muon:
             matrix.shape[0], matrix.shape[1], config.scale_mode
         )
         return orthogonalized(matrix, self._steps, config.fp32_matmul_prec) * length
-
-    def state_of(self, name: str) -> dict[str, Tensor]:
-        """As in ``Rule``."""
-        return {"momentum_buffer": self._momenta[name]} if name in self._momenta else {}
-
-    def loaded(self, steps: int) -> None:
-        """As in ``Rule``: no step depends on how many there were before."""
-
-    @property
-    def state(self) -> list[Tensor]:
-        """As in ``Rule``."""
-        return list(self._momenta.values())
 
 
 def update_length(rows: int, columns: int, mode: ScaleMode) -> float:

@@ -29,10 +29,10 @@ class SGD:
         self._momentum = config.sgd_momentum
         self._gradients = [master.gradient for master in masters]
         self._groups = groups_of(masters)
-        self._momenta: dict[str, Tensor] = {}
+        self.kept: dict[str, dict[str, Tensor]] = {}
         if config.sgd_momentum:
-            self._momenta = {
-                master.name: torch.zeros_like(master.weight, requires_grad=False)
+            self.kept = {
+                master.name: {"momentum_buffer": torch.zeros_like(master.weight.detach())}
                 for master in masters
             }
 
@@ -44,7 +44,10 @@ class SGD:
             sgd(
                 group.weights,
                 group.gradients,
-                [self._momenta.get(master.name) for master in group.masters],
+                [
+                    self.kept[master.name]["momentum_buffer"] if self.kept else None
+                    for master in group.masters
+                ],
                 fused=True,
                 grad_scale=divisor,
                 weight_decay=group.weight_decay(step.rates),
@@ -54,15 +57,3 @@ class SGD:
                 nesterov=False,
                 maximize=False,
             )
-
-    def state_of(self, name: str) -> dict[str, Tensor]:
-        """As in ``Rule``."""
-        return {"momentum_buffer": self._momenta[name]} if name in self._momenta else {}
-
-    def loaded(self, steps: int) -> None:
-        """As in ``Rule``: no step depends on how many there were before."""
-
-    @property
-    def state(self) -> list[Tensor]:
-        """As in ``Rule``."""
-        return list(self._momenta.values())
