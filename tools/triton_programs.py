@@ -28,7 +28,6 @@ from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
     activations,
     eight_bits,
-    gated,
     gradients,
     norms,
     rotation,
@@ -106,10 +105,10 @@ class Resources:
     short_offsets: tuple[str, ...]
 
 
-def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
+def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
     """Yield every form in which the kernels may launch a program."""
     logits, rows = {"SPAN": SPAN, **TILE}, {"BLOCK": BLOCK}
-    for kind in activations:
+    for kind in kinds:
         for capped in (False, True):
             yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
             yield Form(gradients.subtract_targets, {"CAPPED": capped, **rows}, kind)
@@ -126,8 +125,8 @@ def forms(activations: tuple[str, ...] = TYPES) -> Iterator[Form]:
         yield Form(gradients.merge, {"RANKS": RANKS}, kind)
         for on in (False, True):
             yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
-            yield Form(gated.gated, {"GELU": on, **rows}, kind)
-            yield Form(gated.gated_backward, {"GELU": on, **rows}, kind)
+            yield Form(activations.gated, {"GELU": on, **rows}, kind)
+            yield Form(activations.gated_backward, {"GELU": on, **rows}, kind)
         yield from _row_forms(kind)
         yield from _rotation_forms(kind)
         yield from _update_forms(kind)

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.cpu import compiled_attention
-from megatron.kernels.cpu.gelu import CompiledGelu, TiledGelu
+from megatron.kernels.cpu.activations import (
+    CompiledGelu,
+    CompiledSquaredReLU,
+    PositiveSquaredReLU,
+    TiledGelu,
+)
 from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
 from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
-from megatron.kernels.cpu.squared_relu import CompiledSquaredReLU, PositiveSquaredReLU
 from megatron.kernels.documents import Documents
-from megatron.kernels.reference.bias import with_bias
+from megatron.kernels.reference.activations import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
 

@@ -1,4 +1,4 @@
-"""Activations without a gate on a GPU, and the gradient of the bias that was added before."""
+"""Activations on a GPU, with and without a gate."""
 
 from typing import Any
 
@@ -12,7 +12,10 @@ from megatron.kernels.cuda.sizes import quotient
 
 
 class Activation(torch.autograd.Function):
-    """GELU by its tanh approximation, or ``relu(x)^2``, which keeps its output, not its input."""
+    """GELU by its tanh approximation, or ``relu(x)^2``, which keeps its output, not its input.
+
+    The backward also forms the gradient of the bias that was added before.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias_f: Tensor | None, gelu: bool) -> Tensor:
@@ -47,3 +50,30 @@ class Activation(torch.autograd.Function):
         sums_1f = kept.new_empty(1, f, dtype=ctx.bias_dtype)
         operators.column_sums(sums_1f, partial_1kf)
         return x_grad, sums_1f[0], None
+
+
+class Gated(torch.autograd.Function):
+    """``function(gate) * up``, the function silu or GELU by its tanh approximation.
+
+    One kernel forward and one backward; only the input is saved.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, gelu: bool) -> Tensor:
+        """[..., 2 f], the gate first -> [..., f]."""
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        ctx.gelu = gelu
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        operators.gated(as_rows(out), as_rows(gate_up), gelu)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Write both halves of the gradient where they belong."""
+        (gate_up,) = ctx.saved_tensors
+        gate_up_grad = torch.empty_like(gate_up)
+        rows = as_rows(gate_up_grad), as_rows(gate_up), as_rows(grad.contiguous())
+        operators.gated_backward(*rows, ctx.gelu)
+        return gate_up_grad, None

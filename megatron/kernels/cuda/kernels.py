@@ -9,10 +9,9 @@ from torch import Tensor
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import update_operators
-from megatron.kernels.cuda.activations import Activation
+from megatron.kernels.cuda.activations import Activation, Gated
 from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
-from megatron.kernels.cuda.gated import Gated
 from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products

@@ -17,7 +17,6 @@ from megatron.kernels.cuda.library import Programs
 from megatron.kernels.cuda.library import operator as _operator
 from megatron.kernels.cuda.sizes import SPAN, next_power_of_2, quotient
 
-gated_programs = Programs("gated")
 gradient_programs = Programs("gradients")
 softmax_programs = Programs("softmax")
 
@@ -41,7 +40,8 @@ def _over_logits(logits_vn: Tensor) -> tuple[int, int]:
     return quotient(tokens, TILE["COLUMNS"]), spans(rows)
 
 
-def _over_rows(x: Tensor) -> tuple[int, int]:
+def over_rows(x: Tensor) -> tuple[int, int]:
+    """Return the grid of programs that have ``BLOCK`` numbers of a row each."""
     assert x.is_contiguous()
     return len(x), quotient(x.shape[1], BLOCK)
 
@@ -131,7 +131,7 @@ def input_gradient(
     """See ``programs.gradients``."""
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    gradient_programs.input_gradient[_over_rows(gradient_nh)](
+    gradient_programs.input_gradient[over_rows(gradient_nh)](
         gradient_nh,
         raw_nh,
         weight_vh,
@@ -195,7 +195,7 @@ def merge_input_gradient(
     assert statistics_p4n.is_contiguous()
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    gradient_programs.merge_input_gradient[_over_rows(gradient_nh)](
+    gradient_programs.merge_input_gradient[over_rows(gradient_nh)](
         statistics_p4n,
         merged_4n,
         gradient_nh,
@@ -238,7 +238,7 @@ def scale_rows(
 ) -> None:
     """See ``programs.gradients``."""
     assert scaled_nh.is_contiguous()
-    gradient_programs.scale_rows[_over_rows(x_nh)](
+    gradient_programs.scale_rows[over_rows(x_nh)](
         scaled_nh,
         x_nh,
         weight_n,
@@ -269,7 +269,7 @@ def subtract_targets_(
 ) -> None:
     """See ``programs.gradients``."""
     assert gradient_vh.is_contiguous()
-    gradient_programs.subtract_targets[_over_rows(x_nh)](
+    gradient_programs.subtract_targets[over_rows(x_nh)](
         gradient_vh,
         x_nh,
         weight_n,
@@ -282,27 +282,4 @@ def subtract_targets_(
         CAPPED=cap != 0,
         BLOCK=BLOCK,
         **LAUNCH,
-    )
-
-
-@_operator("gated(Tensor(a!) out_rf, Tensor gate_up_rf, bool gelu) -> ()")
-def gated(out_rf: Tensor, gate_up_rf: Tensor, gelu: bool) -> None:
-    """See ``programs.gated``; the gate's function is GELU or silu."""
-    assert gate_up_rf.is_contiguous()
-    gated_programs.gated[_over_rows(out_rf)](
-        out_rf, gate_up_rf, out_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
-    )
-
-
-@_operator(
-    "gated_backward(Tensor(a!) gate_up_grad_rf, Tensor gate_up_rf, Tensor grad_rf, bool gelu) -> ()"
-)
-def gated_backward(
-    gate_up_grad_rf: Tensor, gate_up_rf: Tensor, grad_rf: Tensor, gelu: bool
-) -> None:
-    """See ``programs.gated``."""
-    assert gate_up_grad_rf.is_contiguous()
-    assert gate_up_rf.is_contiguous()
-    gated_programs.gated_backward[_over_rows(grad_rf)](
-        gate_up_grad_rf, gate_up_rf, grad_rf, grad_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
     )

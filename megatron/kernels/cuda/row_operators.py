@@ -9,7 +9,7 @@ from typing import Final
 from torch import Tensor
 
 from megatron.kernels.cuda.library import Programs, operator
-from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
+from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE, over_rows
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
 
 activations = Programs("activations")
@@ -165,6 +165,29 @@ def activation_backward(
         SPAN=ACTIVATION_SPAN,
         **TILE,
         **LAUNCH,
+    )
+
+
+@operator("gated(Tensor(a!) out_rf, Tensor gate_up_rf, bool gelu) -> ()")
+def gated(out_rf: Tensor, gate_up_rf: Tensor, gelu: bool) -> None:
+    """See ``programs.activations``; the gate's function is GELU or silu."""
+    assert gate_up_rf.is_contiguous()
+    activations.gated[over_rows(out_rf)](
+        out_rf, gate_up_rf, out_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
+    )
+
+
+@operator(
+    "gated_backward(Tensor(a!) gate_up_grad_rf, Tensor gate_up_rf, Tensor grad_rf, bool gelu) -> ()"
+)
+def gated_backward(
+    gate_up_grad_rf: Tensor, gate_up_rf: Tensor, grad_rf: Tensor, gelu: bool
+) -> None:
+    """See ``programs.activations``."""
+    assert gate_up_grad_rf.is_contiguous()
+    assert gate_up_rf.is_contiguous()
+    activations.gated_backward[over_rows(grad_rf)](
+        gate_up_grad_rf, gate_up_rf, grad_rf, grad_rf.shape[1], GELU=gelu, BLOCK=BLOCK, **LAUNCH
     )
 
 

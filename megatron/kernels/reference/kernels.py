@@ -13,14 +13,11 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference import eight_bits, optimizer
-from megatron.kernels.reference.bias import with_bias
-from megatron.kernels.reference.geglu import GeGLU
+from megatron.kernels.reference.activations import Gated, SquaredReLU, with_bias
 from megatron.kernels.reference.norm_backward import norm_backward
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.reference.scored_attention import scored_attention
-from megatron.kernels.reference.squared_relu import SquaredReLU
-from megatron.kernels.reference.swiglu import SwiGLU
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.tiled.output import TiledOutput
 
@@ -57,11 +54,11 @@ class ReferenceKernels(TiledOutput):
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return apply(SwiGLU, gate_up)
+        return apply(Gated, gate_up, False)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return apply(GeGLU, gate_up)
+        return apply(Gated, gate_up, True)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

@@ -1,8 +1,9 @@
-"""Triton programs of activations without a gate, with the gradient of a bias added before them.
+"""Triton programs of activations, with the gradient of a bias added before those without a gate.
 
-Arithmetic is fp32.
+Of a gated activation the halves lie side by side in the last dimension, the gate first. Arithmetic
+is fp32.
 
-Shapes: r rows, f channels, k spans of rows.
+Shapes: r rows, f channels of the result, k spans of rows.
 """
 
 import triton
@@ -70,3 +71,45 @@ def activation_backward(
         tl.store(x_grad_rf + place, x_grad.to(kind), mask=here)
     if BIAS:
         tl.store(partial_kf + part * f + column, tl.sum(total, 0), mask=column < f)
+
+
+@triton.jit
+def _gate(x, GELU: tl.constexpr):
+    """Return the gate's value and slope: silu, or GELU by its tanh approximation."""
+    if GELU:
+        value, slope = _gelu(x)
+    else:
+        sigmoid = 1.0 / (1.0 + tl.exp(-x))
+        value = x * sigmoid
+        slope = sigmoid + x * sigmoid * (1.0 - sigmoid)
+    return value, slope
+
+
+@triton.jit
+def gated(out_rf, gate_up_rf, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """``function(gate) * up``."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < f
+    gate = tl.load(gate_up_rf + 2 * row * f + channel, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_rf + (2 * row + 1) * f + channel, mask=inside, other=0.0).to(tl.float32)
+    value, _ = _gate(gate, GELU)
+    tl.store(out_rf + row * f + channel, (value * up).to(out_rf.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_backward(
+    gate_up_grad_rf, gate_up_rf, grad_rf, f, GELU: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Gradients of both halves, where they belong."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < f
+    first = 2 * row * f + channel
+    gate = tl.load(gate_up_rf + first, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_rf + first + f, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_rf + row * f + channel, mask=inside, other=0.0).to(tl.float32)
+    value, slope = _gate(gate, GELU)
+    kind = gate_up_grad_rf.dtype.element_ty
+    tl.store(gate_up_grad_rf + first, (grad * up * slope).to(kind), mask=inside)
+    tl.store(gate_up_grad_rf + first + f, (grad * value).to(kind), mask=inside)

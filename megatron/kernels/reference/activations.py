@@ -1,0 +1,91 @@
+"""Activations that save less for their backward than autograd would, and the gradient of a bias."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from megatron.kernels.autograd import apply
+
+
+class Gated(torch.autograd.Function):
+    """``function(gate) * up``, the function silu or GELU by its tanh approximation.
+
+    Saves only its input; the backward forms ``function(gate)`` again, to the same bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, gelu: bool) -> Tensor:
+        """[..., 2 f], the gate first -> [..., f]."""
+        ctx.save_for_backward(gate_up)
+        ctx.gelu = gelu
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _gate(gate, gelu).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Write both halves of the gradient where they belong."""
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate_up_grad = torch.empty_like(gate_up)
+        gate_grad, up_grad = gate_up_grad.chunk(2, dim=-1)
+        torch.mul(_gate(gate, ctx.gelu), grad, out=up_grad)
+        if ctx.gelu:
+            gate_grad.copy_(torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh"))
+        else:
+            torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=gate_grad)
+        return gate_up_grad, None
+
+
+def _gate(gate: Tensor, gelu: bool) -> Tensor:
+    value: Tensor = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+    return value
+
+
+class SquaredReLU(torch.autograd.Function):
+    """Saves its output, which the next linear layer keeps anyway.
+
+    The slope is ``2 relu(x)``, and the root of a correctly rounded square is the number itself.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Any shape and floating type."""
+        out = x.clamp_min(0)
+        out.mul_(out)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """``2 relu(x) grad``."""
+        out: Tensor
+        (out,) = ctx.saved_tensors
+        return out.sqrt().mul_(grad).mul_(2)
+
+
+def with_bias(x: Tensor, bias_f: Tensor | None) -> Tensor:
+    """Return ``x``, which holds a bias that was added without autograd's knowledge.
+
+    The bias' gradient is that of ``x`` summed over all rows.
+
+    Args:
+        x: [..., f].
+        bias_f: the bias, or ``None``.
+    """
+    return x if bias_f is None else apply(_WithBias, x, bias_f)
+
+
+class _WithBias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias_f: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.reshape(-1, grad.shape[-1]).sum(0)
