@@ -15,11 +15,11 @@ from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
-from megatron.kernels.cuda.rotation import Rotation
-from megatron.kernels.cuda.row_operators import WIDEST_ROW
+from megatron.kernels.cuda.row_operators import WIDEST_ROW, turn
 from megatron.kernels.cuda.update_operators import blocks_of
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.scores import PLAIN, Scores
 
 _LOG = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See ``Kernels``."""
-        return apply(Rotation, x_bsad, cos, sin, interleaved)
+        return apply(Rotation, x_bsad, cos, sin, interleaved, turn)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See ``Kernels``."""

@@ -6,6 +6,7 @@ head, p rotated pairs.
 
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from megatron.kernels.cuda.library import Programs, operator
@@ -223,3 +224,12 @@ def rotate(
         **tile,
         **LAUNCH,
     )
+
+
+def turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    """As ``reference.rotation.Turn``, by one kernel."""
+    if x_bsad.stride(3) != 1:
+        x_bsad = x_bsad.contiguous()
+    out_bsad = torch.empty(x_bsad.shape, dtype=x_bsad.dtype, device=x_bsad.device)
+    rotate(out_bsad, x_bsad, cos, sin, interleaved, back)
+    return out_bsad

@@ -16,7 +16,7 @@ from megatron.kernels.reference import eight_bits, optimizer
 from megatron.kernels.reference.activations import Gated, SquaredReLU, with_bias
 from megatron.kernels.reference.norm_backward import norm_backward
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
-from megatron.kernels.reference.rotation import Rotation
+from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.tiled.output import TiledOutput
@@ -96,7 +96,7 @@ class ReferenceKernels(TiledOutput):
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See ``Kernels``."""
-        return apply(Rotation, x_bsad, cos, sin, interleaved)
+        return apply(Rotation, x_bsad, cos, sin, interleaved, turn)
 
     def causal_attention(
         self,

@@ -1,34 +1,45 @@
-"""The rotation of queries and keys in PyTorch.
+"""The rotation of queries and keys, and how PyTorch turns them.
 
 Shapes: b batch, s sequence, a heads, d channels of a head, p rotated pairs.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Turn: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
+"""Returns a dense tensor of queries or keys [b, s, a, d] of any strides, turned by angles.
+
+It is given cosines and sines, whether pairs are neighbours, and whether it turns back.
+"""
 
 
 class Rotation(torch.autograd.Function):
     """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
 
     @staticmethod
-    def forward(ctx: Any, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-        """See ``Kernels.rotate``."""
+    def forward(
+        ctx: Any, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turn: Turn
+    ) -> Tensor:
+        """See ``Kernels.rotate``; ``turn`` is a device's."""
         ctx.save_for_backward(cos, sin)
-        ctx.interleaved = interleaved
-        return _turn(x_bsad, cos, sin, interleaved)
+        ctx.interleaved, ctx.turn = interleaved, turn
+        return turn(x_bsad, cos, sin, interleaved, False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_bsad: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate back."""
         cos, sin = ctx.saved_tensors
-        return _turn(grad_bsad, cos, -sin, ctx.interleaved), None, None, None
+        return ctx.turn(grad_bsad, cos, sin, ctx.interleaved, True), None, None, None, None
 
 
-def _turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    """As ``Turn``, in PyTorch's operations."""
+    sin = -sin if back else sin
     # fp32 for bf16 inputs, float64 for float64 ones
     wide_type = torch.promote_types(x_bsad.dtype, cos.dtype)
     pairs, rotated = cos.shape[-1], 2 * cos.shape[-1]

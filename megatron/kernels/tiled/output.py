@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megatron.kernels.softmax import LossOptions, Merged, ShardState, merge_statistics
-from megatron.kernels.tiled import naive_output, output_s, output_t, output_t_again
+from megatron.kernels.tiled import naive_output, output_s, output_t
 from megatron.kernels.tiled.face import TileKernels
 from megatron.kernels.tiled.state import TiledState
 
@@ -22,7 +22,7 @@ class TiledOutput:
         self: TileKernels, x_nh: Tensor, rows: int, *, again: bool
     ) -> Sequence[Tensor]:
         """See ``Kernels``: tiles that share the memory of one."""
-        at_most = output_t_again.tile_rows(rows, self.tile_rows) if again else self.tile_rows
+        at_most = output_t.tile_rows(rows, self.tile_rows) if again else self.tile_rows
         heights = output_s.tile_heights(rows, at_most)
         scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
         return [scratch[:height] for height in heights]
@@ -104,7 +104,7 @@ class TiledOutput:
         if begins and gradient_vh is not None:
             gradient_vh.zero_()  # the targets subtract before there is a product
         if room is not None:
-            return output_t_again.t_again(
+            return output_t.t_again(
                 state,
                 weight_vh,
                 gradient_vh,

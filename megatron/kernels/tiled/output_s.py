@@ -3,7 +3,7 @@
 Every rank holds a shard of the vocabulary. S does all work that needs no other rank, C1 merges a
 few statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
 exists once, in the activation dtype, in tiles of vocabulary rows; or only a tile of it at a time,
-if T is to form the tiles again (``output_t_again``). On a CPU a tile stays in cache while it is in
+if T is to form the tiles again (``t_again``). On a CPU a tile stays in cache while it is in
 use. As in flash attention, each tile is relative to the running maximum at the time it was
 computed; a factor per token and tile corrects this wherever the tile is used. Vocabulary is the
 first dimension and tokens the second, so that two of the three products read the large matrices in
