@@ -31,9 +31,8 @@ with in_environment():
     from megatron.checkpoint.storage import OtherModelError
     from megatron.commands.arguments import number
     from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
-    from megatron.inference.connect import connected
     from megatron.inference.generate import answers, generate
-    from megatron.inference.model import InferenceModel
+    from megatron.inference.model import InferenceModel, connected
     from megatron.inference.sampling import Sampling
     from megatron.inference.score import perplexity
     from megatron.inference.words import Words

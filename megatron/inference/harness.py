@@ -14,9 +14,8 @@ from lm_eval.api.registry import register_model
 
 from megatron.checkpoint.choose import choose, read_model
 from megatron.data.tokenizers.interface import TokenizerConfig
-from megatron.inference.connect import connected
 from megatron.inference.generate import generate
-from megatron.inference.model import InferenceModel
+from megatron.inference.model import InferenceModel, connected
 from megatron.inference.sampling import Sampling
 from megatron.inference.score import Scored, score, windows
 from megatron.inference.words import Words

@@ -10,9 +10,12 @@ Shapes: b batch, s tokens, h hidden, n tokens whose logits are wanted, v rows of
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.checkpoint import storage
@@ -28,7 +31,9 @@ from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.parallel import collectives, p2p
-from megatron.parallel.groups import Groups
+from megatron.parallel.environment import Launched
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import Groups, make_groups, single_rank
 
 LONGEST_PIECE = 512
 """Tokens of a row that go through the layers at once."""
@@ -217,3 +222,19 @@ def _rank_model(
         vocabulary_shard=(rank, ranks),
     )
     return RankModel(config, placement, dtype, device)
+
+
+WAIT: Final = timedelta(minutes=10)
+"""How long a rank waits for another one."""
+
+
+def connected(place: Launched) -> Groups:
+    """Return this rank's view of the job: a pipeline of all ranks that were launched."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+    if place.world_size == 1:
+        return single_rank(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=WAIT)
+    return make_groups(Grid(pipeline_size=place.world_size), device, WAIT, (0, 0))

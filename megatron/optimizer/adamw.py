@@ -16,8 +16,7 @@ from torch.optim.adamw import adamw
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.face import Kernels
 from megatron.optimizer.config import MomentType, OptimizerConfig
-from megatron.optimizer.groups import Group, groups_of
-from megatron.optimizer.mixed_precision import Master, Step, divide, last_divisor
+from megatron.optimizer.mixed_precision import Group, Master, Step, divide, groups_of, last_divisor
 
 ELEMENTS_AT_ONCE: Final = 1 << 22
 """Elements of a master that are wide at the same time: 16 MiB for each of three."""

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from megatron.optimizer.adamw import in_slices, moments_of
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.groups import groups_of
-from megatron.optimizer.mixed_precision import Master, Step, divide
+from megatron.optimizer.mixed_precision import Master, Step, divide, groups_of
 
 USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
 """The arguments that it is given; rates and steps are set in its groups."""

@@ -197,10 +197,10 @@ def last_divisor(gradients: Sequence[Tensor], step: Step) -> Tensor | None:
     Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
     quotients. This saves the pass over memory that a division before would take.
     """
+    if not step.divisors:
+        return None
     divide(gradients, step.divisors[:-1])
-    for divisor in step.divisors[-1:]:
-        return torch.full((), divisor, device=gradients[0].device)
-    return None
+    return torch.full((), step.divisors[-1], device=gradients[0].device)
 
 
 def divide(gradients: Sequence[Tensor], divisors: Sequence[float]) -> None:
@@ -218,3 +218,44 @@ def _scales(factor: float, clipping: float) -> list[float]:
     mantissa, _ = math.frexp(factor)
     scales = [factor * clipping] if mantissa == 0.5 else [factor, clipping]
     return [scale for scale in scales if scale != 1.0]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Masters with the same rates: what one call of PyTorch's fused kernels updates.
+
+    Attributes:
+        masters: at least one.
+        decays: whether their weights decay.
+        in_vocabulary: whether they are of the vocabulary layers.
+    """
+
+    masters: tuple[Master, ...]
+    decays: bool
+    in_vocabulary: bool
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """In full precision."""
+        return [master.weight for master in self.masters]
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of the weights, as many."""
+        return [master.gradient for master in self.masters]
+
+    def lr(self, rates: Rates) -> float:
+        """Return the learning rate of a step."""
+        return rates.vocabulary_lr if self.in_vocabulary else rates.lr
+
+    def weight_decay(self, rates: Rates) -> float:
+        """Return the weight decay of a step."""
+        return rates.weight_decay if self.decays else 0.0
+
+
+def groups_of(masters: Sequence[Master]) -> list[Group]:
+    """Return groups by whether masters decay, and whether they are of the vocabulary layers."""
+    found: dict[tuple[bool, bool], list[Master]] = {}
+    for master in masters:
+        found.setdefault((master.part.weight_decay, master.in_vocabulary), []).append(master)
+    return [Group(tuple(own), *key) for key, own in found.items()]

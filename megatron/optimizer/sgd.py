@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.groups import groups_of
-from megatron.optimizer.mixed_precision import Master, Step, last_divisor
+from megatron.optimizer.mixed_precision import Master, Step, groups_of, last_divisor
 
 
 class SGD:

@@ -21,7 +21,7 @@ from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import run_iteration
 from megatron.training.make_step import make_train_step
 from megatron.training.metrics.introduce import introduce
-from megatron.training.metrics.open_log import open_log
+from megatron.training.metrics.log import open_log
 from megatron.training.metrics.records import Saved, SaveEvent, now
 from megatron.training.open_checkpoints import open_checkpoints, sole_writer, writer_hosts
 from megatron.training.open_data import Data

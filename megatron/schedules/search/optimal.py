@@ -4,24 +4,26 @@ The order of the passes is a scheduling problem. Passes have fixed durations, a 
 time, each starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks for
 shorter plans and for a lower bound of their time, until both are equal or the time is up.
 
-CP-SAT counts in whole ticks, with durations rounded down. If the start times of a real schedule are
-rounded down too, they form a valid schedule in ticks. So a bound in ticks also holds in real time.
+CP-SAT counts in whole ticks, with durations rounded down. All durations are multiples of a tick,
+the largest such time, so durations with a few digits are not rounded at all. If the start times of
+a real schedule are rounded down too, they form a valid schedule in ticks. So a bound in ticks also
+holds in real time.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf
+from fractions import Fraction
+from math import ceil, floor, gcd, inf, log10
 from typing import TYPE_CHECKING, Final, Literal
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held, peak_held
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.order_search import OrderSearch
-from megatron.schedules.search.ticks import in_ticks, tick_of
 from megatron.schedules.timing import earliest, longest_span
 
 if TYPE_CHECKING:
@@ -200,3 +202,41 @@ def _fits(plan: Plan, capacities: Sequence[Held], kept: float) -> bool:
         for row, allowed in zip(plan.rows, capacities, strict=True)
         for peak, capacity in zip(peak_held(plan, row, kept), allowed, strict=True)
     )
+
+
+def tick_of(graph: Graph) -> Fraction:
+    """Return the length of a tick, in the unit of the costs.
+
+    The precision is five digits after the first digit of the shortest duration, but at most nine
+    after that of the longest. So rounding to ticks changes a duration by less than 1/100000 of
+    itself, or by less than 1/10**9 of the longest.
+    """
+    times = [_exact(time) for time in (*graph.times, *graph.comm_times) if time > 0]
+    if not times:
+        return Fraction(1)
+    digit = max(floor(log10(min(times))) - 5, floor(log10(max(times))) - 9)
+    finest = Fraction(10) ** digit
+    return finest * gcd(*(floor(time / finest) for time in times))
+
+
+def in_ticks(plan: Plan, costs: Costs, tick: Fraction, whole: Callable[[Fraction], int]) -> Costs:
+    """Return the costs of the plan's passes and communications in ticks.
+
+    Args:
+        plan: gives the passes and communications.
+        costs: durations.
+        tick: length of a tick, in the unit of the costs.
+        whole: rounds a duration to a whole number: ``math.floor`` or ``math.ceil``.
+    """
+    graph = Graph(plan, costs)
+    passes: dict[PassKind, list[list[float]]] = {}
+    for rank, item, time in zip(graph.ranks, graph.passes, graph.times, strict=True):
+        empty = [[0.0] * plan.chunks for _ in range(plan.ranks)]
+        passes.setdefault(item.kind, empty)[rank][item.chunk] = whole(_exact(time) / tick)
+    comms = zip(graph.comms, graph.comm_times, strict=True)
+    return Costs(passes, {comm.kind: whole(_exact(time) / tick) for comm, time in comms})
+
+
+def _exact(time: float) -> Fraction:
+    """Return the decimal number that was meant, such as 3/10 for the result of 0.1 + 0.2."""
+    return Fraction(f"{time:.12g}")

@@ -1,12 +1,20 @@
-"""Where the records of a run go: a list of sinks, of which none can end the run."""
+"""Where the records of a run go, and where rank 0 prints: sinks, of which none can end the run."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TextIO
 
+from megatron.config.run_config import RecordConfig
+from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.json_lines import JsonLines
+from megatron.training.metrics.live_display import LiveDisplay, Terminal
 from megatron.training.metrics.log_line import evaluation_lines, iteration_line
+from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.metrics.records import Evaluation, Interval, Record
+from megatron.training.metrics.tensorboard import TensorBoard
+from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 
 Say = Callable[[str], None]
 """Prints lines; only rank 0 does."""
@@ -121,3 +129,42 @@ class Log:
             if sink.name not in self._failing:
                 self._failing.add(sink.name)
                 self.say(f"{sink.name}: {error}; training goes on without these records")
+
+
+def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | None = None) -> Log:
+    """Return the log of ``rank``; nothing is written before the first record.
+
+    Args:
+        config: what is recorded.
+        rank: of the job; only rank 0's log tells anything.
+        world_size: ranks of the job.
+        stream: to print to, by default standard output.
+    """
+    if rank > 0:
+        return Log(_silent)
+    stream = stream or sys.stdout
+    sinks: list[Sink] = []
+    say = _print
+    if config.live_display and (terminal := Terminal(stream)).can_show:
+        display = LiveDisplay(terminal)
+        sinks.append(display)
+        say = display.say
+    sinks.append(Lines(say))
+    curves = Curves(config, world_size)
+    if config.log_jsonl is not None:
+        sinks.append(JsonLines(config.log_jsonl))
+    if config.progress_folder is not None:
+        sinks.append(ProgressFile(config.progress_folder))
+    if config.tensorboard_dir is not None:
+        sinks.append(TensorBoard(config.tensorboard_dir, config.tensorboard_queue_size, curves))
+    if config.wandb_project is not None:
+        sinks.append(WeightsAndBiases(config, curves))
+    return Log(say, sinks)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Print nothing: only rank 0 prints."""

@@ -11,7 +11,7 @@ from megatron.schedules.blocks.block import unroll
 from megatron.schedules.blocks.one_f_one_b import one_f_one_b
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
-from megatron.schedules.search.ticks import in_ticks, tick_of
+from megatron.schedules.search.optimal import in_ticks, tick_of
 
 PLAN = unroll(one_f_one_b(2), 2)
 

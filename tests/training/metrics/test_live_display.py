@@ -15,8 +15,7 @@ from training.metrics.screen import Screen
 
 from megatron.config.run_config import RecordConfig
 from megatron.training.metrics.live_display import REDRAW_SECONDS, LiveDisplay, Shown, Terminal
-from megatron.training.metrics.log import Lines, Log
-from megatron.training.metrics.open_log import open_log
+from megatron.training.metrics.log import Lines, Log, open_log
 from megatron.training.metrics.records import RankFigures, Record
 
 WIDTH = 70
