@@ -40,9 +40,6 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Fields of Megatron-Core's configuration whose effect would be missing, with the way out."""
 
-_GRADIENTS: Final = "output_gradient", "input_gradient"
-"""Names in the store of the gradient that a stage receives, and of the one that it sends."""
-
 
 class ForwardBackward:
     """A plan in the form of Megatron-Core's ``forward_backward_func``.

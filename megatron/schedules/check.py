@@ -41,15 +41,6 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
                 )
 
 
-def expected_passes(plan: Plan, rank: int) -> set[Pass]:
-    """Return the passes that ``rank`` must run, each exactly once."""
-    return {
-        Pass(kind, i, chunk)
-        for kind, _, chunk in passes_of(plan, rank)
-        for i in range(plan.microbatches)
-    }
-
-
 def _check_header(plan: Plan) -> None:
     if plan.microbatches < 1:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")

@@ -128,17 +128,6 @@ class Treatment:
         """
         return self.products.get(kind, 0) + (recompute and kind == "T")
 
-    @property
-    def gradients_held(self) -> int:
-        """The most microbatches whose input gradient from S is neither summed nor used yet.
-
-        Without a split, the output layer finishes one microbatch before the next. If a barrier
-        carries the gradient, S may work on the next microbatch during that barrier.
-        """
-        if not self.is_sharded:
-            return 1
-        return 2 if self.gradient_pass == "S" else 0
-
     def barrier_before(self, kind: PassKind) -> Barrier:
         """Return the barrier that a pass of the output layer after S waits for.
 

@@ -24,12 +24,12 @@ from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_loop, run_rank
 from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
+from schedules.cases import expected_passes
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.optimizer.config import LossScaleConfig
 from megatron.runtime.communicator import links_of
-from megatron.schedules.check import expected_passes
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB
 from megatron.training import loop

@@ -10,11 +10,11 @@ from correctness.rank_runs import CPU, Batches, make_pipeline_groups
 from correctness.short_runs import LAYOUTS, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
+from schedules.cases import expected_passes
 
 from megatron.config.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.check import expected_passes
 from megatron.schedules.costs import UNIT_COSTS
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan

@@ -22,8 +22,8 @@ from megatron.schedules.graph import Graph
 from megatron.schedules.held import held_changes, peak_held
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, PassKind
-from megatron.schedules.plan import Plan
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass, PassKind
+from megatron.schedules.plan import Plan, passes_of
 from megatron.schedules.search import shorten
 from megatron.schedules.search.list_schedule import Problem, Rows
 from megatron.schedules.treatments import TREATMENTS, Treatment
@@ -247,3 +247,12 @@ def blocks(draw: st.DrawFn) -> Block:
 
 
 plans_of_blocks = st.builds(plan_of_block, blocks(), vocabularies, st.integers(1, 6))
+
+
+def expected_passes(plan: Plan, rank: int) -> set[Pass]:
+    """The passes that ``rank`` must run, each exactly once."""
+    return {
+        Pass(kind, i, chunk)
+        for kind, _, chunk in passes_of(plan, rank)
+        for i in range(plan.microbatches)
+    }

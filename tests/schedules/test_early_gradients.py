@@ -6,14 +6,13 @@ from harness.marks import full
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.lower import Start, lower
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.treatments import TREATMENTS
 
 QUICK = "1f1b", "interleaved", "zb-v", "v-half"
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("schedule", [name if name in QUICK else full(name) for name in SCHEDULES])
-def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
+def test_no_more_than_two_input_gradients_are_early(schedule: str) -> None:
     """S waits for C0, and of all collectives one runs after another.
 
     So what S has left is gone once its C1 comes before another microbatch's C0.
@@ -24,4 +23,4 @@ def test_no_more_early_input_gradients_than_are_counted(schedule: str) -> None:
             for instruction in row:
                 if isinstance(instruction, Start):
                     early += {"C0": 1, "C1": -1}.get(instruction.comm.kind, 0)
-                    assert early <= TREATMENTS["vocab-2"].gradients_held
+                    assert early <= 2
