@@ -119,9 +119,9 @@ def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
                 yield Form(softmax.exponentials, {"CAPPED": capped, **options, **logits}, kind)
             for spread, z_loss in product((False, True), repeat=2):
                 loss = {"CAPPED": capped, "SPREAD": spread, "Z_LOSS": z_loss}
-                yield Form(gradients.input_gradient, {**loss, **rows}, kind)
-                ranks = {"RANKS": RANKS, **rows}
-                yield Form(gradients.merge_input_gradient, {**loss, **ranks}, kind)
+                for merges in (False, True):
+                    ranks = {"MERGES": merges, "RANKS": RANKS if merges else 1, **rows}
+                    yield Form(gradients.input_gradient, {**loss, **ranks}, kind)
         yield Form(gradients.merge, {"RANKS": RANKS}, kind)
         for on in (False, True):
             yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)

@@ -73,7 +73,6 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "exponentials",
         "input_gradient",
         "merge",
-        "merge_input_gradient",
         "scale_rows",
         "subtract_targets",
         "gated",

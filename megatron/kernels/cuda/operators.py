@@ -129,30 +129,18 @@ def input_gradient(
     cap: float,
 ) -> None:
     """See ``programs.gradients``."""
-    assert raw_nh.is_contiguous()
-    assert weight_vh.is_contiguous()
-    gradient_programs.input_gradient[over_rows(gradient_nh)](
+    _write_gradient(
+        (maximum_n, maximum_n, maximum_n, sum_n),  # the first two are not read
+        0,
         gradient_nh,
         raw_nh,
         weight_vh,
-        raw_nh if spread_nh is None else spread_nh,
+        spread_nh,
         weight_n,
         shift_n,
-        maximum_n,
-        sum_n,
         targets_n,
         target_logits_n,
-        *weight_vh.shape,
-        first_row,
-        pull,
-        spread,
-        z_loss,
-        cap,
-        CAPPED=cap != 0,
-        SPREAD=spread_nh is not None,
-        Z_LOSS=z_loss != 0,
-        BLOCK=BLOCK,
-        **LAUNCH,
+        (first_row, pull, spread, z_loss, cap),
     )
 
 
@@ -191,13 +179,41 @@ def merge_input_gradient(
     cap: float,
 ) -> None:
     """See ``programs.gradients``."""
-    shards, _, tokens = statistics_p4n.shape
     assert statistics_p4n.is_contiguous()
+    _write_gradient(
+        (statistics_p4n, merged_4n, merged_4n, merged_4n),  # the last two are not read
+        len(statistics_p4n),
+        gradient_nh,
+        raw_nh,
+        weight_vh,
+        spread_nh,
+        weight_n,
+        shift_n,
+        targets_n,
+        target_logits_n,
+        (first_row, pull, spread, z_loss, cap),
+    )
+
+
+def _write_gradient(
+    statistics: tuple[Tensor, Tensor, Tensor, Tensor],
+    shards: int,
+    gradient_nh: Tensor,
+    raw_nh: Tensor,
+    weight_vh: Tensor,
+    spread_nh: Tensor | None,
+    weight_n: Tensor,
+    shift_n: Tensor,
+    targets_n: Tensor,
+    target_logits_n: Tensor,
+    form: tuple[int, float, float, float, float],
+) -> None:
+    """Launch the program of both; without shards to be merged the statistics are merged."""
+    *_, z_loss, cap = form
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()
-    gradient_programs.merge_input_gradient[over_rows(gradient_nh)](
-        statistics_p4n,
-        merged_4n,
+    gradient_programs.input_gradient[over_rows(gradient_nh)](
+        *statistics,
         gradient_nh,
         raw_nh,
         weight_vh,
@@ -207,17 +223,14 @@ def merge_input_gradient(
         targets_n,
         target_logits_n,
         shards,
-        tokens,
+        len(gradient_nh) if shards else 0,
         *weight_vh.shape,
-        first_row,
-        pull,
-        spread,
-        z_loss,
-        cap,
+        *form,
         CAPPED=cap != 0,
         SPREAD=spread_nh is not None,
         Z_LOSS=z_loss != 0,
-        RANKS=next_power_of_2(shards),
+        MERGES=shards > 0,
+        RANKS=next_power_of_2(max(shards, 1)),
         BLOCK=BLOCK,
         **LAUNCH,
     )

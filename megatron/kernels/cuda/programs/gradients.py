@@ -48,58 +48,11 @@ def _softmax_factor(token, weight, shift_n, maximum, total, z_loss, Z_LOSS: tl.c
 
 
 @triton.jit
-def _write_gradient(
-    gradient_nh,
-    raw_nh,
-    weight_vh,
-    spread_nh,
-    weight_n,
-    shift_n,
-    maximum,
-    total,
-    targets_n,
-    target_logits_n,
-    v,
-    h,
-    first_row,
-    pull,
-    spread,
-    z_loss,
-    cap,
-    CAPPED: tl.constexpr,
-    SPREAD: tl.constexpr,
-    Z_LOSS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Scale A by the merged statistics, and subtract the targets' rows of W.
-
-    With SPREAD also ``spread`` times ``spread_nh``, the sum of all rows, which has one row for all
-    tokens unless logits are capped.
-    """
-    token = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < h
-    weight = tl.load(weight_n + token)
-    factor = _softmax_factor(token, weight, shift_n, maximum, total, z_loss, Z_LOSS)
-    place = token.to(tl.int64) * h + channel
-    value = factor * tl.load(raw_nh + place, mask=inside, other=0.0)
-    target = tl.load(targets_n + token) - first_row
-    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of W that is here
-    row = tl.load(weight_vh + target * h + channel, mask=channel < here, other=0.0).to(tl.float32)
-    slope = slope_of(tl.load(target_logits_n + token), cap, CAPPED)
-    value -= weight * pull * slope * row
-    if SPREAD:
-        from_row = channel
-        if CAPPED:
-            from_row = place
-        value -= weight * spread * tl.load(spread_nh + from_row, mask=inside, other=0.0)
-    tl.store(gradient_nh + place, value.to(gradient_nh.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def merge_input_gradient(
+def input_gradient(
     statistics_p4n,
     merged_4n,
+    maximum_n,
+    sum_n,
     gradient_nh,
     raw_nh,
     weight_vh,
@@ -120,85 +73,39 @@ def merge_input_gradient(
     CAPPED: tl.constexpr,
     SPREAD: tl.constexpr,
     Z_LOSS: tl.constexpr,
+    MERGES: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """C1 of Algorithm 2: merge the statistics of all shards, and finish the input gradient."""
-    maximum, total = _merged(statistics_p4n, merged_4n, tl.program_id(0), p, n, RANKS)
-    _write_gradient(
-        gradient_nh,
-        raw_nh,
-        weight_vh,
-        spread_nh,
-        weight_n,
-        shift_n,
-        maximum,
-        total,
-        targets_n,
-        target_logits_n,
-        v,
-        h,
-        first_row,
-        pull,
-        spread,
-        z_loss,
-        cap,
-        CAPPED,
-        SPREAD,
-        Z_LOSS,
-        BLOCK,
-    )
+    """Scale A by the merged statistics, and subtract the targets' rows of W.
 
-
-@triton.jit
-def input_gradient(
-    gradient_nh,
-    raw_nh,
-    weight_vh,
-    spread_nh,
-    weight_n,
-    shift_n,
-    maximum_n,
-    sum_n,
-    targets_n,
-    target_logits_n,
-    v,
-    h,
-    first_row,
-    pull,
-    spread,
-    z_loss,
-    cap,
-    CAPPED: tl.constexpr,
-    SPREAD: tl.constexpr,
-    Z_LOSS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """T of Algorithm 1: the input gradient, from statistics that are merged."""
+    With MERGES it is C1 of Algorithm 2, which merges the statistics of all shards before; else T of
+    Algorithm 1, with the maximum and the sum that are merged. With SPREAD also ``spread`` times
+    ``spread_nh`` is subtracted, the sum of all rows, which has one row for all tokens unless logits
+    are capped.
+    """
     token = tl.program_id(0)
-    _write_gradient(
-        gradient_nh,
-        raw_nh,
-        weight_vh,
-        spread_nh,
-        weight_n,
-        shift_n,
-        tl.load(maximum_n + token),
-        tl.load(sum_n + token),
-        targets_n,
-        target_logits_n,
-        v,
-        h,
-        first_row,
-        pull,
-        spread,
-        z_loss,
-        cap,
-        CAPPED,
-        SPREAD,
-        Z_LOSS,
-        BLOCK,
-    )
+    if MERGES:
+        maximum, total = _merged(statistics_p4n, merged_4n, token, p, n, RANKS)
+    else:
+        maximum, total = tl.load(maximum_n + token), tl.load(sum_n + token)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < h
+    weight = tl.load(weight_n + token)
+    factor = _softmax_factor(token, weight, shift_n, maximum, total, z_loss, Z_LOSS)
+    place = token.to(tl.int64) * h + channel
+    value = factor * tl.load(raw_nh + place, mask=inside, other=0.0)
+    target = tl.load(targets_n + token) - first_row
+    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of W that is here
+    row = tl.load(weight_vh + target * h + channel, mask=channel < here, other=0.0).to(tl.float32)
+    slope = slope_of(tl.load(target_logits_n + token), cap, CAPPED)
+    value -= weight * pull * slope * row
+    if SPREAD:
+        from_row = channel
+        if CAPPED:
+            from_row = place
+        value -= weight * spread * tl.load(spread_nh + from_row, mask=inside, other=0.0)
+    tl.store(gradient_nh + place, value.to(gradient_nh.dtype.element_ty), mask=inside)
 
 
 @triton.jit
