@@ -3,11 +3,11 @@
 import pytest
 
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.dense_gpt import DenseGpt
+from tools.predictions.counted_layer import Shape
 from tools.predictions.vocabulary_memory import parameters, peak
 from tools.predictions.vocabulary_runs import VocabularyRun, vocabulary_passes
 
-GPT = DenseGpt(3072, 24, 2048, 256_000, dropout=True)
+GPT = Shape(3072, 24, 2048, 256_000, dropout=True)
 
 
 @pytest.mark.parametrize("name", ["vocab-1", "vocab-2", "interlaced"])

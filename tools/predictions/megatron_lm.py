@@ -11,6 +11,8 @@ from typing import Final
 
 from megatron.simulator.costs.count import (
     AWAIT,
+    FULL,
+    HALF,
     Await,
     Begin,
     Collective,
@@ -18,8 +20,9 @@ from megatron.simulator.costs.count import (
     Product,
     Step,
     Work,
+    product,
 )
-from megatron.simulator.costs.dense_gpt import FULL, HALF, DenseGpt, product
+from tools.predictions.counted_layer import Shape
 
 LOSS_FORWARD: Final = 38
 LOSS_BACKWARD: Final = 14
@@ -31,6 +34,13 @@ WAIT: Final = 327.7e-6
 """Seconds that a transfer between stages takes besides its bytes: both sides wait for each other,
 and for the GPU (``torch.cuda.synchronize`` in ``p2p_communication.py``). Measured on 8 A100s
 (docs/reference/a100_8gpu_seq2048.csv, column ``p2p_us``, without the bytes over NVLink)."""
+
+DROPOUT: Final = {"native_dropout", "native_dropout_backward", "new_ones", "ne", "mul"}
+"""Kernels of this project's dropout. Where ranks have parts of the sequence, each of them draws the
+mask of all tokens and multiplies by its part."""
+
+NORMS: Final = {"norm", "native_layer_norm"}
+"""Norms: this project's, and PyTorch's, which forms those of wide activations."""
 
 FUSED_STEP: Final = 54
 SEPARATE_STEP: Final = 60
@@ -75,7 +85,7 @@ class Version:
         """Bytes that the optimizer's step moves for a parameter."""
         return FUSED_STEP if self.fused_sums else SEPARATE_STEP
 
-    def of(self, gpt: DenseGpt, work: Work) -> Work:
+    def of(self, gpt: Shape, work: Work) -> Work:
         """Return a pass of a layer as this version runs it."""
         work = unfused_norms(gpt, without_copies(gpt, work))
         if not self.flash:
@@ -87,7 +97,7 @@ class Version:
         return overlapping(work) if self.overlapped else work
 
 
-def without_copies(gpt: DenseGpt, work: Work) -> Work:
+def without_copies(gpt: Shape, work: Work) -> Work:
     """Leave out copies into the order of the stream, and biases that are added to sums.
 
     Megatron-LM reduces and scatters in the order of the stream, and ``unfused_norms`` adds biases.
@@ -100,27 +110,30 @@ def without_copies(gpt: DenseGpt, work: Work) -> Work:
     return _changed(work, change)
 
 
-def unfused_norms(gpt: DenseGpt, work: Work) -> Work:
+def unfused_norms(gpt: Shape, work: Work) -> Work:
     """Return a pass in which a branch joins the stream before the norm reads the stream.
 
     Bias, dropout and addition are one kernel (``fused_bias_dropout.py``): it reads a branch and the
-    stream, and writes the stream and the mask. The norm of this project does all that by itself.
+    stream, and writes the stream and the mask. This project's norm does all that by itself, but for
+    widths that PyTorch's takes; then the addition stands alone, as that of two gradients does.
     """
     joined = Launch("bias_dropout_add", (7 * gpt.own if gpt.dropout else 6 * gpt.own) // 2)
 
+    forward = any(launch.name in NORMS for launch in work.launches)
+
     def change(launch: Launch) -> Iterator[Launch]:
-        if launch.name == "native_dropout":
+        if launch.name in DROPOUT:
             return
         if launch.name == "norm" and launch.bytes > 3 * gpt.own:
             yield joined
             yield launch._replace(bytes=launch.bytes - 2 * gpt.own)
         else:
-            yield joined if launch.name == "add" else launch
+            yield joined if forward and launch.name == "add" else launch
 
     return _changed(work, change)
 
 
-def unfused_attention(gpt: DenseGpt, work: Work) -> Work:
+def unfused_attention(gpt: Shape, work: Work) -> Work:
     """Return a pass with attention as Megatron-LM ran it before flash attention.
 
     The forward is the product of queries and keys, a softmax with scale and mask
@@ -162,7 +175,7 @@ def separate_sums(work: Work) -> Work:
         if sizes is None or not _adds(launch, sizes):
             yield launch
         else:
-            yield product("mm", sizes.m, sizes.n, sizes.k)
+            yield product(sizes.m, sizes.n, sizes.k)
             yield Launch("add_", 3 * HALF * sizes.m * sizes.n)
 
     return _changed(work, change)
@@ -197,7 +210,7 @@ def overlapping(work: Work) -> Work:
     return Work(tuple(steps), work.left, work.peak)
 
 
-def whole_output_layer(gpt: DenseGpt, version: Version) -> tuple[Work, Work]:
+def whole_output_layer(gpt: Shape, version: Version) -> tuple[Work, Work]:
     """Return what the output layer adds to F and to B of the last stage.
 
     Logits are in 16 bits and the loss in fp32. The tensor ranks reduce a maximum, a sum and the
@@ -214,12 +227,12 @@ def whole_output_layer(gpt: DenseGpt, version: Version) -> tuple[Work, Work]:
         entering = [Collective("all_gather", "tensor", t, gpt.activation)]
         leaving = [Collective("reduce_scatter", "tensor", t, gpt.activation)]
     loss, gradient = LOSS_FORWARD * n * rows, LOSS_BACKWARD * n * rows
-    forward = [*entering, product("mm", n, rows, h), Launch("cross_entropy", loss), *numbers]
+    forward = [*entering, product(n, rows, h), Launch("cross_entropy", loss), *numbers]
     backward = [
         Launch("cross_entropy_backward", gradient),
-        product("mm", n, h, rows),
+        product(n, h, rows),
         *leaving,
-        product("addmm", rows, h, n, adds=True),
+        product(rows, h, n, written=2 * FULL),
     ]
     return version.of(gpt, Work(tuple(forward))), version.of(gpt, Work(tuple(backward)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from megatron.simulator.costs.dense_gpt import DenseGpt
+from tools.predictions.counted_layer import Shape
 from tools.predictions.measured import METHODS
 from tools.predictions.vocabulary_runs import VocabularyRun
 
@@ -59,7 +59,7 @@ class Cell:
         layers, hidden, heads = MODELS[self.schedule][self.gpus]
         treatment = METHODS[self.method.lower()]
         return VocabularyRun(
-            DenseGpt(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary], dropout=True),
+            Shape(hidden, heads, self.seq_length, VOCABULARIES[self.vocabulary], dropout=True),
             layers,
             self.gpus,
             MICROBATCHES,

@@ -12,9 +12,9 @@ from typing import Final
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import in_order
-from megatron.simulator.costs.dense_gpt import DenseGpt, layer
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import Rates
+from tools.predictions.counted_layer import Shape
 from tools.predictions.measured import METHODS, MeasuredRun, read_measured
 from tools.predictions.megatron_lm import whole_output_layer
 from tools.predictions.paper_tables import MODELS
@@ -50,11 +50,11 @@ def predicted_times(run: MeasuredRun, rates: Rates = GPUS["A100"].rates) -> Mapp
         rates: of a GPU.
     """
     layers, hidden, heads = MODELS[SCHEDULE[0]][SCHEDULE[1]]
-    gpt = DenseGpt(hidden, heads, run.seq_length, run.vocab_size, dropout=True)
+    gpt = Shape(hidden, heads, run.seq_length, run.vocab_size, dropout=True)
     cluster = Cluster(rates, GPUS["A100"].links())
     times = {
         kind: layers // run.ranks * cluster.seconds(VERSION.of(gpt, work)) / MICRO
-        for kind, work in layer(gpt).items()
+        for kind, work in gpt.passes().items()
     }
     found = {"F": times["F"], "B": times["B"]}
     if run.treatment.is_sharded:

@@ -15,9 +15,9 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
-from megatron.simulator.costs.count import Collective, Launch, Work, in_order
-from megatron.simulator.costs.dense_gpt import HALF, DenseGpt, layer
+from megatron.simulator.costs.count import HALF, Collective, Launch, Work, in_order
 from megatron.simulator.simulate import Timeline, simulate
+from tools.predictions.counted_layer import Shape
 from tools.predictions.megatron_lm import WAIT, whole_output_layer
 from tools.predictions.published_runs import MACHINE, Choice, PublishedRun
 
@@ -54,7 +54,7 @@ class Prediction:
         return self.run.global_batch // (self.run.replicas * self.choice.micro_batch)
 
     @cached_property
-    def gpt(self) -> DenseGpt:
+    def gpt(self) -> Shape:
         """The model and one microbatch."""
         return self.run.gpt(self.choice)
 
@@ -100,7 +100,7 @@ class Prediction:
     def _costs(self) -> Costs:
         """Return seconds of F and B by rank and chunk, and of transfers."""
         run, cluster, gpt = self.run, self.run.cluster, self.gpt
-        passes = {kind: run.version.of(gpt, work) for kind, work in layer(gpt).items()}
+        passes = {kind: run.version.of(gpt, work) for kind, work in gpt.passes().items()}
         again = passes.pop("R", None)
         forward, backward = cluster.seconds(passes["F"]), cluster.seconds(passes["B"])
         backward += cluster.seconds(again) if again else 0.0

@@ -10,9 +10,9 @@ from typing import Final
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
-from megatron.simulator.costs.dense_gpt import DenseGpt, Recomputation
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.costs.launch_time import Rates
+from tools.predictions.counted_layer import Recomputation, Shape
 from tools.predictions.megatron_lm import Version
 
 MACHINE: Final = 8
@@ -121,11 +121,11 @@ class PublishedRun:
             return "full"
         return "none" if self.version.flash else "selective"
 
-    def gpt(self, choice: Choice) -> DenseGpt:
+    def gpt(self, choice: Choice) -> Shape:
         """Return the model and one microbatch; tensor ranks split sequences from 2022 on."""
         split = self.tensor > 1 and self.recomputation != "full"
         unit = 128 * self.tensor
-        return DenseGpt(
+        return Shape(
             self.hidden_size,
             self.heads,
             self.seq_length,

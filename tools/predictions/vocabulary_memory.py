@@ -7,7 +7,7 @@ What the first stage and the passes of the vocabulary hold follows the authors' 
 from typing import Final
 
 from megatron.schedules.passes import PassKind
-from megatron.simulator.costs.dense_gpt import HALF
+from megatron.simulator.costs.count import HALF
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from tools.predictions.vocabulary_runs import VocabularyRun
 

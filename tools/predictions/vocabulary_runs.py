@@ -17,12 +17,20 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, TREATMENTS, Payload, Treatment
 from megatron.simulator.costs.cluster import Cluster
-from megatron.simulator.costs.count import CollectiveKind, Launch, Step, Work
-from megatron.simulator.costs.dense_gpt import FULL, HALF, DenseGpt, layer, product
+from megatron.simulator.costs.count import (
+    FULL,
+    HALF,
+    CollectiveKind,
+    Launch,
+    Step,
+    Work,
+    product,
+)
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.redistribute import redistribute_stages
 from megatron.simulator.crowding import CHANNELS, crowded
 from megatron.simulator.simulate import simulate
+from tools.predictions.counted_layer import Shape
 from tools.predictions.megatron_lm import (
     LOSS_BACKWARD,
     LOSS_FORWARD,
@@ -52,7 +60,7 @@ LOSS_HOST: Final = 450e-6
 """The same of F and of B of a whole output layer: their rests there at 32k, 462 and 465 us."""
 
 
-def vocabulary_passes(gpt: DenseGpt, shards: int, treatment: Treatment) -> dict[PassKind, Work]:
+def vocabulary_passes(gpt: Shape, shards: int, treatment: Treatment) -> dict[PassKind, Work]:
     """Return the passes of a shard of the vocabulary, without the host's part.
 
     Args:
@@ -62,14 +70,14 @@ def vocabulary_passes(gpt: DenseGpt, shards: int, treatment: Treatment) -> dict[
     """
     n, h, rows = gpt.tokens, gpt.hidden_size, gpt.vocab_size // shards
     early = treatment.gradient_pass == "S"
-    gradient: list[Step] = [product("mm", n, h, rows)]
+    gradient: list[Step] = [product(n, h, rows)]
     forward = (LOSS_FORWARD + early * EARLY_GRADIENT) * n * rows
     backward = (LOSS_BACKWARD + RESCALE) * n * rows
-    s = [product("mm", n, rows, h), Launch("exponentials", forward), *(gradient if early else [])]
+    s = [product(n, rows, h), Launch("exponentials", forward), *(gradient if early else [])]
     t: list[Step] = [Launch("gradient", backward), *([] if early else gradient)]
     return {
         "S": Work(tuple(s)),
-        "T": Work((*t, product("addmm", rows, h, n, adds=True))),
+        "T": Work((*t, product(rows, h, n, written=2 * FULL))),
         "IF": Work((Launch("embedding", 2 * gpt.activation),)),
         "IB": Work((Launch("embedding_backward", DENSE_GRADIENT * rows * h),)),
     }
@@ -89,7 +97,7 @@ class VocabularyRun:
         shortened: whether to fill idle time.
     """
 
-    gpt: DenseGpt
+    gpt: Shape
     layers: int
     ranks: int
     microbatches: int
@@ -163,7 +171,7 @@ class VocabularyRun:
 
     @cached_property
     def _layer(self) -> dict[PassKind, float]:
-        passes = layer(self.gpt, split=self.chunks > 1)
+        passes = self.gpt.passes(split=self.chunks > 1)
         return {
             kind: self.cluster.seconds(VERSION.of(self.gpt, work)) for kind, work in passes.items()
         }

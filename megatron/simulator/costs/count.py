@@ -51,6 +51,25 @@ class Launch(NamedTuple):
     executed: int = 0
 
 
+HALF: Final = 2
+FULL: Final = 4
+"""Bytes of an element: of activations and weights, and of gradients of weights and statistics."""
+
+
+def product(m: int, n: int, k: int, *, bias: int = 0, written: int = HALF) -> Launch:
+    """Return the launch of a product [m, k] x [k, n] in 16 bits.
+
+    Args:
+        m: rows.
+        n: columns.
+        k: depth.
+        bias: elements of a bias that it adds.
+        written: bytes of an element of its result; of a sum to which it adds, read and written.
+    """
+    size = HALF * (m * k + k * n + bias) + written * m * n
+    return Launch("product", size, 2 * m * n * k, Product(m, n, k))
+
+
 class Collective(NamedTuple):
     """A communication of several ranks.
 
