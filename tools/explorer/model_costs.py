@@ -17,8 +17,7 @@ from megatron.schedules.request import Request
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.counted_costs import costs_of
-from megatron.simulator.costs.dense_counts import dense_counts, layer_passes
-from megatron.simulator.costs.dense_gpt import DenseGpt
+from megatron.simulator.costs.dense_gpt import DenseGpt, dense_counts, layer_counts
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
@@ -120,13 +119,13 @@ class ModelJob:
         return DenseGpt(
             self.hidden,
             self.heads,
+            self.groups,
+            self.ffn,
             self.seq,
             -(-self.vocabulary // unit) * unit,
             self.batch,
-            self.ffn,
-            self.groups,
             llama=self.kind == "llama",
-            recomputation="full" if self.recompute else "none",
+            recomputes=self.recompute,
         )
 
     def flops(self, microbatches: int) -> int:
@@ -199,7 +198,7 @@ class ModelJob:
         """Return the layers of every stage by which the slowest rank is as fast as possible."""
         cluster = self._cluster(one.ranks)
         empty = costs_of(dense_counts(gpt, one, [0] * len(one.stages)), one, cluster)
-        kinds = layer_passes(gpt, one)
+        kinds = layer_counts(gpt, one).passes
         layer = sum(map(cluster.seconds, kinds.values()))
         extras = [sum(empty.time(kind, *stage) for kind in kinds) for stage in one.stages]
         return tuple(redistribute_stages(self.layers, one.stages, layer, extras))
