@@ -19,7 +19,7 @@ from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
 from megatron.simulator.costs.count import Work, in_order
-from megatron.training.planning.count.no_compiler import no_compiler
+from megatron.training.planning.count.apart import apart
 from megatron.training.planning.count.recorder import META, Recorder
 
 _WIDTH: Final = 2048
@@ -60,11 +60,17 @@ def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
 def _count(
     config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
 ) -> StepCount:
+    return apart(lambda: _counted_apart(config, dtype, gradient_dtype, matrix))
+
+
+def _counted_apart(
+    config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
+) -> StepCount:
     kernels, recorder = counted_kernels(dtype), Recorder()
     name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else f"{FINAL_NORM}.weight"
     weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META))
     entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
-    with no_compiler(), recorder:
+    with recorder:
         Bucket([entry], kernels, gradient_dtype=gradient_dtype)
         gradient = recorder.held
         parts = [ParameterPart.whole(entry)]
