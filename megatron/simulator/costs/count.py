@@ -1,7 +1,7 @@
 """What a pass computes, moves, sends and keeps: plain data, taken from the code that runs.
 
 ``training/planning/count`` runs the real layers without values and lists what a GPU would be asked
-to do. This file holds the list's form alone, so that whoever reads it needs no torch. Times of a
+to do. This file has only the form of the list, so readers of a list need no torch. Times of a
 list are in ``launch_time.py`` and ``collective_time.py``.
 """
 
@@ -55,7 +55,7 @@ class Collective(NamedTuple):
     """A communication of several ranks.
 
     Attributes:
-        kind: what it does.
+        kind: all-reduce, broadcast, ...
         axis: the ranks that take part.
         ranks: their number.
         bytes: of the whole tensor: of what an all-gather returns, and of what a reduce-scatter is
@@ -75,7 +75,7 @@ class Begin(NamedTuple):
 
 
 class Await(NamedTuple):
-    """Wait for all that was begun before."""
+    """Wait for all communications that were begun before."""
 
 
 AWAIT: Final = Await()
@@ -86,12 +86,12 @@ Step = Launch | Collective | Begin | Await
 
 @dataclass(frozen=True)
 class Work:
-    """What one pass, or a part of one, does.
+    """The work of one pass, or of a part of a pass.
 
     Attributes:
         steps: in order.
-        left: bytes that are held after it and were not before; negative: it lets go of so many.
-        peak: the most bytes that are held at a time while it runs, beside those held before.
+        left: bytes held after the work less those held before; negative if it frees memory.
+        peak: the most bytes held at a time during the work, beside those held before.
     """
 
     steps: tuple[Step, ...] = ()
@@ -141,7 +141,7 @@ class Parameters:
         return self.matrices + self.others
 
     def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
-        """Return these and others, so many times."""
+        """Return the sum of these elements and ``times`` the others."""
         return Parameters(self.matrices + times * more.matrices, self.others + times * more.others)
 
 
@@ -166,13 +166,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class PassCount:
-    """What a pass of a rank does, or a communication when it begins or ends.
+    """The work of a rank's pass, or of a communication when it begins or ends.
 
     Attributes:
         parts: works in order, and how often the pass does each; a stage repeats a layer. F and B
             of a stage have three: before its layers, the layers, and after them.
-        left: bytes that are held after the pass and were not before.
-        peak: the most bytes that are held at a time while it runs, beside those held before.
+        left: bytes held after the pass less those held before.
+        peak: the most bytes held at a time during the pass, beside those held before.
     """
 
     parts: tuple[tuple[Work, int], ...] = ()
@@ -205,7 +205,7 @@ NO_PASS: Final = PassCount()
 
 @dataclass(frozen=True)
 class RankCount:
-    """What a pipeline rank does for one microbatch, pass by pass.
+    """The work of a pipeline rank for one microbatch, pass by pass.
 
     Attributes:
         passes: by kind and chunk.
@@ -213,7 +213,7 @@ class RankCount:
             collectives, and the memory that they take.
         ended: the same communications, when the rank waits for them.
         parameters: of the rank.
-        held: bytes that the rank holds always, beside parameters, gradients and optimizer state.
+        held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
         reused: bytes of buffers that S takes and T gives back to be used again, for one
             microbatch. ``passes`` leaves them out.
         once: what the first F of an iteration does in addition: it makes the weights in 8 bits.

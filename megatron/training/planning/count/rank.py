@@ -48,7 +48,7 @@ class Part:
 
     Attributes:
         placement: the parts of the model.
-        recomputation: what the backward of its layers computes again.
+        recomputation: activations of these layers that the backward computes again.
     """
 
     placement: Placement
@@ -62,7 +62,7 @@ class CountedRank:
         subject: the model, one microbatch and the layout.
         plan: a plan of one microbatch.
         rank: pipeline rank.
-        part: which of its layers are there.
+        part: the layers that are there.
     """
 
     def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:

@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
             self._in_lane = None
 
     def await_lane(self) -> None:
-        """Note that what was begun is waited for."""
+        """Note that the pass waits for all work of the lane."""
         self._steps.append(AWAIT)
 
     @classmethod
@@ -169,7 +169,7 @@ class ListedLane:
 
 
 class _ListedWork(dist.Work):
-    """A communication that moves nothing; like PyTorch's, it keeps its tensors for a time."""
+    """A communication that moves nothing; like PyTorch's, it keeps its tensors until the wait."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class ListedGroup(dist.ProcessGroup):
         return self._rank
 
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self._size
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
@@ -239,7 +239,7 @@ class ListedGroup(dist.ProcessGroup):
         return self._list("all_gather", [output], [output, tensor])
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
-        """Its part of the sum for everybody."""
+        """For everybody a part of the sum."""
         return self._list("reduce_scatter", [tensor], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:

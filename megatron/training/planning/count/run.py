@@ -33,7 +33,7 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 
 
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
-    """Return what every pipeline rank does for one microbatch.
+    """Return the work of every pipeline rank for one microbatch.
 
     Args:
         config: the run.
@@ -46,7 +46,13 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
 
 
 def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
-    """Return what one layer of the model does; arguments as above, and its index."""
+    """Return the work of one layer of the model.
+
+    Args:
+        config: the run.
+        plan: as for ``count_ranks``.
+        layer: index of the layer.
+    """
     subject = Subject.of(config)
     part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
     return apart(lambda: _segment(subject, part, plan))
@@ -57,7 +63,7 @@ class _LayersInARow(NamedTuple):
 
     Attributes:
         layers: their indices in the model.
-        again: whether the backward computes them again.
+        again: whether the backward computes these layers again.
     """
 
     layers: range
@@ -66,10 +72,10 @@ class _LayersInARow(NamedTuple):
 
 @dataclass(frozen=True)
 class _Keyed:
-    """An argument that a cache knows by a key.
+    """Arguments of a count, which a cache distinguishes by ``key`` alone.
 
     Attributes:
-        key: two arguments with equal keys have equal counts.
+        key: equal for arguments with equal counts.
         plan: a plan of one microbatch.
         rank: pipeline rank.
         part: the layers that are there.
@@ -100,8 +106,8 @@ def _of_rank(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> 
 def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersInARow]]:
     """Return the layers of a chunk that are counted with their rank, and the others.
 
-    The others lie before those of the rank. The recomputation of a rank's own layers is that of the
-    run. So where it ends within a chunk, all layers of the chunk stay with the rank.
+    The others lie before the rank's layers. The layers of the rank have the recomputation of the
+    run. So where recomputation ends within a chunk, all layers of the chunk stay with the rank.
     """
     groups = [range(own[0], own[-1] + 1) for own in again.groups(layers)]
     rest = layers[sum(map(len, groups)) :]
@@ -119,14 +125,14 @@ def _alone(layer: int) -> _LayersInARow:
 def _repeated(
     subject: Subject, parts: Sequence[_LayersInARow]
 ) -> Iterator[tuple[_LayersInARow, int]]:
-    """Yield parts, and how many equal ones follow one another."""
+    """Yield each run of equal parts as its first part and its length."""
     for _, equal in groupby(parts, lambda part: (_kinds(subject, part.layers), part.again)):
         own = list(equal)
         yield own[0], len(own)
 
 
 def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
-    """Return what distinguishes layers of the model."""
+    """Return a key that is equal for layers with equal counts."""
     model, narrow = subject.model, subject.eight_bits
     return tuple(
         (layer_spec(model, layer), narrow is not None and narrow.has(layer, model.num_layers))
@@ -169,7 +175,7 @@ def _own_stages(plan: Plan, rank: int) -> tuple[int, ...]:
 
 
 def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hashable:
-    """Return what distinguishes the ranks of a plan."""
+    """Return a key that is equal for ranks with equal counts."""
     stages, last = plan.stages, len(plan.stages) - 1
 
     def neighbours(stage: int) -> tuple[bool | None, bool | None]:
@@ -193,7 +199,7 @@ def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hash
 
 
 def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> RankCount:
-    """Return the count of a rank with other stages; messages are known by theirs."""
+    """Return the count of a rank that has other stages, by which messages are named."""
     if tuple(known) == tuple(own):
         return count
     # A receiver knows a message by the stage before its own, or behind.
