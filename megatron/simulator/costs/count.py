@@ -150,12 +150,12 @@ class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
-        passes: F, R, B and W of the segment. B is the whole backward where no W is given. What F
-            and B are given is there before, and F lets go of no input that the backward needs: in
-            B the layers before it do, of the gradient that is handed to them.
+        passes: F, R, B and W of the segment. B is the whole backward where no W is given. The input
+            of F and the gradient that B is given are there before the pass. F lets go of no input
+            that the backward needs. The layers before let go of the gradient that B hands to them.
         parameters: of the layers.
         held: bytes of its weights in 8 bits, which are made once in an iteration.
-        once: what makes them.
+        once: the work that makes these weights.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
@@ -181,12 +181,16 @@ class PassCount:
 
     @classmethod
     def of(cls, *works: Work) -> "PassCount":
-        """Return a pass that does each of some works once."""
+        """Return a pass that does every work once."""
         return cls.joined([(work, 1) for work in works])
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Work, int]]) -> "PassCount":
-        """Return a pass that does works one after the other, each so many times."""
+        """Return a pass that does works one after the other.
+
+        Args:
+            parts: works in order, and how often the pass does each.
+        """
         left = peak = 0
         for work, times in parts:
             # Of equal works in a row, memory is fullest in the first or in the last.
@@ -216,8 +220,8 @@ class RankCount:
         held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
         reused: bytes of buffers that S takes and T gives back to be used again, for one
             microbatch. ``passes`` leaves them out.
-        once: what the first F of an iteration does in addition: it makes the weights in 8 bits.
-            Those are bytes of ``held``, and none of its own.
+        once: additional work of the first F of an iteration, which makes the weights in 8 bits.
+            The bytes of these weights are in ``held`` alone.
     """
 
     passes: Mapping[tuple[PassKind, int], PassCount]
@@ -253,7 +257,7 @@ _FRONT_TO_BACK: Final = ("F", "R")
 """Passes that go through a stage in the order of the data; B and W go the other way."""
 
 _BEFORE_FURTHER: Final[Mapping[PassKind, int]] = {"F": 1, "R": 0, "B": 2, "W": 1}
-"""Parts of a stage's pass that come before those of layers that lie before its own."""
+"""Number of parts of a stage's pass that come before the parts of further layers."""
 
 
 def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:

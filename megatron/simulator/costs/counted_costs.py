@@ -85,10 +85,10 @@ def costs_of(
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:
-    """Return the time of what ranks do once in an iteration, in the F of its first microbatch.
+    """Return the time of the work ``RankCount.once`` of all ranks.
 
-    The ranks do it one after the other: the microbatch goes through all stages, and a rank begins
-    when the microbatch arrives.
+    It is done in the F of the first microbatch of an iteration, by one rank after the other: the
+    microbatch goes through all stages, and a rank begins when the microbatch arrives.
     """
     return sum(map(_remembered(price.seconds), (count.once for count in counts)))
 

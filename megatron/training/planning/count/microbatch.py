@@ -10,7 +10,7 @@ from megatron.training.planning.count.subject import Subject
 
 
 def document_starts(subject: Subject) -> Tensor:
-    """Return where documents begin, [b, s] on the host: every sample is one."""
+    """Return the starts of documents, [b, s] on the host: every sample is one document."""
     shape = subject.samples, subject.model.seq_length
     return torch.zeros(shape, dtype=torch.int64)
 
@@ -19,8 +19,8 @@ def counted_microbatch(subject: Subject, starts_bs: Tensor) -> DeviceMicrobatch:
     """Return a microbatch of one rank, without values.
 
     Args:
-        subject: decides its sizes.
-        starts_bs: see ``document_starts``.
+        subject: the model, the size of a microbatch and the layout.
+        starts_bs: as ``document_starts`` returns.
     """
     samples, asked = subject.samples, subject.documents
     tokens = samples * subject.model.seq_length // subject.context_size

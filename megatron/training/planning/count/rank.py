@@ -225,7 +225,7 @@ def _forwards(count: RankCount) -> list[Work]:
 
 
 def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
-    """Return the steps that works do the first time, and not when they are done again."""
+    """Return the steps that works have the first time, and lack when they are done again."""
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
     assert usual <= steps, "done again, a pass does something else"
     return Work(tuple((steps - usual).elements()))

@@ -58,14 +58,14 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[list[Work]]:
-        """Record work; the list that is yielded gets its parts, of which there is one or more."""
+        """Record work; the list that is yielded gets one part or more, in order."""
         self._parts = []
         self._begin_part()
         yield self._parts
         self.divide()
 
     def divide(self) -> None:
-        """End a part of what is recorded, and begin another."""
+        """End a part of the recorded work, and begin another."""
         left, peak = self.held - self._before, self._peak - self._before
         self._parts.append(Work(tuple(self._steps), left, peak))
         self._begin_part()
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_of_the_host(args: Any, kwargs: Any) -> bool:
-    """Return whether an operation computes numbers of the host, as of where documents begin."""
+    """Return whether an operation computes on the host, such as the starts of documents."""
     devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
     return devices == {"cpu"} and "device" not in kwargs
 
