@@ -1,11 +1,9 @@
 """The kernels of a GPU that is only asked about: attention takes the kernel that the GPU has."""
 
-from typing import Any
-
 import pytest
 import torch
+from harness.small_models import Operators
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.counted import Capability, counted_kernels
 from megatron.kernels.scores import PLAIN
@@ -13,20 +11,14 @@ from megatron.kernels.scores import PLAIN
 META = torch.device("meta")
 
 
-class Attention(TorchDispatchMode):
+class Attention(Operators):
     """Notes which kernels of attention are called."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = function._schema.name
-        if "attention" in name or name == "aten::bmm":
-            self.names.append(name.removeprefix("aten::"))
-        return function(*args, **(kwargs or {}))
+    @property
+    def kernels(self) -> list[str]:
+        """Names of PyTorch's kernels, and of products in batches."""
+        names = [name.removeprefix("aten::") for name in self.names]
+        return [name for name in names if "attention" in name or name == "bmm"]
 
 
 FLASH, EFFICIENT = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
@@ -51,7 +43,7 @@ def test_attention_is_by_the_kernel_that_the_gpu_has(
     with Attention() as attention:
         out = counted_kernels(dtype, capability).causal_attention(q, k, v, dropout=0.0)
     assert out.shape == q.shape
-    assert attention.names == expected
+    assert attention.kernels == expected
     out.backward(torch.empty_like(out))
     assert q.grad is not None
     assert q.grad.shape == q.shape
@@ -72,7 +64,7 @@ def test_fewer_queries_than_keys_are_one_kernel() -> None:
         counted_kernels(torch.bfloat16).causal_attention(
             q[:, :, 4:], k, v, dropout=0.0, scores=PLAIN
         )
-    assert attention.names == [FLASH]
+    assert attention.kernels == [FLASH]
 
 
 def _drawn(dtype: torch.dtype, heads: int, channels: int) -> Tensor:

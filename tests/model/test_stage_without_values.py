@@ -5,71 +5,33 @@ from typing import Any
 
 import pytest
 import torch
+from harness.small_models import GPT, LLAMA, Operators, whole_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.documents import Documents
 from megatron.layers.linear import defer_weight_gradients
-from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitConfig
-from megatron.model.placement import place
 from megatron.model.stage import RankModel
 
 META = torch.device("meta")
 BATCH = 2
 
-PLAIN = ModelConfig(
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    max_position_embeddings=32,
-    vocab_size=100,
-)
-
-LLAMA = replace(
-    PLAIN,
-    num_query_groups=2,
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
-
 CONFIGS = {
-    "dropout": PLAIN,
+    "dropout": GPT,
     "llama": LLAMA,
     "qk norms": replace(LLAMA, qk_layernorm=True),
-    "GEGLU": replace(PLAIN, geglu=True, add_bias_linear=False),
-    "squared relu": replace(PLAIN, squared_relu=True),
-    "ALiBi": replace(PLAIN, position_embedding_type="alibi"),
-    "window": replace(PLAIN, window_size=8),
-    "capped scores": replace(PLAIN, attn_logit_softcapping=30.0),
-    "narrow heads": replace(PLAIN, kv_channels=12),
+    "GEGLU": replace(GPT, geglu=True, add_bias_linear=False),
+    "squared relu": replace(GPT, squared_relu=True),
+    "ALiBi": replace(GPT, position_embedding_type="alibi"),
+    "window": replace(GPT, window_size=8),
+    "capped scores": replace(GPT, attn_logit_softcapping=30.0),
+    "narrow heads": replace(GPT, kv_channels=12),
     "multi-token prediction": replace(LLAMA, mtp_num_layers=1),
     "wide RMSNorm": replace(LLAMA, hidden_size=16384),
 }
-
-
-class _Operators(TorchDispatchMode):
-    """Notes the names of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.names.append(function._schema.name)
-        return function(*args, **(kwargs or {}))
 
 
 def model_of(
@@ -79,26 +41,8 @@ def model_of(
     **options: Any,
 ) -> RankModel:
     """Return the whole model on the meta device."""
-    placement = place(
-        config,
-        [(0, 0)],
-        0,
-        layers=[config.num_layers],
-        padded_vocab_size=128,
-        vocabulary_shard=None,
-    )
-    model = RankModel(
-        config,
-        placement,
-        dtype,
-        META,
-        recomputation=recomputation,
-        kernels=counted_kernels(dtype),
-        **options,
-    )
-    for owned in model.owned_parameters():
-        parameter = owned.parameter
-        give_main_grad(parameter, torch.empty(parameter.shape, device=META))
+    kernels = counted_kernels(dtype)
+    model = whole_model(config, dtype, META, kernels, recomputation=recomputation, **options)
     model.begin(training=True)
     return model
 
@@ -117,7 +61,7 @@ def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str]
     work: list[Any] = []
     for chunk in model.chunks:
         defer_weight_gradients(chunk, work.append)
-    with _Operators() as operators:
+    with Operators() as operators:
         y_bsh = model(0, x_bsh, 1, 0, 0, documents, ahead_bwh=ahead_bwh)
         torch.autograd.backward((y_bsh,), (torch.empty_like(y_bsh),))
         with torch.no_grad():
@@ -140,11 +84,11 @@ def test_a_model_without_values_has_shapes(name: str) -> None:
 
 
 def test_attention_is_the_kernel_of_a_gpu() -> None:
-    assert "aten::_scaled_dot_product_flash_attention" in run(model_of(PLAIN))[0]
+    assert "aten::_scaled_dot_product_flash_attention" in run(model_of(GPT))[0]
     wide = run(model_of(LLAMA, dtype=torch.float32))[0]
     assert "aten::_scaled_dot_product_efficient_attention" in wide
-    documents = _documents(PLAIN)
-    packed = replace(PLAIN, attention_dropout=0.0)
+    documents = _documents(GPT)
+    packed = replace(GPT, attention_dropout=0.0)
     assert "torch_attn::_varlen_attn" in run(model_of(packed), documents)[0]
 
 
@@ -178,7 +122,7 @@ def test_layers_are_computed_again(recomputation: Recomputation, eight_bits: boo
 
 
 def test_a_wide_stream_is_fp32() -> None:
-    names, (y_bsh, _) = run(model_of(PLAIN, wide_stream=True))
+    names, (y_bsh, _) = run(model_of(GPT, wide_stream=True))
     assert y_bsh.dtype == torch.bfloat16, "the last norm narrows it"
     assert "megatron_kernels::norm" in names
 

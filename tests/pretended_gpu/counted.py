@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
+from harness.small_models import GPT, llama_of, whole_model
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.launches import Counter, adds
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitConfig
-from megatron.model.placement import place
 from megatron.model.stage import RankModel
 
 Where = Literal["pretended GPU", "meta"]
@@ -30,29 +30,7 @@ Where = Literal["pretended GPU", "meta"]
 Launches = list[tuple[str, int, int]]
 """Name, bytes and FLOPs of every launch."""
 
-GPT: Final = ModelConfig(
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    max_position_embeddings=32,
-    vocab_size=128,
-)
-
-LLAMA: Final = replace(
-    GPT,
-    num_query_groups=2,
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    add_bias_linear=False,
-    tie_embeddings=False,
-    attention_dropout=0.0,
-    hidden_dropout=0.0,
-)
+LLAMA: Final = llama_of(GPT, attention_dropout=0.0, hidden_dropout=0.0)
 
 
 @dataclass(frozen=True)
@@ -149,9 +127,9 @@ def _of(counter: Counter) -> dict[str, Launches]:
 def _of_case(where: Where, case: Case) -> dict[str, Launches]:
     with _device(where) as (device, kernels), Counter() as counter:
         own = kernels(case.dtype)
-        model = _model(case, device, own if where == "meta" else None)
+        chosen = own if where == "meta" else None
+        model = whole_model(case.config, case.dtype, device, chosen, **case.options)
         for parameter in {id(each): each for each in model.parameters()}.values():
-            give_main_grad(parameter, torch.empty(parameter.shape, device=device))
             parameter.register_post_accumulate_grad_hook(adds(own))
         for name in ("whole", "split"):
             model.begin(training=True)
@@ -226,19 +204,6 @@ def _tokens(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         torch.empty(16, dtype=torch.int64, device=device),
         torch.empty(16, device=device),
     )
-
-
-def _model(case: Case, device: torch.device, kernels: Kernels | None) -> RankModel:
-    config = case.config
-    placement = place(
-        config,
-        [(0, 0)],
-        0,
-        layers=[config.num_layers],
-        padded_vocab_size=config.vocab_size,
-        vocabulary_shard=None,
-    )
-    return RankModel(config, placement, case.dtype, device, kernels=kernels, **case.options)
 
 
 def _empty(case: Case, device: torch.device, samples: int, tokens: int) -> Tensor:

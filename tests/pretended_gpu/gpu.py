@@ -27,6 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.training.planning.count.launches import tensors_of, uses_of
+
 DEVICE = torch.device("cuda", 0)
 GRANULE = 512
 """Bytes: CUDA's allocator gives multiples of it."""
@@ -244,23 +246,3 @@ def _form(function: Any, args: Any, kwargs: Any) -> str:
         return str(leaf.dtype), [size % 16 == 0 for size in leaf.shape]
 
     return f"{function} {[of(leaf) for leaf in pytree.tree_leaves((args, kwargs))]}"
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in ``tree``."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors whose memory an operation reads, and those whose memory it writes."""
-    reads: list[Tensor] = []
-    writes: list[Tensor] = []
-    for index, argument in enumerate(function._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        alias = argument.alias_info
-        if alias is None:
-            reads += tensors_of(value)
-        elif alias.is_write:
-            writes += tensors_of(value)
-        # else the result is a view of it: nothing is touched
-    return reads, writes

@@ -5,20 +5,17 @@ would take on a GPU that did nothing badly. A part of a training iteration is th
 its *pure products*, the products alone.
 
 ``python -m pretended_gpu launches`` (with ``tests`` in the path) prints the table of
-docs/benchmarks/2026-11-22-gpu-count.
+docs/benchmarks/2026-11-24-gpu-count.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Final
+from typing import Final
 
 import torch
-from pretended_gpu.gpu import DEVICE, PretendedGpu, tensors_of, uses_of
+from pretended_gpu.gpu import DEVICE, PretendedGpu
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
@@ -39,6 +36,8 @@ from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
+from megatron.simulator.costs.count import Launch
+from megatron.training.planning.count.recorder import Recorder
 
 PRODUCTS_PER_SECOND: Final = 790e12
 BYTES_PER_SECOND: Final = 4e12
@@ -49,59 +48,15 @@ HIDDEN: Final = 4096
 ROWS: Final = 32_000
 SHARDS: Final = 8
 
-_aten = torch.ops.aten
-
-_NO_LAUNCH: Final = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "lift_fresh",
-    "_unsafe_view",
-    "_pin_memory",
-    "is_pinned",
-}
-"""Operations that ask for memory of either side, or for nothing."""
-
-_ROWS_OF_TOKENS: Final = {
-    "embedding": ("weight", "indices"),
-    "index_add_": ("self", "index"),
-    "merge_input_gradient": ("weight_vh", "targets_n"),
-    "subtract_targets_": ("gradient_vh", "targets_n"),
-}
-"""Arguments of which an operation touches one row for every index: which, and by which indices.
-Where the row is another shard's, the Triton programs touch none; that is not counted for them."""
-
-
-_ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
-"""Arguments of operations in place that are not read; what a quotient comes from is another."""
-
 STEP_PARTS: Final = ("norm", "step")
 
 PARAMETERS: Final = 4 * HIDDEN * HIDDEN
 """Of the matrices whose step is counted."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel, or what PyTorch does as one.
-
-    Attributes:
-        name: of the operation.
-        bytes: that it reads and writes, once each.
-        flops: of its products.
-    """
-
-    name: str
-    bytes: int
-    flops: int
-
-    @property
-    def seconds(self) -> float:
-        """Least time."""
-        return max(self.bytes / BYTES_PER_SECOND, self.flops / PRODUCTS_PER_SECOND)
+def least_seconds(launch: Launch) -> float:
+    """Return the least time of a launch."""
+    return max(launch.bytes / BYTES_PER_SECOND, launch.flops / PRODUCTS_PER_SECOND)
 
 
 @dataclass(frozen=True)
@@ -123,7 +78,7 @@ class Part:
     @property
     def seconds(self) -> float:
         """Of all launches, one after the other."""
-        return sum(each.seconds for each in self.launches)
+        return sum(map(least_seconds, self.launches))
 
     @property
     def multiple(self) -> float:
@@ -134,76 +89,19 @@ class Part:
         return Part(self.launches + other.launches)
 
 
-class Counter(TorchDispatchMode):
-    """Notes what is launched; within it, ``part`` names what is launched meanwhile."""
+class Counter(Recorder):
+    """Records launches; ``part`` names the launches of the code within."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        super().__init__()
         self.parts: dict[str, Part] = {}
-        self._launches: list[Launch] = []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Note launches within as those of ``name``."""
-        self._launches = []
-        yield
-        self.parts[name] = Part(tuple(self._launches))
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operation, and note it."""
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        name = function._schema.name.split("::")[1]
-        if name not in _NO_LAUNCH and function.namespace in ("aten", "megatron_kernels"):
-            reads, writes = uses_of(function, args, kwargs)
-            before = {id(each) for each in tensors_of((args, kwargs))}
-            made = [each for each in tensors_of(result) if id(each) not in before]
-            if writes or not function.is_view:
-                sizes = _sizes(function, args, kwargs)
-                again = _read_again(function, args, kwargs, writes)
-                moved = [*reads, *writes, *again, *made]
-                size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
-                flops = _flops(function, args, result)
-                self._launches.append(Launch(name, size, flops))
-        return result
-
-
-def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:
-    """Return those of the written tensors that an operation in place reads as well."""
-    name = function._schema.name.split("::")[1]
-    if not name.endswith("_"):
-        return []
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    unread = {id(each) for key in _ONLY_WRITTEN.get(name, ()) for each in tensors_of(given[key])}
-    return [each for each in writes if id(each) not in unread]
-
-
-def _sizes(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
-    """Return the bytes that are touched of arguments of which only some rows are, by their id."""
-    chosen = _ROWS_OF_TOKENS.get(function._schema.name.split("::")[1])
-    if chosen is None:
-        return {}
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    rows, indices = (given[name] for name in chosen)
-    return {id(rows): indices.numel() * rows.shape[1] * rows.element_size()}
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Bytes that are there, however often a stride of 0 repeats them."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return prod(size for size, stride in sizes if stride) * tensor.element_size()
-
-
-def _flops(function: Any, args: Any, result: Any) -> int:
-    counter = flop_registry.get(function.overloadpacket)
-    if counter is None:
-        return 0
-    factors = [each for each in args if isinstance(each, Tensor)]
-    return int(counter(*factors, out_val=result))
+        with self.recording() as works:
+            yield
+        self.parts[name] = Part(tuple(launch for work in works for launch in work.launches))
 
 
 def count(which: str, rank: int) -> dict[str, Part]:

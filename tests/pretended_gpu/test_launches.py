@@ -10,7 +10,7 @@ from pretended_gpu.pool import GpuPool
 
 pytestmark = needs_pretended_gpus
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "2026-11-22-gpu-count" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "2026-11-24-gpu-count" / "README.md"
 
 PRODUCT = 2 * TOKENS * HIDDEN * ROWS
 

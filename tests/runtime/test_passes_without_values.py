@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from harness.small_models import GPT, ROWS, give_main_grads
 from torch import Tensor
 
 from megatron.kernels.counted import counted_kernels
-from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
@@ -27,18 +27,6 @@ from megatron.schedules.passes import Pass
 
 META = torch.device("meta")
 BATCH = 2
-
-GPT = ModelConfig(
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    max_position_embeddings=32,
-    vocab_size=100,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +77,7 @@ class Rank:
             stages,
             rank,
             layers=[config.num_layers // len(stages)] * len(stages),
-            padded_vocab_size=128,
+            padded_vocab_size=ROWS,
             vocabulary_shard=own if self.plan.treatment.is_sharded else None,
             tensor_shard=(0, tensor_ranks),
         )
@@ -107,9 +95,7 @@ class Rank:
             kernels=counted_kernels(dtype),
             **options,
         )
-        for owned in self.model.owned_parameters():
-            parameter = owned.parameter
-            give_main_grad(parameter, torch.empty(parameter.shape, device=META))
+        give_main_grads(self.model)
         self.store = ActivationStore()
         self.passes = StagePasses(self.model, self.plan, rank, self.store, seed=1)
         self.tokens = config.seq_length // context_ranks

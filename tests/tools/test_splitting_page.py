@@ -3,21 +3,17 @@
 import pytest
 from harness.marks import full
 
-from tools.splitting_page import (
+from tools.predictions.splitting import (
     JOBS,
-    PAGE,
     VOCABULARIES,
     Cell,
     Job,
     Losses,
     Row,
     cell,
-    gain,
-    loss_rows,
-    replaced,
     row_of,
-    summary,
 )
+from tools.splitting_page import PAGE, gain, loss_rows, replaced, summary
 
 SMALL = Job("H100", "8B", 2, 4, ("1f1b",))
 

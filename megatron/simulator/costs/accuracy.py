@@ -79,4 +79,4 @@ PUBLISHED: Final[Mapping[RunClass, TimeErrors]] = {
         for own, errors in PAPER.items()
     },
 }
-"""Errors of all. Nothing was measured of absent classes."""
+"""Errors of all runs. Of a class that is absent no run was measured."""

@@ -1,4 +1,4 @@
-"""The GPUs of a job and what connects them: seconds of the work that was counted."""
+"""The GPUs of a job and their links: turns counted work into seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ SpreadAxis = Literal["tensor", "context", "column", "data"]
 """An axis of counts, or the axis of ranks with the same parameters."""
 
 CHANNEL: Final = 15e9
-"""Bytes/s that one multiprocessor moves for a communication, which a pass beside it then lacks. At
-234 GB/s, what a ring attains over the NVLinks of an A100, 16 of 108 multiprocessors are occupied,
-as many as NCCL has channels there. Not calibrated."""
+"""Bytes/s that one multiprocessor moves for a communication. A pass beside the communication lacks
+the multiprocessors that it occupies: at 234 GB/s, the pace of a ring over the NVLinks of an A100,
+16 of 108, as many as NCCL has channels there. Not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Cluster:
     Attributes:
         rates: of a GPU.
         links: between GPUs.
-        together: how many ranks of an axis share a machine; all of an absent axis do.
+        together: how many ranks of an axis share a machine; of an absent axis all ranks do.
         channel: bytes/s that a communication moves with one multiprocessor.
-        blocks: most multiprocessors that a communication of an axis may take; any number where the
-            axis is absent.
+        blocks: the most multiprocessors that a communication of an axis may take; without bound
+            for an absent axis.
     """
 
     rates: Rates
@@ -62,7 +62,7 @@ class Cluster:
         return self.exchange(collective.axis, collective.kind, collective.ranks, collective.bytes)
 
     def exchange(self, axis: SpreadAxis, kind: CollectiveKind, ranks: int, size: float) -> float:
-        """Return the seconds of a collective of any axis, that of replicas among them.
+        """Return the seconds of a collective of any axis, also of that of replicas.
 
         Args:
             axis: ranks that take part.

@@ -19,11 +19,12 @@ from megatron.simulator.costs.count import CollectiveKind
 LAUNCH: Final = 8.4e-6
 LINK_STEP: Final = 3.4e-6
 NETWORK_STEP: Final = 14e-6
-"""Seconds that a collective takes in addition to its steps; of a step within a machine, and of one
-between machines. NCCL's own model, protocol Simple of a ring (``src/graph/tuning.cc``)."""
+"""Seconds that a collective takes in addition to its steps; seconds of a step within a machine;
+seconds of a step between machines. NCCL's own model, protocol Simple of a ring
+(``src/graph/tuning.cc``)."""
 
 TREE_SHARE: Final = 0.92
-"""Bandwidth of a tree as a share of a ring's, likewise."""
+"""Bandwidth of a tree as a share of a ring's, from the same model of NCCL."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Links:
             ranks: that take part.
             size: bytes of the whole tensor.
             together: how many of the ranks share a machine.
-            most: bytes/s that its kernel moves, if the links let it.
+            most: bytes/s that the collective's kernel moves where the links are fast enough.
         """
         if ranks < 2:
             return 0.0

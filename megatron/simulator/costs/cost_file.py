@@ -9,12 +9,12 @@ of RG and AG. A file holds
      "layers": [[2, 1], [2, 2], [2, 0]]}
 
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
-hop between neighbours, for X and G alike. U, RG and AG, a rank's work with its replicas, have the
-time of all its buckets together. F and B must be given, and W if the backward is split. Other
-passes and communications that are not given take no time.
+hop between neighbours, for X and G alike. U, RG and AG (a rank's work with its replicas) have the
+time of all buckets of the rank together. F and B must be given, and W if the backward is split.
+Other passes and communications that are not given take no time.
 ``factors`` are the bytes between B and W, those of ``activation`` where they are not given, and
-``repeated`` are those between R and B, beside ``activation``. R takes as long as F if it is not
-given; if it is, a plan without R adds it to B. ``working`` has bytes by kind of pass,
+``repeated`` are those between R and B, beside ``activation``. R takes as long as F if no time is
+given for R; if one is, a plan without R adds that time to B. ``working`` has bytes by kind of pass,
 ``{"S": 1e8, "B": 2e8}``, that are held only while one runs.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
@@ -143,7 +143,7 @@ def load_costs(path: Path) -> CostFile:
 def check_measured(file: CostFile, treatment: Treatment) -> None:
     """Check that measured costs belong to a treatment of the vocabulary.
 
-    The costs must name its passes and its collectives, which distinguish treatments with the same
+    The costs must name the treatment's passes and its collectives: two treatments may have the same
     passes. A single rank has no collectives.
 
     Raises:
@@ -184,7 +184,7 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
 
 
 def _document(path: Path) -> object:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
         OSError: it cannot be read.

@@ -1,7 +1,7 @@
 """What a pass computes, moves, sends and keeps: plain data, taken from the code that runs.
 
 ``training/planning/count`` runs the real layers without values and lists what a GPU would be asked
-to do. This file holds the list's form alone, so that whoever reads it needs no torch. Times of a
+to do. This file has only the form of the list, so readers of a list need no torch. Times of a
 list are in ``launch_time.py`` and ``collective_time.py``.
 """
 
@@ -74,7 +74,7 @@ class Collective(NamedTuple):
     """A communication of several ranks.
 
     Attributes:
-        kind: what it does.
+        kind: all-reduce, broadcast, ...
         axis: the ranks that take part.
         ranks: their number.
         bytes: of the whole tensor: of what an all-gather returns, and of what a reduce-scatter is
@@ -94,7 +94,7 @@ class Begin(NamedTuple):
 
 
 class Await(NamedTuple):
-    """Wait for all that was begun before."""
+    """Wait for all communications that were begun before."""
 
 
 AWAIT: Final = Await()
@@ -105,12 +105,12 @@ Step = Launch | Collective | Begin | Await
 
 @dataclass(frozen=True)
 class Work:
-    """What one pass, or a part of one, does.
+    """The work of one pass, or of a part of a pass.
 
     Attributes:
         steps: in order.
-        left: bytes that are held after it and were not before; negative: it lets go of so many.
-        peak: the most bytes that are held at a time while it runs, beside those held before.
+        left: bytes held after the work less those held before; negative if it frees memory.
+        peak: the most bytes held at a time during the work, beside those held before.
     """
 
     steps: tuple[Step, ...] = ()
@@ -160,7 +160,7 @@ class Parameters:
         return self.matrices + self.others
 
     def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
-        """Return these and others, so many times."""
+        """Return the sum of these elements and ``times`` the others."""
         return Parameters(self.matrices + times * more.matrices, self.others + times * more.others)
 
 
@@ -169,12 +169,12 @@ class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
-        passes: F, R, B and W of the segment. B is the whole backward where no W is given. What F
-            and B are given is there before, and F lets go of no input that the backward needs: in
-            B the layers before it do, of the gradient that is handed to them.
+        passes: F, R, B and W of the segment. B is the whole backward where no W is given. The input
+            of F and the gradient that B is given are there before the pass. F lets go of no input
+            that the backward needs. The layers before let go of the gradient that B hands to them.
         parameters: of the layers.
         held: bytes of its weights in 8 bits, which are made once in an iteration.
-        once: what makes them.
+        once: the work that makes these weights.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
@@ -185,13 +185,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class PassCount:
-    """What a pass of a rank does, or a communication when it begins or ends.
+    """The work of a rank's pass, or of a communication when it begins or ends.
 
     Attributes:
         parts: works in order, and how often the pass does each; a stage repeats a layer. F and B
             of a stage have three: before its layers, the layers, and after them.
-        left: bytes that are held after the pass and were not before.
-        peak: the most bytes that are held at a time while it runs, beside those held before.
+        left: bytes held after the pass less those held before.
+        peak: the most bytes held at a time during the pass, beside those held before.
     """
 
     parts: tuple[tuple[Work, int], ...] = ()
@@ -200,12 +200,16 @@ class PassCount:
 
     @classmethod
     def of(cls, *works: Work) -> "PassCount":
-        """Return a pass that does each of some works once."""
+        """Return a pass that does every work once."""
         return cls.joined([(work, 1) for work in works])
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Work, int]]) -> "PassCount":
-        """Return a pass that does works one after the other, each so many times."""
+        """Return a pass that does works one after the other.
+
+        Args:
+            parts: works in order, and how often the pass does each.
+        """
         left = peak = 0
         for work, times in parts:
             # Of equal works in a row, memory is fullest in the first or in the last.
@@ -224,7 +228,7 @@ NO_PASS: Final = PassCount()
 
 @dataclass(frozen=True)
 class RankCount:
-    """What a pipeline rank does for one microbatch, pass by pass.
+    """The work of a pipeline rank for one microbatch, pass by pass.
 
     Attributes:
         passes: by kind and chunk.
@@ -232,11 +236,11 @@ class RankCount:
             collectives, and the memory that they take.
         ended: the same communications, when the rank waits for them.
         parameters: of the rank.
-        held: bytes that the rank holds always, beside parameters, gradients and optimizer state.
+        held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
         reused: bytes of buffers that S takes and T gives back to be used again, for one
             microbatch. ``passes`` leaves them out.
-        once: what the first F of an iteration does in addition: it makes the weights in 8 bits.
-            Those are bytes of ``held``, and none of its own.
+        once: additional work of the first F of an iteration, which makes the weights in 8 bits.
+            The bytes of these weights are in ``held`` alone.
     """
 
     passes: Mapping[tuple[PassKind, int], PassCount]
@@ -272,7 +276,7 @@ _FRONT_TO_BACK: Final = ("F", "R")
 """Passes that go through a stage in the order of the data; B and W go the other way."""
 
 _BEFORE_FURTHER: Final[Mapping[PassKind, int]] = {"F": 1, "R": 0, "B": 2, "W": 1}
-"""Parts of a stage's pass that come before those of layers that lie before its own."""
+"""Number of parts of a stage's pass that come before the parts of further layers."""
 
 
 def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:

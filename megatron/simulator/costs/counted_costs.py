@@ -18,15 +18,15 @@ from megatron.simulator.costs.count import (
 )
 
 FLOPS_PER_BYTE: Final = 100
-"""FLOPs that count for moving one byte where the machine is not known: real devices do about a
-hundred operations in that time."""
+"""FLOPs that stand for moving one byte where the machine is not known. Real devices do about a
+hundred operations in the time of a byte."""
 
 Crossing = frozenset[tuple[int, int]]
 """Pairs of pipeline ranks, ascending, whose messages leave a machine."""
 
 
 class Price(Protocol):
-    """What counts cost, in any one unit of time."""
+    """Turns counts into times, in any one unit."""
 
     def seconds(self, work: Work) -> float:
         """Return the time of a work."""
@@ -40,12 +40,12 @@ class Price(Protocol):
 class Flops:
     """The price where the machine is not known: FLOPs, and communication is free.
 
-    Of a work with products only they count; other kernels overlap with them. The price depends on
-    no hardware, so it is the same on every rank.
+    In a work with products only the products count, as other kernels overlap with them. The price
+    depends on no hardware, so all ranks find the same.
     """
 
     def seconds(self, work: Work) -> float:
-        """Return the FLOPs of a work, or what its bytes count for if it has no products."""
+        """Return the FLOPs of a work, or, if it has no products, FLOPs that stand for its bytes."""
         if flops := work.flops:
             return float(flops)
         if any(isinstance(step, Begin | Collective) for step in work.steps):
@@ -53,7 +53,7 @@ class Flops:
         return float(FLOPS_PER_BYTE * sum(launch.bytes for launch in work.launches))
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return nothing."""
+        """Return 0."""
         return 0.0
 
 
@@ -67,7 +67,7 @@ def costs_of(
 
     Args:
         counts: of every pipeline rank.
-        plan: any with the passes and stages of the one that was counted.
+        plan: any plan with the passes and stages of the plan that was counted.
         price: of counts.
         crossing: pipeline ranks that are in different machines.
     """
@@ -85,10 +85,10 @@ def costs_of(
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:
-    """Return the time of what ranks do once in an iteration, in the F of its first microbatch.
+    """Return the time of the work ``RankCount.once`` of all ranks.
 
-    The ranks do it one after the other: the microbatch goes through all stages, and a rank begins
-    when the microbatch arrives.
+    It is done in the F of the first microbatch of an iteration, by one rank after the other: the
+    microbatch goes through all stages, and a rank begins when the microbatch arrives.
     """
     return sum(map(_remembered(price.seconds), (count.once for count in counts)))
 
@@ -97,7 +97,7 @@ _MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
 
 
 def _remembered(price: Callable[[Work], float]) -> Callable[[PassCount], float]:
-    """Return the price of passes, which finds that of each work once."""
+    """Return a function that gives the price of a pass, and computes that of equal works once."""
     known: dict[int, float] = {}
 
     def total(count: PassCount) -> float:
@@ -112,7 +112,7 @@ def _remembered(price: Callable[[Work], float]) -> Callable[[PassCount], float]:
 def _vocabulary_communications(
     counts: Sequence[RankCount],
 ) -> Mapping[CommKind, list[PassCount]]:
-    """Return the collectives of the vocabulary of every rank, by their kind."""
+    """Return every rank's collectives of the vocabulary, by their kind."""
     found: dict[CommKind, list[PassCount]] = {}
     for count in counts:
         for (kind, _), own in count.begun.items():
@@ -127,7 +127,7 @@ def _table(
     plan: Plan,
     seconds: Callable[[PassCount], float],
 ) -> Time:
-    """Return the times of a kind of pass, by rank, and by chunk where it belongs to one."""
+    """Return the times of a kind of pass by rank, or by rank and chunk if its passes have one."""
     chunks = plan.chunks if kind in CHUNKED_KINDS else 1
     table = [
         [seconds(count.passes.get((kind, chunk), NO_PASS)) for chunk in range(chunks)]

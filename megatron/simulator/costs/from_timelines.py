@@ -1,9 +1,9 @@
 """Costs from recorded iterations: the measured times of passes and communications.
 
 The cost of a pass is its mean within an iteration, because means add up to the work of a rank. With
-several iterations it is the median of their means, because one iteration may be disturbed. The cost
-of a communication is the median of all. As in the simulator, the time of a communication begins
-when the last rank has joined, so waiting for a slow peer does not count as a slow network.
+several iterations the cost is the median of their means, because one iteration may be disturbed.
+The cost of a communication is the median of all. As in the simulator, the time of a communication
+begins when the last rank has joined, so waiting for a slow peer does not count as a slow network.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     """Return the costs of iterations of ``plan``, in the unit of the timelines.
 
     F, B and W have a cost by rank and chunk, the other passes by rank, and communications by kind.
-    What a rank does of its buckets (U, RG, AG) has the time of all of them together, by rank.
+    U, RG and AG have the time of all buckets of a rank together, by rank.
     Recorded timelines do not show transfers (X and G). So a transfer counts from the end of its
     source pass to the end of the wait for it, provided that the wait began before the source pass
     ended. A kind of transfer that no rank had to wait for is left out, and so is free; the same
@@ -42,7 +42,7 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
 
     Args:
         plan: the plan that ran.
-        timelines: timelines of all ranks, one for each of at least one iteration.
+        timelines: of all ranks, one for each measured iteration; at least one.
     """
     assert timelines, "costs are measured in at least one iteration"
     comms: _Samples = defaultdict(list)

@@ -1,4 +1,4 @@
-"""GPUs by name: their data sheets, and the shares of these that kernels and links attain."""
+"""GPUs by name: data sheets, and the shares of the data sheets that kernels and links attain."""
 
 import re
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ and of the memory's bandwidth. Calibrated on published runs and on the pass time
 KERNEL_GAP: Final = 5e-6
 """Seconds from the end of a kernel's work to the begin of the next one's, in a queue that the host
 keeps filled: begin and end of a kernel, in which not all multiprocessors work. Calibrated likewise.
-The host issues an operator of PyTorch in about the same time, so it does not come on top."""
+The host issues an operator of PyTorch in about the same time, so the host adds nothing."""
 
 LINK_SHARE: Final = 0.78
 NETWORK_SHARE: Final = 0.8
@@ -73,7 +73,7 @@ the second of 0.7, 0.8 and 0.92 by the published runs with replicas. Users repor
 of all-reduces on 8 A100s (github.com/NVIDIA/nccl-tests, issues 149 and 178)."""
 
 _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
-"""GPUs whose products are taken to attain what those of an H100 do; all others as an A100."""
+"""GPUs whose products are assumed to attain the share of an H100; all others, that of an A100."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Gpu:
 
     @property
     def rates(self) -> Rates:
-        """The rates at which it runs kernels."""
+        """The rates at which such a GPU runs kernels."""
         hopper = self.name in _AS_HOPPER
         return Rates(
             peak_flops=1e12 * self.peak_tflops,
@@ -115,7 +115,7 @@ class Gpu:
         link: tuple[float | None, float | None] = (None, None),
         network: tuple[float | None, float | None] = (None, None),
     ) -> Links:
-        """Return what connects GPUs of this kind.
+        """Return the links between GPUs of this kind.
 
         Args:
             link: bytes/s that communications attain within a machine, and seconds of a step;

@@ -18,7 +18,7 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
 
     Args:
         file: measured times, with the layers of the measurement.
-        assumed: gives the stages, their work in addition to layers, and the FLOPs of both.
+        assumed: the stages, with the FLOPs of layers and of other work.
 
     Raises:
         ValueError: if the file does not fit the stages, was measured with another treatment of the
@@ -52,8 +52,8 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
 def _passes_of_layers(file: CostFile, assumed: StageCosts) -> set[PassKind]:
     """Return the kinds of passes of layers that have times.
 
-    A file has none of W if the backward was not split, and none of R if that was part of B. If it
-    has some, they count where layers are computed again.
+    A file has no times of W if the backward was not split, and none of R if R was part of B. Times
+    of R count where layers are computed again.
     """
     kinds: set[PassKind] = {"F", "B"}
     measured: set[PassKind] = {"W", "R"} if "R" in assumed.layer else {"W"}

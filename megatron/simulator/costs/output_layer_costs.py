@@ -1,8 +1,8 @@
 """Add the output layer's time to the passes that run it under a treatment of the vocabulary.
 
 The layer has three matrix products of equal size: the logits, the input gradient and the weight
-gradient (arXiv 2411.05288, section 3). ``time`` is the time of one of them. With ``recompute`` the
-logits are not kept, and computed once more before the weight gradient.
+gradient (arXiv 2411.05288, section 3). ``time`` is the time of one product. With ``recompute`` the
+logits are not kept; they are computed once more before the weight gradient.
 """
 
 from dataclasses import replace
@@ -79,7 +79,7 @@ def redistribute_layers(
 
 
 def _whole_layer(costs: Costs, time: float, recompute: bool) -> dict[PassKind, float]:
-    """Return what a whole output layer adds to its stage's passes, of the kinds that have costs."""
+    """Return the time that a whole output layer adds to passes of its stage, by kind."""
     weights = 2 * time if recompute else time
     backward = time if "W" in costs.passes else time + weights
     added: dict[PassKind, float] = {"F": time, "B": backward, "W": weights}

@@ -19,14 +19,14 @@ class Sizes:
 
     Attributes:
         static: held at all times: parameters, gradients, optimizer states.
-        activation: held for one chunk of one microbatch from F to B, or to W if it is a separate
+        activation: held for one chunk of one microbatch from F to B, or to W if W is a separate
             pass. The size of a rank may also be a sequence with one number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
-        factors: held for one chunk of one microbatch from B to W, if it is a separate pass;
+        factors: held for one chunk of one microbatch from B to W, if W is a separate pass;
             ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
         repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
-        working: by kind of pass, what is held while one runs.
+        working: held while a pass runs, by kind of pass.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -51,8 +51,8 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
     """Return for every rank the most bytes that it holds at any moment.
 
     Args:
-        plan: what runs.
-        sizes: sizes of what is held.
+        plan: the plan that runs.
+        sizes: in bytes.
 
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
@@ -98,7 +98,7 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
 
 
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
-    """Return the change in what F and R leave for B, and B for W."""
+    """Return the change in bytes by a pass: F and R leave tensors for B, and B for W."""
     kept = _at(sizes.activation, rank, item.chunk)
     factors = kept if sizes.factors is None else _at(sizes.factors, rank, item.chunk)
     left = factors if plan.split_backward else 0.0

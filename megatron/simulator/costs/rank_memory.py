@@ -1,7 +1,7 @@
 """The memory of a rank while it works through its row, from counts of its passes.
 
 A count says how many bytes a pass leaves, lets go of and needs while it runs. The bytes held at any
-moment are those held always, and those that all passes and communications so far have left.
+moment are those held always, and those left by all passes and communications so far.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from megatron.simulator.costs.count import NO_PASS, RankCount
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What a pipeline rank holds.
+    """The memory of a pipeline rank.
 
     Attributes:
         count: of its passes and communications.
@@ -39,7 +39,7 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it.
 
     Args:
-        program: what runs.
+        program: the program that runs.
         memory: of the rank.
         rank: pipeline rank.
     """

@@ -58,7 +58,7 @@ def redistribute_stages(
     extra: Sequence[float],
     last: int | None = None,
 ) -> list[int]:
-    """Return the layers of every stage: the slowest rank is as fast as possible, then its stages.
+    """Return the layers of every stage: the slowest rank, then its slowest stage, is made fast.
 
     Args:
         layers: transformer layers of the model.

@@ -1,9 +1,10 @@
-"""What a rank exchanges with its replicas in an iteration: how many bytes, and how long it takes.
+"""The communication of a rank with its replicas in an iteration: bytes and time.
 
 Gradients are reduced over d replicas along a ring, which moves the least: every rank sends
-(d - 1) / d of them in d - 1 steps to have its own part summed (a reduce-scatter), and as much again
-so that all have all sums (an all-reduce). A sharded optimizer (ZeRO-1, arXiv 1910.02054) stops in
-between, updates its own part, and sends the updated parameters around in place of the sums.
+(d - 1) / d of the gradients in d - 1 steps until its own part is summed (a reduce-scatter), and as
+much again until all ranks have all sums (an all-reduce). A sharded optimizer (ZeRO-1, arXiv
+1910.02054) stops after the first half, updates its own part, and sends the updated parameters
+around in place of the sums.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ PARAMETER_BYTES: Final = 2
 
 @dataclass(frozen=True)
 class Link:
-    """What connects a rank with its replicas.
+    """The link of a rank to its replicas.
 
     Attributes:
         bandwidth: bytes that a rank can send in a unit of time.
-        latency: time of a step, from one rank to the next, in addition to that of its bytes.
+        latency: time of a step, from one rank to the next, in addition to the time of the bytes.
 
     Raises:
         ValueError: if the bandwidth is not above 0, or the latency is below.
@@ -41,10 +42,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many replicas there are, and what they exchange.
+    """The replicas of a job, and the types in which they exchange.
 
     Attributes:
-        count: d.
+        count: number of replicas d.
         sharded: each replica updates a part of the parameters, and gathers the others.
         gradient_bytes: bytes of a gradient on its way.
         parameter_bytes: bytes of an updated parameter on its way.
@@ -68,15 +69,15 @@ class Replicas:
         return self.count if self.sharded else 1
 
     def reduced_bytes(self, parameters: float) -> float:
-        """Return what a rank sends for RG, to reduce the gradients of ``parameters``."""
+        """Return the bytes that a rank sends for RG, to reduce the gradients of ``parameters``."""
         return self._rounds * self._passed_on(self.gradient_bytes * parameters)
 
     def gathered_bytes(self, parameters: float) -> float:
-        """Return what a rank sends for AG, to gather updated ``parameters``."""
+        """Return the bytes that a rank sends for AG, to gather updated ``parameters``."""
         return self._passed_on(self.parameter_bytes * parameters) if self.sharded else 0.0
 
     def reduction(self, parameters: Sequence[float], link: Link) -> Exchange:
-        """Return how long RG takes.
+        """Return the time of RG.
 
         Args:
             parameters: of every pipeline rank, padding included.
@@ -86,7 +87,7 @@ class Replicas:
         return Exchange(times, self._rounds * self._steps * link.latency)
 
     def gathering(self, parameters: Sequence[float], link: Link) -> Exchange:
-        """Return how long AG takes; arguments as for ``reduction``."""
+        """Return the time of AG; arguments as for ``reduction``."""
         times = [self.gathered_bytes(own) / link.bandwidth for own in parameters]
         return Exchange(times, self._steps * link.latency if self.sharded else 0.0)
 
@@ -101,7 +102,7 @@ class Replicas:
         return self.count - 1
 
     def _passed_on(self, size: float) -> float:
-        """Return what a rank sends of ``size`` bytes in a round."""
+        """Return the bytes that a rank sends in a round that moves ``size`` bytes."""
         return self._steps / self.count * size
 
 

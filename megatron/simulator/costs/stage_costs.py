@@ -1,8 +1,8 @@
 """Costs of the stages of a plan, for any distribution of the layers.
 
-The cost of a stage is that of its transformer layers plus that of its extra work: the whole
-vocabulary layers, if they are not split over the ranks, and on the last stage the layers that
-predict further tokens.
+A stage costs as much as its transformer layers and its extra work together. Extra work is that of
+the vocabulary layers, where they are whole, and of the layers that predict further tokens, on the
+last stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ Stages = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs from which those of any distribution of the layers follow.
+    """Costs of one layer and of all other work, from which any distribution has its costs.
 
     Attributes:
         stages: the stages.
-        layer: time that one transformer layer adds to F, R, B (the input gradient) and W of its
-            stage; no R where nothing is computed again.
-        weights: for every layer of the model, what it adds as a share of ``layer``, in kinds of
-            passes in which layers differ.
+        layer: time that one transformer layer adds to F, R, B (the input gradient) and W of a
+            stage; R is absent where nothing is computed again.
+        weights: time of every layer of the model as a share of ``layer``, by kind of pass; kinds in
+            which all layers are alike are absent.
         extras: for every stage, the time of its extra work in F, B and W.
         others: times of the vocabulary passes, which belong to no stage.
         treatment: the treatment of the vocabulary that these passes belong to.
         comms: times of communications; absent kinds are free.
-        exchanges: times of what is exchanged with replicas, as in ``Costs``.
+        exchanges: times of the communication with replicas, as in ``Costs``.
     """
 
     stages: Stages
@@ -101,7 +101,7 @@ class StageCosts:
             last: layers of the last stage, if the user has chosen their number.
 
         Raises:
-            ValueError: if the last stage cannot have that many.
+            ValueError: if the last stage cannot have ``last`` layers.
         """
         extras = [sum(extra.values()) for extra in self.extras]
         least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
@@ -111,5 +111,5 @@ class StageCosts:
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return an even distribution of layers; the last stages get one more if it does not divide."""
+    """Return an even distribution; what does not divide goes to the last stages, a layer each."""
     return tuple(redistribute(layers, stages, 1.0, [0.0] * stages))

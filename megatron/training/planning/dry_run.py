@@ -96,7 +96,7 @@ def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
 
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:
-    """Return the watch over what a dry run says beyond its plan."""
+    """Return the watch over a dry run's advice, which has a time of its own."""
     return watch.again(config.parallel.advice_seconds)
 
 
@@ -105,7 +105,7 @@ def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
 
     Args:
         config: the run as it is asked for.
-        first: the candidate that it takes.
+        first: the candidate that the run takes.
         gpu: of every rank.
     """
     plan, counts = first.run_plan.plan, first.run_plan.layers
@@ -122,7 +122,7 @@ def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
 
 
 def _taken(config: RunConfig, first: Candidate) -> str:
-    """Return what a run takes that leaves its schedule or its treatment to be chosen."""
+    """Return the choice of a run that leaves its schedule or its treatment open."""
     if not compares(config):
         return ""
     treatment = f" with --vocab-parallel {first.treatment}" if config.alternatives else ""
@@ -131,7 +131,7 @@ def _taken(config: RunConfig, first: Candidate) -> str:
 
 
 def _job(config: RunConfig, gpu: Gpu) -> str:
-    """Return what the job is, but for its plan: its GPUs, replicas, vocabulary and batch."""
+    """Return the job without its plan: GPUs, replicas, vocabulary and batch."""
     train, replicas, parallel = config.train, config.train.replicas, config.parallel
     of_replica = parallel.grid.world_size // replicas
     alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
@@ -152,7 +152,7 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
 
 
 def _shared(parallel: ParallelConfig) -> str:
-    """Return a line on the ranks that share layers or sequences, if there are: all are alike."""
+    """Return a line on the ranks that share layers or sequences, if any; all these are alike."""
     tensor, context = parallel.tensor_size, parallel.context_size
     if tensor * context == 1:
         return ""
@@ -197,7 +197,7 @@ def _verdict(found: RunForecast) -> str:
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
-    """Yield a line on what the GPUs compute more than once, if they do."""
+    """Yield a line on the FLOPs that GPUs do more than once, if there are any."""
     again, ahead = found.repeated_flops, found.config.parallel.recompute_ahead
     where = "" if ahead is None else f" (in passes R, up to {counted(ahead, 'chunk')} ahead of B)"
     if again:
@@ -208,7 +208,7 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
 
 
 def _checked(found: RunForecast) -> str:
-    """Return how far predictions of runs like this one were off, where there are any."""
+    """Return the errors of predictions of measured runs like this one, or of the nearest."""
     parallel = found.config.parallel
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
@@ -232,7 +232,7 @@ def _checked(found: RunForecast) -> str:
 
 
 def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
-    """Return the classes of measured runs on the same kind of GPU that differ in one thing."""
+    """Return the classes on the same kind of GPU that differ in sharing or in machines alone."""
     return {
         like: errors
         for like, errors in PUBLISHED.items()
@@ -241,7 +241,7 @@ def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
 
 
 def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
-    """Return that no plan of the run fits a GPU, and how much memory would do."""
+    """Return a line that says that no plan of the run fits a GPU, and the least memory."""
     schedule = config.parallel.pipeline_schedule
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
     plans += " with any treatment of the vocabulary" if config.alternatives else ""

@@ -1,4 +1,4 @@
-"""Forecast of a run on a named GPU: counts of the code with the run's own numbers."""
+"""Forecast of a run on a named GPU, from the count of the run's code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,13 +59,14 @@ class RunForecast:
         gpu: the GPU of every rank.
         timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
-        memories: from which the peaks of memory follow, of every rank.
-        exchanges: what is exchanged by ranks with the same parameters; ``None``: there are none.
-        hidden: how much of that the passes hide, by kind of communication.
-        padding: share of a rank's parameters that its buckets have in addition, at most.
-        uneven: share of the mean by which the largest part of a replica exceeds it.
-        model_flops: FLOPs of a replica's iteration, without what is repeated.
-        repeated_flops: FLOPs that its backwards repeat.
+        memories: memory of every rank, from which the peaks follow.
+        exchanges: communication of ranks with the same parameters; ``None``: there are none.
+        hidden: how much of ``exchanges`` the passes hide, by kind of communication.
+        padding: padding of a rank's buckets as a share of the rank's parameters; the largest.
+        uneven: how much larger the largest part of a replica is than the mean part, as a share of
+            the mean.
+        model_flops: FLOPs of a replica's iteration, without repeated ones.
+        repeated_flops: FLOPs of a replica's iteration that backwards repeat.
     """
 
     config: RunConfig
@@ -98,12 +99,12 @@ class RunForecast:
 
 
 def _padding(buckets: Sequence[RankBuckets]) -> float:
-    """Return the share of a rank's parameters that its buckets have in addition, at most."""
+    """Return the largest padding of a rank's buckets, as a share of the rank's parameters."""
     return max((own.padded / own.parameters - 1 for own in buckets), default=0.0)
 
 
 def _unevenness(buckets: Sequence[RankBuckets], replicas: int) -> float:
-    """Return by which share of the mean the largest part of a replica exceeds it, at most."""
+    """Return how much larger than the mean a replica's part is at most, as a share of the mean."""
     return max((own.fullest * replicas / own.padded - 1 for own in buckets), default=0.0)
 
 
@@ -112,13 +113,13 @@ class _Timed:
     """An iteration on a cluster.
 
     Attributes:
-        program: of an iteration, with what replicas exchange.
+        program: of an iteration, with the communication of replicas.
         timeline: of the program.
-        step: seconds of the optimizer's step after it.
-        once: seconds of what is done once; see ``time_once``.
-        exchanges: of replicas; ``None``: there are none.
+        step: seconds of the optimizer's step after the timeline.
+        once: seconds of work that an iteration does once, as ``time_once`` returns.
+        exchanges: communication of replicas; ``None``: there are none.
         buckets: of every pipeline rank, if there are replicas.
-        hidden: how much of the exchange the passes hide.
+        hidden: how much of ``exchanges`` the passes hide, by kind of communication.
     """
 
     program: Program
@@ -168,7 +169,7 @@ def seconds_on(
     Args:
         config: the run.
         run_plan: its plan.
-        cluster: may be another one than that of the run, for which the plan was made.
+        cluster: GPUs and links; the plan may have been made for others.
         free: whether collectives of the vocabulary take no time and slow no pass.
     """
     counts = count_ranks(config, plan_of_one(run_plan.plan), run_plan.layers)
@@ -227,7 +228,7 @@ def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops:
 
 
 def replicas_of(config: RunConfig) -> Replicas:
-    """Return how many replicas a run has, and what they exchange."""
+    """Return the replicas of a run: their number, and the types in which they exchange."""
     replicas = config.parallel.replicas
     narrow = torch.bfloat16 in (replicas.reduce_dtype, config.train.gradient_dtype)
     return Replicas(
@@ -238,7 +239,7 @@ def replicas_of(config: RunConfig) -> Replicas:
 
 
 def link_of(config: RunConfig, cluster: Cluster) -> Link:
-    """Return what connects a rank with its replicas: as the run says, or as GPUs usually have."""
+    """Return the link of a rank to its replicas: as the run says, or as such GPUs usually have."""
     asked = config.dry_run
     found = cluster.ring("data", config.parallel.replicas.size)
     bandwidth = None if asked is None else asked.replica_bandwidth

@@ -2,9 +2,10 @@
 
 Before the last stage can begin the backward of the first microbatch, every rank has run its
 forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment at which
-a rank holds, beside what it always holds, all that one microbatch leaves there, and its part of the
-input embedding, since a program keeps the last of them (``lower``). A plan of a single microbatch
-holds no more than that, but for the gradient of embeddings if it comes while T runs.
+a rank holds parameters, gradients and optimizer state, all tensors that one microbatch leaves on
+the rank, and the microbatch's part of the input embedding (a program keeps the last embedding,
+``lower``). A plan of a single microbatch holds no more, with one exception: the gradient of the
+embeddings, if that gradient arrives while T runs.
 """
 
 from dataclasses import replace
@@ -21,9 +22,9 @@ from megatron.training.planning.run_plan import Candidate
 
 
 def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:
-    """Return what the fullest rank holds at least under every plan of a schedule.
+    """Return the least memory of the fullest rank under every plan of a schedule.
 
-    No plan is searched; one that is read from a file is the only one.
+    No plan is searched. A schedule that is read from a file has that plan alone.
 
     Args:
         config: the run.

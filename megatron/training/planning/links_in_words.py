@@ -1,4 +1,4 @@
-"""A line on how the ranks of a job lie in machines, and on what connects them."""
+"""A line on a job: which ranks share a machine, and how fast the links between them are."""
 
 from megatron.config.run_config import ParallelConfig
 from megatron.schedules.counted import counted

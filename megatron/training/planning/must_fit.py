@@ -1,8 +1,8 @@
-"""Refuses models that cannot be in memory whatever happens, before anything is allocated.
+"""Refuses models that no plan can fit into memory, before anything is allocated.
 
-The bytes are those of the dry run for one microbatch, so a plan of many needs no less. The numbers
-that are refused are mostly mistyped ones, with which the allocator, or the kernel, would end the
-job without naming a flag.
+The bytes are counted as in the dry run, for one microbatch; a plan of many microbatches needs no
+less. Mostly a number of the command line was mistyped. Without this check the allocator or the
+kernel would end the job, and neither would name a flag.
 """
 
 import os
@@ -25,7 +25,7 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     Args:
         config: the run.
         run_plan: its plan, and the layers of its stages.
-        pipeline_rank: whose memory is counted.
+        pipeline_rank: the rank whose memory is counted.
 
     Raises:
         ValueError: names the flags, the bytes and the memory.

@@ -1,4 +1,8 @@
-"""Runs like one that does not fit: other schedules, treatments, microbatches, and less kept."""
+"""Settings near those of a run that does not fit.
+
+They differ in the schedule, the treatment of the vocabulary, the size of microbatches, or the
+activations that are kept.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,10 +30,10 @@ class Setting:
     """A run like the one that was asked for.
 
     Attributes:
-        flags: the flags of its schedule and treatment, and those of the difference.
+        flags: the flags of the schedule, of the treatment, and of all else that differs.
         schedule: the flag of its schedule, with which ``flags`` begins.
         config: the run.
-        candidate: its schedule, not planned yet.
+        candidate: the run's schedule, not planned yet.
     """
 
     flags: str
@@ -39,12 +43,12 @@ class Setting:
 
     @property
     def others(self) -> str:
-        """The flags but for the schedule."""
+        """All ``flags`` except that of the schedule."""
         return self.flags.removeprefix(self.schedule).strip()
 
     @cached_property
     def least(self) -> Fullest:
-        """What the fullest rank holds at least, whatever the plan."""
+        """The least memory of the fullest rank, which no plan goes below."""
         return least_memory(self.config, self.candidate)
 
     @property
@@ -90,8 +94,8 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
     """Yield trainings that may hold less at a time, with the flags that make the difference.
 
-    They are the one that is asked for, one with half microbatches, one in which every layer is
-    computed again, and one without products in 8 bits, which keep tensors of their own.
+    The first is the run's own. Of the others one has microbatches of half the size, one computes
+    every layer again, and one has no products in 8 bits, which keep tensors of their own.
     """
     yield "", train
     batch = train.micro_batch_size
@@ -104,7 +108,7 @@ def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 
 def _candidates_if_any(config: RunConfig) -> list[Candidate]:
-    """Return the schedules that a run could take; none where its layers fit the stages of none."""
+    """Return the schedules that a run could take; none if no schedule has stages for its layers."""
     try:
         return candidates(config)
     except ValueError:
@@ -112,7 +116,7 @@ def _candidates_if_any(config: RunConfig) -> list[Candidate]:
 
 
 def _with_recomputed_logits(config: RunConfig) -> Iterator[Setting]:
-    """Yield the run itself without logits in memory between its passes."""
+    """Yield the run with ``--vocab-recompute``: no logits are in memory between S and T."""
     if config.train.vocab_recompute:
         return
     other = replace(config, train=replace(config.train, vocab_recompute=True))

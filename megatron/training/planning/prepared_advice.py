@@ -1,4 +1,7 @@
-"""What a rank says that runs out of GPU memory, prepared before training: then it dies at once."""
+"""Advice for a rank that runs out of GPU memory.
+
+It is prepared before training, as a rank without memory ends at once.
+"""
 
 from dataclasses import replace
 from typing import Final
@@ -14,7 +17,7 @@ from megatron.training.planning.run_plan import RunPlan
 from megatron.training.planning.what_would_fit import what_would_fit
 
 PREPARE_SECONDS: Final = 2.0
-"""Time of the search for settings that hold less; every start on GPUs takes so much longer."""
+"""Time of the search for settings that hold less. Every start on GPUs takes this much longer."""
 
 _ASK: Final = "--dry-run --dry-run-gpu NAME with the same flags"
 
@@ -25,10 +28,10 @@ def prepared_advice(
     pipeline_rank: int,
     seconds: float = PREPARE_SECONDS,
 ) -> tuple[str, ...]:
-    """Return what the dry run counts for a rank, and settings that it counts less for.
+    """Return the memory that the dry run counts for a rank, and settings with less memory.
 
-    A rank that is out of memory although its count fits gains nothing from a setting that fits by
-    its count alone. So only settings are named whose fullest rank holds less.
+    The rank may run out of memory although its counted memory fits. So a setting whose count fits
+    is not enough: only settings are named whose fullest rank holds less than that of this run.
 
     Args:
         config: the run.

@@ -1,4 +1,4 @@
-"""The seconds and bytes of plans on a GPU, by which ``auto`` compares them."""
+"""The seconds and bytes by which ``auto`` compares plans for a GPU."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from megatron.training.planning.least_memory import least_memory
 
 @dataclass(frozen=True)
 class Pricing:
-    """Tells what a GPU makes of the plans of a run.
+    """Predicts plans of one run on one GPU.
 
     Attributes:
         config: the run, with one treatment of the vocabulary.
@@ -27,7 +27,7 @@ class Pricing:
         return forecast_run(self.config, run_plan, self.gpu)
 
     def least_seconds(self, one: RunPlan, microbatches: int) -> float:
-        """Return seconds that no plan of an iteration goes below.
+        """Return a lower bound of the seconds of an iteration under every plan.
 
         Args:
             one: a plan of the schedule for one microbatch.
@@ -43,5 +43,5 @@ class Pricing:
         return least + found.outcome.once + found.outcome.step
 
     def can_fit(self, candidate: Candidate) -> bool:
-        """Whether the least that every plan of a candidate holds is within the memory."""
+        """Whether some plan of a candidate may fit: its least memory is within the GPU's."""
         return least_memory(self.config, candidate).peak <= self.gpu.usable

@@ -1,4 +1,4 @@
-"""The lines of a dry run on replicas: what they exchange, and what other flags would change."""
+"""The lines of a dry run on replicas: bytes, seconds, and the effect of other flags."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 
 UNEVEN: Final = 0.03
-"""Share of the mean above which the largest part of a replica is told."""
+"""Share of the mean by which the largest part must exceed the mean to be reported."""
 
 
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
@@ -20,7 +20,7 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
 
     Args:
         found: the forecast.
-        exchanges: what is exchanged in it.
+        exchanges: the communication of its replicas.
     """
     link, count = exchanges.link, exchanges.replicas.count
     shared = found.config.parallel.context_size > 1
@@ -49,7 +49,7 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
 
 
 def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
-    """Yield what one flag more, or one less, would make of the replicas."""
+    """Yield other configurations of the replicas, each with one flag added or left out."""
     now = found.config.parallel.replicas
     sharded = not now.shard_optimizer
     yield (

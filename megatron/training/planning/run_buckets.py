@@ -1,6 +1,6 @@
 """The buckets of a run that is not started: its ranks' models are built without any memory.
 
-The tensor-parallel ranks of a pipeline rank have alike buckets; those of the first are made.
+The tensor-parallel ranks of a pipeline rank have equal buckets, so only the first one's are made.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
@@ -16,6 +15,7 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
 from megatron.schedules.buckets import Bucket
+from megatron.training.planning.count.subject import Subject
 from megatron.training.planning.run_plan import RunPlan
 
 
@@ -25,10 +25,10 @@ class RankBuckets:
 
     Attributes:
         buckets: as a program needs them.
-        parameters: of the rank.
-        padded: the same with the padding of its buckets.
-        largest: of the largest bucket, with its padding.
-        fullest: of the shards of one replica, that which has most of them.
+        parameters: elements of the rank's parameters.
+        padded: elements of all buckets, padding included.
+        largest: elements of the largest bucket, padding included.
+        fullest: elements that the replica with the largest part updates.
     """
 
     buckets: list[Bucket]
@@ -50,17 +50,7 @@ def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
 
 def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     parallel, plan = config.parallel, run_plan.plan
-    sharded = plan.treatment.is_sharded
-    shard = (parallel.grid.vocabulary_rank(rank), parallel.vocab_shards)
-    placement = place(
-        config.model,
-        plan.stages,
-        rank,
-        layers=run_plan.layers,
-        padded_vocab_size=parallel.padded_vocab_size,
-        vocabulary_shard=shard if sharded else None,
-        tensor_shard=(0, parallel.tensor_size),
-    )
+    placement = Subject.of(config).placement(plan, run_plan.layers, rank)
     device = torch.device("meta")
     axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
     tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)

@@ -1,4 +1,4 @@
-"""The costs of a run's plan: counts of the code, priced for the machine that is asked about."""
+"""The costs of a run's plan: the count of its code, priced for the job's GPUs and links."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ def crossing_of(parallel: ParallelConfig) -> Crossing:
 
 
 def price_of(parallel: ParallelConfig) -> Price:
-    """Return what plans are made by: seconds of the job's GPUs, or FLOPs if they are not known."""
+    """Return the price by which plans are made: seconds on known GPUs, FLOPs on others."""
     return BY_FLOPS if parallel.gpu is None else cluster_of(parallel, parallel.gpu)
 
 
@@ -65,7 +65,7 @@ def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCo
     Args:
         config: the run.
         plan: of one microbatch.
-        layers: some distribution, which may be another one than that of the run.
+        layers: any distribution; the run may have another one.
     """
     again = config.train.recomputation.group > 0
     apart = _with_all_passes(plan, recomputes=again)
@@ -94,7 +94,7 @@ def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCo
 
 
 def _extras(found: StageCosts, costs: Costs, layers: Sequence[int]) -> list[dict[PassKind, float]]:
-    """Return what stages take beside their layers."""
+    """Return the time of every stage's work beside its layers."""
     extras: list[dict[PassKind, float]] = [{} for _ in found.stages]
     for kind, longest in found.layer.items():
         worth = found.weighed(kind, layers)

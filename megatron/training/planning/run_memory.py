@@ -1,4 +1,4 @@
-"""The memory of every rank of a run on GPUs, and whether it fits: from the count of the code."""
+"""The memory of every rank of a run on GPUs, from the count of the code."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,14 @@ def run_memory(
     counts: Sequence[RankCount],
     buckets: Sequence[RankBuckets] = (),
 ) -> list[RankMemory]:
-    """Return what every pipeline rank of a run holds.
+    """Return the memory of every pipeline rank of a run.
 
     Args:
         config: the run.
-        plan: what runs; its number of microbatches does not matter.
+        plan: of the run, with any number of microbatches.
         counts: of every rank.
-        buckets: of every rank, if there are replicas; without them the result is too low by their
-            padding and by the copies in which they are reduced.
+        buckets: of every rank, if there are replicas. Without buckets the result lacks their
+            padding, and the copies in which gradients are reduced.
     """
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     memories = []
@@ -44,13 +44,14 @@ def _parameter_bytes(
 ) -> float:
     """Return the bytes of parameters, gradients and optimizer state.
 
-    The padding of buckets lies in gradients and, where the optimizer is sharded, in all else.
+    Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
+    have the padding too.
 
     Args:
         config: the run.
         parameters: of the rank.
-        padded: elements of its buckets.
-        keeps_copy: whether it keeps a copy of the optimizer's state, to undo steps.
+        padded: elements of the rank's buckets, padding included.
+        keeps_copy: whether the rank keeps a copy of the optimizer's state, to undo steps.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
     replicas = config.parallel.replicas
@@ -80,9 +81,9 @@ def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]
 def _reduced_copy(config: RunConfig, buckets: RankBuckets) -> float:
     """Return the bytes of the copy of a bucket in which gradients are reduced.
 
-    There is one if they travel in another type. Reductions follow one another, so the largest
-    copy counts. It is there after the last pass, or, where reductions overlap with passes, at any
-    time.
+    Gradients that travel in another type are copied. Reductions follow one another, so the largest
+    copy counts. The copy is there after the last pass or, where reductions overlap with passes, at
+    any time.
     """
     dtype = config.parallel.replicas.reduce_dtype
     if dtype in (None, config.train.gradient_dtype):

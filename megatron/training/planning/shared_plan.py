@@ -1,4 +1,4 @@
-"""One plan for all ranks where their searches may end differently: that of rank 0."""
+"""Gives all ranks the plan of rank 0, where searches of several ranks may end differently."""
 
 import json
 from dataclasses import asdict

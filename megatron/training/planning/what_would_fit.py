@@ -1,4 +1,4 @@
-"""Settings near those of a run that does not fit, and that would; the fastest first.
+"""Names settings near those of a run that does not fit; these fit, and the fastest comes first.
 
 Every setting is bounded from below before any is planned: in memory, which rules most of them out,
 and in time, by which the most promising come first. Plans have few microbatches (``estimate``).
@@ -32,7 +32,7 @@ class _Tried(NamedTuple):
 
     Attributes:
         setting: the setting.
-        found: what is expected of it.
+        found: its estimated time and memory.
     """
 
     setting: Setting
@@ -41,15 +41,15 @@ class _Tried(NamedTuple):
 
 @dataclass
 class _Search:
-    """What is known of the settings so far.
+    """The state of the search: all settings, by what has become of them.
 
     Attributes:
         gpu: of every rank.
         watch: over the time of the advice.
         tried: settings with a plan.
-        skipped: settings that may fit and that cannot be expected to be among the fastest.
-        unknown: settings that nothing is known of, because the time was up.
-        impossible: settings no plan of which fits.
+        skipped: settings that may fit, but are too slow to be among the fastest.
+        unknown: settings that were not looked at, because the time was up.
+        impossible: settings whose least memory is too large, so none of their plans fits.
     """
 
     gpu: Gpu
@@ -139,8 +139,8 @@ def what_would_fit(
         config: the run.
         gpu: of every rank.
         own: what the run itself holds.
-        watch: over the time of the advice. Bounds and plans that are begun are brought to an end.
-        more: how to have the settings tried that this time is too short for.
+        watch: over the time of the advice. A bound or a plan that was begun is finished.
+        more: the way to have more settings tried than this time allows.
     """
     search = _Search(gpu, watch)
     search.plan(search.bound(list(neighbours(config))))
@@ -202,7 +202,7 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
 
 
 def _not_tried(search: _Search, more: str) -> Iterator[str]:
-    """Yield how many settings the time was too short for, and their flags."""
+    """Yield the number of settings that were not tried for lack of time, and their flags."""
     if not search.unknown:
         return
     number = counted(len(search.unknown), "setting")

@@ -1,7 +1,7 @@
-"""Divides the record of a stage's F and B where its layers begin, and where they end.
+"""Divides the record of a stage's F and B where the stage's layers begin, and where they end.
 
-Layers that were counted apart stand there. What surrounds the layers of a stage, such as an
-embedding, a norm or a gradient that is gathered, is recorded before them or after them.
+The parts of layers that were counted apart are put there. All other work of a stage, such as an
+embedding, a norm or the gathering of a gradient, is recorded before the layers or after them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ LAYERS: Final = 1
 
 @dataclass(frozen=True)
 class DividedAtLayers(Recomputation):
-    """Runs the layers of a chunk as ever, and divides F and B where they begin and end.
+    """Runs the layers of a chunk as usual, and divides F and B where the layers begin and end.
 
     Attributes:
         recorder: of the passes.
-        between: further layers follow. Their backward makes a gradient that nobody else holds.
+        between: whether further layers follow, whose backward makes a gradient of its own.
     """
 
     recorder: Recorder = field(kw_only=True)
@@ -38,14 +38,14 @@ class DividedAtLayers(Recomputation):
         x: torch.Tensor,
         left_out: list[Again] | None = None,
     ) -> torch.Tensor:
-        """Run the layers of a chunk, as the class does that this one is made from."""
+        """Run the layers of a chunk between two borders; arguments as for ``Recomputation.run``."""
         x = apply(_Border, x, self.recorder, False)
         y = super().run(layers, forward, x, left_out)
         return apply(_Border, y, self.recorder, self.between)
 
 
 class _Border(torch.autograd.Function):
-    """Divides what is recorded, in the forward and in the backward."""
+    """Divides the recorded work, in the forward and in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool) -> torch.Tensor:
@@ -57,7 +57,7 @@ class _Border(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Return the same gradient, or one of its own."""
+        """Return the same gradient, or a new one if ``anew``."""
         grad = torch.empty_like(grad) if ctx.anew else grad
         ctx.recorder.divide()
         return grad, None, None

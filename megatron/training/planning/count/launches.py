@@ -33,21 +33,21 @@ _ROWS_OF_TOKENS: Final = {
     "merge_input_gradient": ("weight_vh", "targets_n"),
     "subtract_targets_": ("gradient_vh", "targets_n"),
 }
-"""Arguments of which an operation touches one row for every index: which, and by which indices.
+"""Operations that touch one row of a matrix for every index: names of the matrix and the indices.
 A Triton program skips rows of another shard; the count takes all."""
 
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
-"""Arguments of operations in place that are written and not read."""
+"""Arguments that an operation in place writes and does not read."""
 
 
 _EXECUTED_PRODUCTS: Final = 5
 _COUNTED_PRODUCTS: Final = 4
-"""Products in the backward of flash attention, which forms the scores again, and those that count
-as a model's."""
+"""Products in the backward of flash attention. It forms the scores again, and that product does not
+count as the model's."""
 
 
 def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
-    """Return an operation as a launch; ``None``: nothing is launched.
+    """Return the launch of an operation; ``None``: nothing is launched.
 
     Args:
         function: the overload of the operator.
@@ -105,7 +105,7 @@ def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[T
 
 
 def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
-    """Return the sizes of a matrix product; ``None``: the operation is another one."""
+    """Return the sizes of a matrix product; ``None``: the operation is no matrix product."""
     if name in ("addmm", "baddbmm"):
         factors = factors[1:]
     if name in ("mm", "addmm", "_scaled_mm"):
@@ -147,7 +147,7 @@ def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:
-    """Return those of the written tensors that an operation in place reads as well."""
+    """Return the written tensors that an operation in place also reads."""
     name = function._schema.name.partition("::")[2]
     if not name.endswith("_"):
         return []
@@ -157,7 +157,7 @@ def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> 
 
 
 def _rows_touched(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
-    """Return the bytes that are touched of arguments of which only some rows are, by their id."""
+    """Return the bytes of touched rows, by the id of the matrix that they are of."""
     chosen = _ROWS_OF_TOKENS.get(function._schema.name.partition("::")[2])
     if chosen is None:
         return {}
@@ -167,6 +167,6 @@ def _rows_touched(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes that are there, however often a stride of 0 repeats them."""
+    """Bytes in memory; elements that a stride of 0 repeats are there once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride) * tensor.element_size()

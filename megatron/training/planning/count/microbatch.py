@@ -10,8 +10,8 @@ from megatron.training.planning.count.subject import Subject
 
 
 def document_starts(subject: Subject) -> Tensor:
-    """Return where documents begin, [b, s] on the host: every sample is one."""
-    shape = subject.train.micro_batch_size, subject.model.seq_length
+    """Return the starts of documents, [b, s] on the host: every sample is one document."""
+    shape = subject.samples, subject.model.seq_length
     return torch.zeros(shape, dtype=torch.int64)
 
 
@@ -19,11 +19,11 @@ def counted_microbatch(subject: Subject, starts_bs: Tensor) -> DeviceMicrobatch:
     """Return a microbatch of one rank, without values.
 
     Args:
-        subject: decides its sizes.
-        starts_bs: see ``document_starts``.
+        subject: the model, the size of a microbatch and the layout.
+        starts_bs: as ``document_starts`` returns.
     """
-    samples, asked = subject.train.micro_batch_size, subject.documents
-    tokens = samples * subject.model.seq_length // subject.parallel.context_size
+    samples, asked = subject.samples, subject.documents
+    tokens = samples * subject.model.seq_length // subject.context_size
     has_mask = asked is not None and asked.reset_attention_mask
     has_positions = asked is not None and asked.reset_position_ids
     return DeviceMicrobatch(

@@ -2,8 +2,8 @@
 
 The rules by which operations on ``meta`` find their shapes are marked as functions that the
 compiler leaves alone. When such a function is first called, PyTorch imports ``torch._dynamo`` to
-mark it: 2 CPU seconds and 800 modules (PyTorch 2.13), as long as all else that a process imports.
-Within ``no_compiler`` the mark is the function itself.
+mark it. That takes 2 CPU seconds and 800 modules (PyTorch 2.13), as long as all other imports of a
+process. Within ``no_compiler`` the function is left without a mark.
 """
 
 import sys
@@ -19,7 +19,7 @@ _NAME: Final = "torch._dynamo"
 
 @contextmanager
 def no_compiler() -> Iterator[None]:
-    """Stand in for the compiler, unless it is there; afterwards it can be imported as ever."""
+    """Stand in for the compiler, unless it is imported already; later imports find the real one."""
     if _NAME in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""What the optimizer keeps and moves for a parameter, counted on two of them."""
+"""Bytes that the optimizer keeps and moves for an element of a parameter, counted on a matrix."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -19,7 +19,7 @@ from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
 from megatron.simulator.costs.count import Work, in_order
-from megatron.training.planning.count.no_compiler import no_compiler
+from megatron.training.planning.count.apart import apart
 from megatron.training.planning.count.recorder import META, Recorder
 
 _WIDTH: Final = 2048
@@ -27,12 +27,12 @@ _NOBODY: Final = ConnectedAxis("tensor", 0, (0,))
 
 
 class StepCount(NamedTuple):
-    """The optimizer's part in a parameter, in the mean over many.
+    """The optimizer's state and work for one element of a parameter.
 
     Attributes:
         state: bytes of master weight and moments.
         gradient: bytes of the main gradient.
-        moved: bytes that the norm of the gradients and a step read and write.
+        moved: bytes that a step reads and writes, with the norm of the gradients.
         flops: FLOPs of a step's products.
     """
 
@@ -43,15 +43,15 @@ class StepCount(NamedTuple):
 
 
 def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
-    """Return what a step does for a parameter.
+    """Return the state and the work of a step for one element of a parameter.
 
     Args:
         config: the run.
-        matrix: of a matrix of a layer, for which some optimizers have a rule of their own;
-            otherwise of any other parameter.
+        matrix: whether the parameter is a matrix of a layer; some optimizers have a rule of their
+            own for these.
     """
     optimizer = config.optimizer
-    if optimizer.implementation == "apex":  # which need not be there to be asked about
+    if optimizer.implementation == "apex":  # apex need not be there to be asked about
         optimizer = replace(optimizer, implementation="local")
     return _count(optimizer, config.train.dtype, config.train.gradient_dtype, matrix)
 
@@ -60,11 +60,17 @@ def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
 def _count(
     config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
 ) -> StepCount:
+    return apart(lambda: _counted_apart(config, dtype, gradient_dtype, matrix))
+
+
+def _counted_apart(
+    config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
+) -> StepCount:
     kernels, recorder = counted_kernels(dtype), Recorder()
     name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else f"{FINAL_NORM}.weight"
     weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META))
     entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
-    with no_compiler(), recorder:
+    with recorder:
         Bucket([entry], kernels, gradient_dtype=gradient_dtype)
         gradient = recorder.held
         parts = [ParameterPart.whole(entry)]

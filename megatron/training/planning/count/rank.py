@@ -16,7 +16,7 @@ from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.context import ContextParallel
-from megatron.parallel.grid import Grid, Tiling
+from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import Groups, connect_grid
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
 from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
@@ -48,7 +48,7 @@ class Part:
 
     Attributes:
         placement: the parts of the model.
-        recomputation: what the backward of its layers computes again.
+        recomputation: activations of these layers that the backward computes again.
     """
 
     placement: Placement
@@ -59,53 +59,52 @@ class CountedRank:
     """A rank of a run whose tensors have no values.
 
     Args:
-        config: of the run.
+        subject: the model, one microbatch and the layout.
         plan: a plan of one microbatch.
         rank: pipeline rank.
-        part: which of its layers are there.
+        part: the layers that are there.
     """
 
-    def __init__(self, config: Subject, plan: Plan, rank: int, part: Part) -> None:
-        self._config, self._plan, self._rank = config, plan, rank
+    def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:
+        self._subject, self._plan, self._rank = subject, plan, rank
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
-        self._groups = _groups(config, plan, rank, recorder)
-        train = config.train
+        self._groups = _groups(subject, plan, rank, recorder)
         self._model = model = RankModel(
-            config.model,
+            subject.model,
             part.placement,
-            train.dtype,
+            subject.dtype,
             META,
             self._tensor(),
             part.recomputation,
-            vocab_recompute=train.vocab_recompute,
-            wide_stream=train.wide_stream,
-            eight_bits=train.eight_bits,
+            vocab_recompute=subject.vocab_recompute,
+            wide_stream=subject.wide_stream,
+            eight_bits=subject.eight_bits,
             context=ContextParallel(self._groups.context),
-            kernels=counted_kernels(train.dtype),
+            kernels=counted_kernels(subject.dtype),
         )
         owned = list(model.owned_parameters())
         self._parameters = _elements(owned)
         if owned:
             entries = list(map(OptimizedParameter.of, owned))
-            self._gradients = Bucket(entries, model.kernels, gradient_dtype=train.gradient_dtype)
+            self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
         self._store = ActivationStore()
-        self._passes = StagePasses(model, plan, rank, self._store, train.seed)
-        tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-        self._shape = (train.micro_batch_size, tokens, config.model.hidden_size)
-        self._starts_bs = document_starts(config)
+        self._passes = StagePasses(model, plan, rank, self._store, seed=0)
+        tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
+        self._shape = (subject.samples, tokens, subject.model.hidden_size)
+        self._starts_bs = document_starts(subject)
 
     def _tensor(self) -> TensorParallel:
         """Return the ranks that share layers, with a lane that lists."""
         axis = self._groups.tensor
         if axis.size == 1:
             return ALONE
-        split = self._config.parallel.sequence_parallel
+        split = self._subject.sequence_parallel
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""
-        model, batch = self._model, counted_microbatch(self._config, self._starts_bs)
+        model, batch = self._model, counted_microbatch(self._subject, self._starts_bs)
         if model.eight_bits is not None and model.eight_bits.delayed is not None:
             model.eight_bits.end(lambda _: None)  # so that scales have a history
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
@@ -115,7 +114,7 @@ class CountedRank:
         self._divide(between=True)
         with self._recorder:
             self._begin()
-            narrow = self._config.train.eight_bits is not None
+            narrow = self._subject.eight_bits is not None
             first = self._layers() if narrow else {}  # makes the weights in 8 bits
             kinds = self._layers()
             held = self._dropped()
@@ -175,7 +174,7 @@ class CountedRank:
             self._passes,
             self._lane,
             self._shape,
-            self._config.train.dtype,
+            self._subject.dtype,
             model.tensor.sequence_parts,
             model.stream_dtype,
         )
@@ -183,7 +182,7 @@ class CountedRank:
         with self._recorder as recorder:
             self._begin()
             held = recorder.held
-            narrow = self._config.train.eight_bits is not None
+            narrow = self._subject.eight_bits is not None
             first = self._row(program, communicator) if narrow else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
@@ -226,7 +225,7 @@ def _forwards(count: RankCount) -> list[Work]:
 
 
 def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
-    """Return the steps that works do the first time, and not when they are done again."""
+    """Return the steps that works have the first time, and lack when they are done again."""
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
     assert usual <= steps, "done again, a pass does something else"
     return Work(tuple((steps - usual).elements()))
@@ -258,10 +257,9 @@ def _without_reused(count: RankCount, plan: Plan) -> RankCount:
     return replace(count, passes={**count.passes, maker: own})
 
 
-def _groups(config: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:
+def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:
     """Return the groups of the first rank among those that share pipeline rank ``rank``."""
-    parallel = config.parallel
-    grid = Grid(parallel.tensor_size, 1, parallel.pipeline_size, "tp-dp-pp", parallel.context_size)
+    grid = subject.grid(plan.ranks)
     own = next(r for r in range(grid.world_size) if grid.coordinates(r).pipeline == rank)
     rows = set(grid.groups("tensor"))
 
@@ -272,5 +270,5 @@ def _groups(config: Subject, plan: Plan, rank: int, recorder: Recorder) -> Group
         ranks = next((ranks for ranks in tiling if own in ranks), tiling[0])
         return ListedGroup(recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks))
 
-    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    ends = ends_with_copies(plan, subject.model.embeds_at_both_ends)
     return connect_grid(grid, own, META, ends, connect, links_of(plan))

@@ -58,14 +58,14 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[list[Work]]:
-        """Record work; the list that is yielded gets its parts, of which there is one or more."""
+        """Record work; the list that is yielded gets one part or more, in order."""
         self._parts = []
         self._begin_part()
         yield self._parts
         self.divide()
 
     def divide(self) -> None:
-        """End a part of what is recorded, and begin another."""
+        """End a part of the recorded work, and begin another."""
         left, peak = self.held - self._before, self._peak - self._before
         self._parts.append(Work(tuple(self._steps), left, peak))
         self._begin_part()
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
             self._in_lane = None
 
     def await_lane(self) -> None:
-        """Note that what was begun is waited for."""
+        """Note that the pass waits for all work of the lane."""
         self._steps.append(AWAIT)
 
     @classmethod
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_of_the_host(args: Any, kwargs: Any) -> bool:
-    """Return whether an operation computes numbers of the host, as of where documents begin."""
+    """Return whether an operation computes on the host, such as the starts of documents."""
     devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
     return devices == {"cpu"} and "device" not in kwargs
 
@@ -169,7 +169,7 @@ class ListedLane:
 
 
 class _ListedWork(dist.Work):
-    """A communication that moves nothing; like PyTorch's, it keeps its tensors for a time."""
+    """A communication that moves nothing; like PyTorch's, it keeps its tensors until the wait."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class ListedGroup(dist.ProcessGroup):
         return self._rank
 
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self._size
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
@@ -239,7 +239,7 @@ class ListedGroup(dist.ProcessGroup):
         return self._list("all_gather", [output], [output, tensor])
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
-        """Its part of the sum for everybody."""
+        """For everybody a part of the sum."""
         return self._list("reduce_scatter", [tensor], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:

@@ -7,26 +7,22 @@ again. Ranks with the same parts share a count.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
-
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.layer_spec import layer_spec
-from megatron.model.placement import Placement, place
+from megatron.model.placement import Placement
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import PassCount, RankCount, Segment
-from megatron.training.planning.count.no_compiler import no_compiler
+from megatron.training.planning.count.apart import apart
 from megatron.training.planning.count.rank import CountedRank, Part
 from megatron.training.planning.count.subject import Subject
 
@@ -37,7 +33,7 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 
 
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
-    """Return what every pipeline rank does for one microbatch.
+    """Return the work of every pipeline rank for one microbatch.
 
     Args:
         config: the run.
@@ -46,17 +42,20 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
     """
     assert plan.microbatches == 1, "one microbatch is counted"
     subject = Subject.of(config)
-    with _counting():
-        return [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)]
+    return apart(lambda: [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)])
 
 
 def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
-    """Return what one layer of the model does; arguments as above, and its index."""
+    """Return the work of one layer of the model.
+
+    Args:
+        config: the run.
+        plan: as for ``count_ranks``.
+        layer: index of the layer.
+    """
     subject = Subject.of(config)
-    again = subject.train.recomputation.group > 0
-    part = _LayersInARow(range(layer, layer + 1), again)
-    with _counting():
-        return _segment(subject, part, plan)
+    part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
+    return apart(lambda: _segment(subject, part, plan))
 
 
 class _LayersInARow(NamedTuple):
@@ -64,7 +63,7 @@ class _LayersInARow(NamedTuple):
 
     Attributes:
         layers: their indices in the model.
-        again: whether the backward computes them again.
+        again: whether the backward computes these layers again.
     """
 
     layers: range
@@ -73,10 +72,10 @@ class _LayersInARow(NamedTuple):
 
 @dataclass(frozen=True)
 class _Keyed:
-    """An argument that a cache knows by a key.
+    """Arguments of a count, which a cache distinguishes by ``key`` alone.
 
     Attributes:
-        key: two arguments with equal keys have equal counts.
+        key: equal for arguments with equal counts.
         plan: a plan of one microbatch.
         rank: pipeline rank.
         part: the layers that are there.
@@ -89,40 +88,26 @@ class _Keyed:
 
 
 def _of_rank(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> RankCount:
-    placement = _placement(subject, plan, layers, rank)
+    placement = subject.placement(plan, layers, rank)
     own: list[range] = []
     segments: dict[int, list[tuple[Segment, int]]] = {}
     for chunk, of_chunk in enumerate(placement.chunks):
-        base, others = _divided(of_chunk, subject.train.recomputation)
+        base, others = _divided(of_chunk, subject.recomputation)
         own.append(base)
         segments[chunk] = [
             (_segment(subject, part, plan), times) for part, times in _repeated(subject, others)
         ]
-    part = Part(replace(placement, chunks=tuple(own)), subject.train.recomputation)
+    part = Part(replace(placement, chunks=tuple(own)), subject.recomputation)
     keyed = _Keyed(_role(subject, plan, rank, part.placement), plan, rank, part)
     known, whole = _whole_rank(subject, keyed)
     return _renumbered(whole, known, _own_stages(plan, rank)).with_segments(segments)
 
 
-def _placement(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
-    parallel = subject.parallel
-    shard = (parallel.grid.vocabulary_rank(rank), parallel.vocab_shards)
-    return place(
-        subject.model,
-        plan.stages,
-        rank,
-        layers=layers,
-        padded_vocab_size=parallel.padded_vocab_size,
-        vocabulary_shard=shard if plan.treatment.is_sharded else None,
-        tensor_shard=(0, parallel.tensor_size),
-    )
-
-
 def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersInARow]]:
     """Return the layers of a chunk that are counted with their rank, and the others.
 
-    The others lie before those of the rank. The recomputation of a rank's own layers is that of the
-    run. So where it ends within a chunk, all layers of the chunk stay with the rank.
+    The others lie before the rank's layers. The layers of the rank have the recomputation of the
+    run. So where recomputation ends within a chunk, all layers of the chunk stay with the rank.
     """
     groups = [range(own[0], own[-1] + 1) for own in again.groups(layers)]
     rest = layers[sum(map(len, groups)) :]
@@ -140,15 +125,15 @@ def _alone(layer: int) -> _LayersInARow:
 def _repeated(
     subject: Subject, parts: Sequence[_LayersInARow]
 ) -> Iterator[tuple[_LayersInARow, int]]:
-    """Yield parts, and how many equal ones follow one another."""
+    """Yield each run of equal parts as its first part and its length."""
     for _, equal in groupby(parts, lambda part: (_kinds(subject, part.layers), part.again)):
         own = list(equal)
         yield own[0], len(own)
 
 
 def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
-    """Return what distinguishes layers of the model."""
-    model, narrow = subject.model, subject.train.eight_bits
+    """Return a key that is equal for layers with equal counts."""
+    model, narrow = subject.model, subject.eight_bits
     return tuple(
         (layer_spec(model, layer), narrow is not None and narrow.has(layer, model.num_layers))
         for layer in layers
@@ -164,16 +149,12 @@ def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
         kinds.append("W")
     row = tuple(Pass(kind, 0) for kind in kinds)
     between = Plan((row,) * 3, ((0, 0), (1, 0), (2, 0)), 1, TREATMENTS["none"])
-    again = subject.train.recomputation
+    again = subject.recomputation
     if not part.again:
         again = replace(again, group=0, most=None)
     placement = Placement((part.layers,), None, None, None, None)
-    whole = subject.parallel
-    parallel = replace(whole, pipeline_size=3, vocab_parallel="none")
     key = (_kinds(subject, part.layers), part.again, row)
-    return _counted_segment(
-        subject._replace(parallel=parallel), _Keyed(key, between, 1, Part(placement, again))
-    )
+    return _counted_segment(subject, _Keyed(key, between, 1, Part(placement, again)))
 
 
 @lru_cache(_CACHED)
@@ -194,7 +175,7 @@ def _own_stages(plan: Plan, rank: int) -> tuple[int, ...]:
 
 
 def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hashable:
-    """Return what distinguishes the ranks of a plan."""
+    """Return a key that is equal for ranks with equal counts."""
     stages, last = plan.stages, len(plan.stages) - 1
 
     def neighbours(stage: int) -> tuple[bool | None, bool | None]:
@@ -218,7 +199,7 @@ def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hash
 
 
 def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> RankCount:
-    """Return the count of a rank with other stages; messages are known by theirs."""
+    """Return the count of a rank that has other stages, by which messages are named."""
     if tuple(known) == tuple(own):
         return count
     # A receiver knows a message by the stage before its own, or behind.
@@ -234,18 +215,3 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
         return {places.get(key, key): one for key, one in counts.items()}
 
     return replace(count, begun=renumber(count.begun), ended=renumber(count.ended))
-
-
-@contextmanager
-def _counting() -> Iterator[None]:
-    """Leave PyTorch as it was: dropout seeds its generator, without values too.
-
-    A count is the same within a mode that changes operations, such as one of tensors without data.
-    """
-    with _disable_current_modes():
-        state = torch.get_rng_state()
-        try:
-            with no_compiler():
-                yield
-        finally:
-            torch.set_rng_state(state)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from harness.small_models import GPT, llama_of
 
 from megatron.config.run_config import (
     LogConfig,
@@ -22,29 +23,13 @@ from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount
 from megatron.training.planning.count.run import count_ranks
 
-MODEL: Final = ModelConfig(
+MODEL: Final = replace(
+    GPT,
     num_layers=8,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    max_position_embeddings=32,
     vocab_size=960,  # divides by all numbers of shards, so no row is padding
     hidden_dropout=0.0,
 )
-LLAMA: Final = replace(
-    MODEL,
-    num_query_groups=2,
-    swiglu=True,
-    kv_channels=24,
-    ffn_hidden_size=96,
-    normalization="RMSNorm",
-    position_embedding_type="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
+LLAMA: Final = llama_of(MODEL, kv_channels=24, ffn_hidden_size=96)
 FURTHER: Final = replace(LLAMA, mtp_num_layers=2)
 """A model that predicts two further tokens."""
 

@@ -12,7 +12,6 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitConfig
-from megatron.model.placement import place
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount, RankCount, Step
@@ -37,18 +36,7 @@ WAYS = {
 def counted_whole(run: RunConfig, plan: Plan, layers: Sequence[int], rank: int) -> RankCount:
     """Return the count of a rank with all layers in one part."""
     subject = Subject.of(run)
-    parallel = subject.parallel
-    shard = (parallel.grid.vocabulary_rank(rank), parallel.vocab_shards)
-    placement = place(
-        subject.model,
-        plan.stages,
-        rank,
-        layers=layers,
-        padded_vocab_size=parallel.padded_vocab_size,
-        vocabulary_shard=shard if plan.treatment.is_sharded else None,
-        tensor_shard=(0, parallel.tensor_size),
-    )
-    part = Part(placement, subject.train.recomputation)
+    part = Part(subject.placement(plan, layers, rank), subject.recomputation)
     return CountedRank(subject, plan, rank, part).count(lower(plan))
 
 

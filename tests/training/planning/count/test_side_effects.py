@@ -2,15 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training.planning.count.counting import MODEL, counted, run_of
 
 from megatron.model.eight_bits import EightBitConfig
+from megatron.simulator.costs.count import RankCount
+from megatron.training.planning.count import optimizer
 from megatron.training.planning.count import run as counting_run
+from megatron.training.planning.count.optimizer import StepCount
 
 ROOT = Path(__file__).parents[4]
 
@@ -41,14 +48,19 @@ assert torch._dynamo.disable(abs)(-3) == 3
 """
 
 
-def test_a_count_within_a_mode_of_fake_tensors_is_the_same() -> None:
+def counted_anew() -> tuple[list[RankCount], list[StepCount]]:
+    for cached in (counting_run._counted_segment, counting_run._whole_rank, optimizer._count):
+        cached.cache_clear()
     narrow = replace(MODEL, seq_length=16), "vocab-2", 2
     run = run_of(*narrow, eight_bits=EightBitConfig(history=4))
-    with FakeTensorMode():
-        within = counted(run, [3, 5])
-    counting_run._counted_segment.cache_clear()
-    counting_run._whole_rank.cache_clear()
-    assert counted(run, [3, 5]) == within
+    return counted(run, [3, 5]), [optimizer.count_step(run, matrix=own) for own in (False, True)]
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, torch.no_grad, torch.inference_mode])
+def test_a_count_within_a_mode_is_the_same(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    with mode():
+        within = counted_anew()
+    assert counted_anew() == within
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

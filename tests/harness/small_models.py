@@ -1,0 +1,100 @@
+"""Small models for tests that ask for shapes and bytes: sizes, and a whole model on one device."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.kernels.face import Kernels
+from megatron.layers.main_grad import give_main_grad
+from megatron.model.config import ModelConfig
+from megatron.model.placement import place
+from megatron.model.stage import RankModel
+
+ROWS: Final = 128
+"""Of the vocabulary's matrix, padding included."""
+
+GPT: Final = ModelConfig(
+    num_layers=2,
+    hidden_size=64,
+    ffn_hidden_size=256,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=16,
+    seq_length=32,
+    max_position_embeddings=32,
+    vocab_size=100,
+)
+
+
+def llama_of(gpt: ModelConfig, **options: Any) -> ModelConfig:
+    """Return a Llama of the same sizes with two groups of queries, and perhaps other options."""
+    return replace(
+        gpt,
+        num_query_groups=2,
+        position_embedding_type="rope",
+        normalization="RMSNorm",
+        swiglu=True,
+        add_bias_linear=False,
+        tie_embeddings=False,
+        **options,
+    )
+
+
+LLAMA: Final = llama_of(GPT)
+
+
+def whole_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels | None,
+    **options: Any,
+) -> RankModel:
+    """Return all layers and embeddings on one device, with sums of gradients.
+
+    Args:
+        config: the model; its vocabulary has at most ``ROWS`` entries.
+        dtype: of activations.
+        device: of the model.
+        kernels: of the model; ``None``: those that the device gets.
+        options: further arguments of ``RankModel``.
+    """
+    placement = place(
+        config,
+        [(0, 0)],
+        0,
+        layers=[config.num_layers],
+        padded_vocab_size=ROWS,
+        vocabulary_shard=None,
+    )
+    model = RankModel(config, placement, dtype, device, kernels=kernels, **options)
+    give_main_grads(model)
+    return model
+
+
+def give_main_grads(model: RankModel) -> None:
+    """Give every parameter a sum of its gradients in fp32."""
+    for owned in model.owned_parameters():
+        parameter = owned.parameter
+        give_main_grad(parameter, torch.empty(parameter.shape, device=parameter.device))
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that the code within it calls.
+
+    Attributes:
+        names: of the operators with their namespaces, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and note its name."""
+        self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
