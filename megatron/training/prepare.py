@@ -20,9 +20,10 @@ from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
+from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.prepared_advice import prepared_advice
-from megatron.training.planning.run_plan import RunPlan, make_run_plan, settled
+from megatron.training.planning.run_plan import make_run_plan, settled
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState, build_train_state, connect

@@ -6,8 +6,9 @@ from dataclasses import replace
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.choice import NEAR
 from megatron.training.planning.forecast_run import RunForecast
-from megatron.training.planning.run_plan import NEAR, Candidate
 
 
 def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:

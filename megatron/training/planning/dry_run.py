@@ -26,12 +26,14 @@ from megatron.simulator.costs.accuracy import (
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.choice import chosen
 from megatron.training.planning.compared import compared_lines
 from megatron.training.planning.forecast_run import Fullest, RunForecast
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
-from megatron.training.planning.run_plan import Candidate, asked, chosen, compares
+from megatron.training.planning.run_plan import asked, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2

@@ -17,8 +17,8 @@ from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import Fullest, forecast_run
-from megatron.training.planning.run_plan import Candidate
 
 
 class Estimate(NamedTuple):

@@ -16,7 +16,7 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
 from megatron.schedules.buckets import Bucket
-from megatron.training.planning.run_plan import RunPlan
+from megatron.training.planning.candidate import RunPlan
 
 
 @dataclass(frozen=True)

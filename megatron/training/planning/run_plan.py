@@ -7,7 +7,6 @@ before any rank starts; an impossible plan is refused then too.
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,26 +25,10 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
-from megatron.training.planning.candidate import NEAR, Candidate, RunPlan, chosen, ranked, ranking
+from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.choice import chosen
+from megatron.training.planning.pricing import Pricing
 from megatron.training.planning.run_costs import planned_costs, stage_costs
-
-if TYPE_CHECKING:
-    from megatron.training.planning.pricing import Pricing
-
-__all__ = [
-    "NEAR",
-    "Candidate",
-    "RunPlan",
-    "asked",
-    "candidates",
-    "chosen",
-    "compares",
-    "described",
-    "make_run_plan",
-    "ranked",
-    "ranking",
-    "settled",
-]
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
@@ -169,13 +152,11 @@ def candidates(
     return found
 
 
-def _pricing(config: RunConfig, costs: Costs | None) -> "Pricing | None":
+def _pricing(config: RunConfig, costs: Costs | None) -> Pricing | None:
     """Return the prices of the run's GPU, unless measured costs or fp32 forbid to ask for them."""
     gpu = config.parallel.gpu
     if gpu is None or costs is not None or config.train.dtype == torch.float32:
         return None
-    from megatron.training.planning.pricing import Pricing  # forecasts import this module
-
     return Pricing(config, gpu)
 
 

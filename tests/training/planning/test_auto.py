@@ -7,7 +7,8 @@ from training.planning.test_run_plan import config
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, compared_schedules
 from megatron.schedules.held import in_flight
-from megatron.training.planning.run_plan import NEAR, candidates, chosen, make_run_plan, ranking
+from megatron.training.planning.choice import NEAR, chosen, ranking
+from megatron.training.planning.run_plan import candidates, make_run_plan
 
 
 def test_auto_takes_the_fastest() -> None:

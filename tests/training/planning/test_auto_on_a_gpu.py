@@ -11,8 +11,9 @@ from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import USABLE, gpu
-from megatron.training.planning.candidate import NEAR, Candidate
-from megatron.training.planning.run_plan import asked, candidates, chosen, make_run_plan, settled
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.choice import NEAR, chosen
+from megatron.training.planning.run_plan import asked, candidates, make_run_plan, settled
 from megatron.training.planning.shared_plan import from_json, to_json
 
 COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")

@@ -8,7 +8,9 @@ from training.planning.test_run_plan import config
 
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import run_digests
-from megatron.training.planning.run_plan import RunPlan, candidates, make_run_plan, ranking
+from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.choice import ranking
+from megatron.training.planning.run_plan import candidates, make_run_plan
 from megatron.training.planning.shared_plan import from_json, shared_plan, to_json
 from megatron.training.rendezvous import Rendezvous
 
