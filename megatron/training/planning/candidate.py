@@ -22,6 +22,7 @@ from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
 
 if TYPE_CHECKING:
+    from megatron.training.planning.estimate import Estimate
     from megatron.training.planning.forecast_run import RunForecast
     from megatron.training.planning.pricing import Pricing
 
@@ -138,6 +139,15 @@ class Candidate:
         """Bytes of the fullest rank of the GPU, or the most microbatches that a rank holds."""
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
+
+    def estimate(self, watch: Watch) -> "Estimate":
+        """Return what a plan of few microbatches says of the run on the GPU.
+
+        Args:
+            watch: ends the search for that plan.
+        """
+        assert self.pricing is not None, "without a GPU candidates are compared by their plans"
+        return self.pricing.estimate(self, watch)
 
     def tell(self) -> None:
         """Show the watch's reader what the plan is like; it is made if need be."""

@@ -1,17 +1,14 @@
-"""Which of the schedules that ``auto`` compares it takes."""
+"""Which of the schedules that ``auto`` compares it takes.
+
+Without a GPU they are compared by their plans, and a bound in FLOPs spares most of them. On a GPU
+bounds in seconds are closer together, so ``race`` compares by plans of few microbatches too.
+"""
 
 from collections.abc import Sequence
-from typing import Final
 
 from megatron.schedules.search.fastest import fastest
 from megatron.training.planning.candidate import Candidate
-
-NEAR: Final = 0.01
-"""Share of the time that a further schedule must be able to save for ``auto`` to plan it.
-
-Searches take seconds. With vocab-2 ``auto`` mostly plans zb-v first, which idles so little that no
-search is needed. On a GPU, ``auto`` takes the plan that holds the least of those within this share
-of the fastest."""
+from megatron.training.planning.race import NEAR, Race
 
 
 def ranking(compared: Sequence[Candidate]) -> list[Candidate]:
@@ -37,26 +34,24 @@ def ranked(first: Candidate, compared: Sequence[Candidate]) -> list[Candidate]:
     return [first, *sorted(planned, key=lambda candidate: (not candidate.fits, candidate.time))]
 
 
-def chosen(compared: Sequence[Candidate]) -> Candidate:
+def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candidate:
     """Return the candidate that ``auto`` takes.
 
     It is within the memory limit, and is the fastest such candidate or within ``NEAR`` of it. On a
     GPU it fits the memory too, if any does, and holds the least of those within ``NEAR``. If none
     fits, it is the one that holds the least.
 
+    Args:
+        compared: the candidates.
+        seconds: time of the comparison on a GPU, unless the watch of the candidates has a limit of
+            its own. The search for the plan that is taken may last longer.
+
     Raises:
         ValueError: no schedule is within the limit.
     """
-    able = [candidate for candidate in compared if candidate.can_fit]
-    best = fastest(
-        able or compared,
-        lambda candidate: candidate.fits,
-        NEAR,
-        is_over=lambda: any(candidate.watch.is_over for candidate in compared),
-        made=Candidate.tell,
-    )
+    best = _by_seconds(compared, seconds) if compared[0].pricing else _by_costs(compared)
     if best is not None:
-        return best if best.pricing is None else _smallest_near(best, able)
+        return best
     within = [each for each in compared if each.is_planned and each.is_within_limit]
     if within:
         return min(within, key=lambda candidate: candidate.peak)
@@ -67,13 +62,24 @@ def chosen(compared: Sequence[Candidate]) -> Candidate:
     )
 
 
-def _smallest_near(best: Candidate, able: Sequence[Candidate]) -> Candidate:
-    """Return the candidate that holds the least of those than which none is faster by ``NEAR``.
+def _by_costs(compared: Sequence[Candidate]) -> Candidate | None:
+    return fastest(
+        compared,
+        lambda candidate: candidate.fits,
+        NEAR,
+        is_over=lambda: any(candidate.watch.is_over for candidate in compared),
+        made=Candidate.tell,
+    )
 
-    Candidates without a plan count with their bounds, so that the promise holds for their plans.
-    """
-    others = [each.least_time for each in able if not each.is_planned]
-    planned = [each for each in able if each.is_planned and each.fits]
-    bound = min([each.time for each in planned] + others)
-    near = [each for each in planned if each.time * (1 - NEAR) <= bound]
-    return min(near, key=lambda each: each.peak, default=best)
+
+def _by_seconds(compared: Sequence[Candidate], seconds: float | None) -> Candidate | None:
+    watch = compared[0].watch
+    if watch.seconds is not None:
+        seconds = None
+    comparing = watch if seconds is None else watch.again(seconds)
+    able = [candidate for candidate in compared if candidate.can_fit]
+    race = Race(able or compared, comparing)
+    best = race.winner()
+    if seconds is not None:
+        comparing.close(race.consequence())
+    return best

@@ -49,7 +49,9 @@ _DOCUMENTS: Final = (
 )
 
 
-def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator[str]:
+def dry_run(
+    config: RunConfig, gpu: Gpu, watch: Watch | None = None, seconds: float | None = None
+) -> Iterator[str]:
     """Yield the paragraphs of the report on a run that is not started.
 
     Args:
@@ -57,6 +59,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         gpu: the GPU of every rank.
         watch: shows how far the search for the plan is, and ends it when its time is up. The search
             for other settings that would fit has a time of its own, that of the configuration.
+        seconds: time to compare schedules, if ``watch`` has no limit.
 
     Raises:
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
@@ -73,7 +76,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
             yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
-    first = chosen(compared) if compares(config) else compared[0]
+    first = chosen(compared, seconds) if compares(config) else compared[0]
     _ = first.run_plan
     watch.close()
     yield _head(config, first, gpu)

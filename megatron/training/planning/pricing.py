@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.search.bound import least_time_by
+from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.estimate import Estimate, estimate
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.least_memory import least_memory
 
@@ -25,6 +27,15 @@ class Pricing:
     def forecast(self, run_plan: RunPlan) -> RunForecast:
         """Return the forecast of a plan."""
         return forecast_run(self.config, run_plan, self.gpu)
+
+    def estimate(self, candidate: Candidate, watch: Watch) -> Estimate:
+        """Return what a plan of few microbatches that is found quickly says of a candidate.
+
+        Args:
+            candidate: the candidate.
+            watch: ends the search for that plan.
+        """
+        return estimate(self.config, candidate, self.gpu, watch, quick=True)
 
     def least_seconds(self, one: RunPlan, microbatches: int) -> float:
         """Return seconds that no plan of an iteration goes below.

@@ -1,16 +1,20 @@
 """Where searches may end differently, all ranks take the plan of rank 0."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
+from training.planning.test_dry_run import config as config_on_gpus
+from training.planning.test_dry_run import on
 from training.planning.test_run_plan import config
 
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import run_digests
 from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.choice import ranking
-from megatron.training.planning.run_plan import candidates, make_run_plan
+from megatron.training.planning.run_plan import candidates, depends_on_time, make_run_plan
 from megatron.training.planning.shared_plan import from_json, shared_plan, to_json
 from megatron.training.rendezvous import Rendezvous
 
@@ -40,6 +44,18 @@ def test_all_ranks_take_the_plan_of_rank_0() -> None:
     assert shared[0] == shared[1]
     assert shared[0].plan == own[0].plan != own[1].plan
     assert run_digests(run, shared[0]) == run_digests(run, shared[1])
+
+
+def test_the_plan_depends_on_time_where_it_is_searched_for_so_long() -> None:
+    """Then the ranks share it; elsewhere each of them finds the same."""
+    compared = on(config_on_gpus(2, "none", "auto"), "H100")
+    assert depends_on_time(compared)
+    named = on(config_on_gpus(2, "none", "1f1b"), "H100")
+    assert not depends_on_time(named)
+    assert not depends_on_time(config_on_gpus(2, "none", "auto")), "compared by FLOPs"
+    narrow = replace(compared, train=replace(compared.train, dtype=torch.float32))
+    assert not depends_on_time(narrow), "compared by FLOPs too"
+    assert depends_on_time(replace(named, parallel=replace(named.parallel, search_seconds=3.0)))
 
 
 def test_a_ranking_without_time_leaves_out_what_was_not_planned() -> None:
