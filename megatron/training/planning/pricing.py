@@ -50,7 +50,12 @@ class Pricing:
             for span in found.timeline.spans
             if span.lane == "compute"
         }
-        least = least_time_by(one.plan, lambda rank, item: times[rank, str(item)], microbatches)
+        least = least_time_by(
+            one.plan,
+            lambda rank, item: times[rank, str(item)],
+            microbatches,
+            one.plan.treatment.contributing,
+        )
         return least + found.outcome.once + found.outcome.step
 
     def can_fit(self, candidate: Candidate) -> bool:
