@@ -24,6 +24,7 @@ with in_environment():
     from megatron.training.loop import train
     from megatron.training.out_of_memory import explained
     from megatron.training.planning.dry_run import dry_run
+    from megatron.training.planning.run_plan import COMPARISON_SECONDS
     from megatron.training.prepare import agreed, prepare, set_up
     from megatron.training.rendezvous import join
     from megatron.training.setup import leave
@@ -85,7 +86,7 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
         if config.notes:
             print(*config.notes, sep="\n", end="\n\n", flush=True)
         watch = Watch.of_rank(rank, config.parallel.search_seconds)
-        for paragraph in dry_run(config, gpu(gpu_name), watch):
+        for paragraph in dry_run(config, gpu(gpu_name), watch, COMPARISON_SECONDS):
             print(paragraph, end="\n\n", flush=True)
 
     if rank == 0:

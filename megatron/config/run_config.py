@@ -75,8 +75,9 @@ class ParallelConfig:
             chunks between these and their B; ``None``: within B.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
-        search_seconds: time of the search for a plan; ``None``: as long as it takes. With a limit
-            the plan depends on the machine, so all ranks take that of rank 0.
+        search_seconds: time of the search for a plan; ``None``: as long as it takes, and 20 s to
+            compare schedules on a known GPU. With a limit the plan depends on the machine, so all
+            ranks take that of rank 0.
         advice_seconds: time to look for other settings if a dry run does not fit.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each of them has its own part of the sequence outside of

@@ -150,6 +150,7 @@ def _searched(
         followed,
         sought.target,
         watch,
+        request.quick,
     )
 
 
@@ -168,7 +169,15 @@ def _searched_within(request: Request, limit: float, sought: _Sought, watch: Wat
     plan = next(fitting, one_by_one(plans[0]))
     watch.begin(request.schedule)
     limits = _limits(plans[0], limit, request.recompute_ahead)
-    return shorten(plan, request.costs, limits, searched=True, target=sought.target, watch=watch)
+    return shorten(
+        plan,
+        request.costs,
+        limits,
+        searched=True,
+        target=sought.target,
+        watch=watch,
+        quick=request.quick,
+    )
 
 
 def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:

@@ -54,6 +54,7 @@ class Request:
         recompute_ahead: what B computes again becomes a pass of its own, R, and a rank may hold
             so many chunks between R and B; ``None``: it stays in B.
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
+        quick: whether the search makes do with ``EFFORT_QUICK``: the plan is only looked at.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
@@ -73,6 +74,7 @@ class Request:
     seconds: float = DEFAULT_SECONDS
     recompute_ahead: int | None = None
     shortened: bool = True
+    quick: bool = False
 
     def __post_init__(self) -> None:
         self._refuse_names()

@@ -85,7 +85,7 @@ class Treatment:
         """Passes of the output layer on every rank, in order; none if the layer is not split."""
         if not self.is_sharded:
             return ()
-        return tuple(kind for kind in _OUTPUT_PASSES if kind in self._contributing or kind == "T")
+        return tuple(kind for kind in _OUTPUT_PASSES if kind in self.contributing or kind == "T")
 
     @property
     def passes(self) -> tuple[PassKind, ...]:
@@ -137,7 +137,8 @@ class Treatment:
         return self.barriers[next(own, len(self.barriers)) - 1]
 
     @property
-    def _contributing(self) -> set[PassKind]:
+    def contributing(self) -> set[PassKind]:
+        """Passes of the output layer that come before a barrier, so that every B waits for them."""
         return {barrier.after for barrier in self.barriers}
 
 

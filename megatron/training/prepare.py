@@ -20,9 +20,15 @@ from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
+from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.prepared_advice import prepared_advice
-from megatron.training.planning.run_plan import RunPlan, make_run_plan, settled
+from megatron.training.planning.run_plan import (
+    COMPARISON_SECONDS,
+    depends_on_time,
+    make_run_plan,
+    settled,
+)
 from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState, build_train_state, connect
@@ -67,15 +73,22 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     place, vocab_size = grid.coordinates(rank), config.model.vocab_size
     data = open_data(config.data, config.train, vocab_size, place, grid.context_size)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
-    advice = prepared_advice(config, run_plan, grid.axis("pipeline", rank).rank)
-    return Prepared(asked, config, grid, run_plan, data, digests, advice)
+    prepared = Prepared(asked, config, grid, run_plan, data, digests)
+    return prepared if depends_on_time(asked) else _with_advice(prepared, rank)
+
+
+def _with_advice(prepared: Prepared, rank: int) -> Prepared:
+    """Return the same with what a rank says that runs out of memory; its plan is decided."""
+    pipeline_rank = prepared.grid.axis("pipeline", rank).rank
+    advice = prepared_advice(prepared.config, prepared.run_plan, pipeline_rank)
+    return replace(prepared, advice=advice)
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:
-    """Return the plan; if its search has a time limit, rank 0 alone searches (``shared_plan``)."""
-    seconds = config.parallel.search_seconds
-    watch = Watch.of_rank(rank, seconds if rank == 0 or seconds is None else 0.0)
-    found = make_run_plan(config, watch=watch)
+    """Return the plan; if it depends on time, rank 0 alone searches (``shared_plan``)."""
+    own = rank == 0 or not depends_on_time(config)
+    watch = Watch.of_rank(rank, config.parallel.search_seconds if own else 0.0)
+    found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
     watch.close()
     return found
 
@@ -91,11 +104,12 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
     Raises:
         UserError: the ranks would run different things.
     """
-    if prepared.asked.parallel.search_seconds is not None:
+    if depends_on_time(prepared.asked):
         run_plan = shared_plan(rendezvous, prepared.run_plan)
         config = settled(prepared.asked, run_plan)
         digests = {**prepared.digests, **run_digests(config, run_plan)}
         prepared = replace(prepared, config=config, run_plan=run_plan, digests=digests)
+        prepared = _with_advice(prepared, rendezvous.rank)
     check_agreement(rendezvous, {**prepared.digests, **gpu_digests(prepared.config, local_rank)})
     return prepared
 

@@ -36,7 +36,8 @@ from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.gradient_buckets import bucketed
-from megatron.training.planning.run_plan import RunPlan, make_run_plan
+from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)

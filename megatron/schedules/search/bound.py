@@ -1,9 +1,9 @@
 """A lower bound on the time of a schedule, computed from one microbatch without making the plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from megatron.schedules.costs import Costs
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
 
 
@@ -12,7 +12,12 @@ def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
     return least_time_by(one, lambda rank, item: costs.of_pass(one, rank, item), microbatches)
 
 
-def least_time_by(one: Plan, time_of: Callable[[int, Pass], float], microbatches: int) -> float:
+def least_time_by(
+    one: Plan,
+    time_of: Callable[[int, Pass], float],
+    microbatches: int,
+    awaited: Collection[PassKind] = (),
+) -> float:
     """Return a time that no order of the passes can beat.
 
     Every rank runs all its passes. All of them but IF wait until the first microbatch has gone
@@ -23,6 +28,8 @@ def least_time_by(one: Plan, time_of: Callable[[int, Pass], float], microbatches
         one: a plan of the schedule for one microbatch.
         time_of: duration of a pass on a rank.
         microbatches: m.
+        awaited: further kinds of passes of which every B waits for that of its microbatch on each
+            rank. So the rank has run all of them when its last B has ended.
 
     Returns:
         Time, in the unit of the durations.
@@ -35,7 +42,7 @@ def least_time_by(one: Plan, time_of: Callable[[int, Pass], float], microbatches
             times = {item: time_of(rank, item) for item in passes_of(one, rank)}
             work = microbatches * sum(times.values())
             layers = microbatches * sum(
-                t for item, t in times.items() if item.kind in ("F", "R", "B")
+                t for item, t in times.items() if item.kind in ("F", "R", "B", *awaited)
             )
             embedding = microbatches * times.get(Pass("IF", 0), 0.0)
             least = max(least, work, head + work - embedding, head + layers + tail)

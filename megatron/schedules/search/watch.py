@@ -60,7 +60,8 @@ class Watch:
 
     def part(self, seconds: float) -> "Watch":
         """Return a silent watch over one of several searches, which ends with this one too."""
-        return Watch(min(seconds, self.left), None, self._clock)
+        least = min(seconds, self.left)
+        return Watch(None if least == inf else least, None, self._clock)
 
     @property
     def left(self) -> float:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import RunForecast
-from megatron.training.planning.run_plan import NEAR, Candidate
+from megatron.training.planning.race import NEAR
 
 
 def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:
@@ -36,7 +37,8 @@ def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, wa
         watch.show((at + 1) / len(waiting))
     watch.close("the schedules that were planned are shown")
     others.sort(key=lambda each: (not each.fits, each.time))
-    lines = [_words(first, gpu), *_table([first, *others])]
+    words = _words(first, others, unknown, gpu)
+    lines = [words, *_table([first, *others])]
     if unknown:
         named = ", ".join(f"{_named(each)} ({TIME.write(each.least_time)})" for each in unknown)
         lines.append(
@@ -52,14 +54,32 @@ def _named(candidate: Candidate) -> str:
     return f"{candidate.schedule} with {candidate.treatment}"
 
 
-def _words(first: Candidate, gpu: Gpu) -> str:
-    """Return how the first row was chosen."""
+def _words(
+    first: Candidate, others: Sequence[Candidate], unknown: Sequence[Candidate], gpu: Gpu
+) -> str:
+    """Return how the first row was chosen.
+
+    Args:
+        first: the candidate that is taken.
+        others: the other rows, of which those that fit come first, by their time.
+        unknown: candidates without a plan.
+        gpu: of every rank.
+    """
     by = f"auto compares by the seconds of {gpu.name}"
     if not first.fits:
         return f"{by}; no plan fits, so it takes the one that holds the least, the first"
     if first.watch.was_cut:
         return f"{by}, and takes the best plan that it found in --search-seconds, the first"
-    return f"{by}, and takes the first: no other that fits is more than {NEAR:.0%} faster"
+    least = first.time * (1 - NEAR)
+    fastest = min(others, key=lambda each: (not each.fits, each.time), default=first)
+    if fastest.fits and fastest.time < least:
+        return (
+            f"{by}, and takes the first; its own plan shows {_named(fastest)} to be "
+            f"{1 - fastest.time / first.time:.1%} faster: ask for it by name"
+        )
+    known = all(each.least_time >= least for each in unknown)
+    none = "no other that fits is" if known else "of those it compared none is expected to be"
+    return f"{by}, and takes the first: {none} more than {NEAR:.0%} faster"
 
 
 def _table(rows: Sequence[Candidate]) -> Iterator[str]:

@@ -26,12 +26,14 @@ from megatron.simulator.costs.accuracy import (
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.choice import chosen
 from megatron.training.planning.compared import compared_lines
 from megatron.training.planning.forecast_run import Fullest, RunForecast
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
-from megatron.training.planning.run_plan import Candidate, asked, chosen, compares
+from megatron.training.planning.run_plan import asked, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2
@@ -47,7 +49,9 @@ _DOCUMENTS: Final = (
 )
 
 
-def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator[str]:
+def dry_run(
+    config: RunConfig, gpu: Gpu, watch: Watch | None = None, seconds: float | None = None
+) -> Iterator[str]:
     """Yield the paragraphs of the report on a run that is not started.
 
     Args:
@@ -55,6 +59,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
         gpu: the GPU of every rank.
         watch: shows how far the search for the plan is, and ends it when its time is up. The search
             for other settings that would fit has a time of its own, that of the configuration.
+        seconds: time to compare schedules, if ``watch`` has no limit.
 
     Raises:
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
@@ -71,7 +76,7 @@ def dry_run(config: RunConfig, gpu: Gpu, watch: Watch | None = None) -> Iterator
             yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
-    first = chosen(compared) if compares(config) else compared[0]
+    first = chosen(compared, seconds) if compares(config) else compared[0]
     _ = first.run_plan
     watch.close()
     yield _head(config, first, gpu)

@@ -12,13 +12,14 @@ from typing import NamedTuple
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import block_of
+from megatron.schedules.held import in_flight
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import Fullest, forecast_run
-from megatron.training.planning.run_plan import Candidate
 
 
 class Estimate(NamedTuple):
@@ -32,6 +33,7 @@ class Estimate(NamedTuple):
         fits: whether every rank has enough memory.
         planned: microbatches of the plan from which the figures follow.
         microbatches: of the run.
+        in_flight: the most microbatches that a rank holds.
         cut: whether a longer search might find a better plan.
     """
 
@@ -42,10 +44,13 @@ class Estimate(NamedTuple):
     fits: bool
     planned: int
     microbatches: int
+    in_flight: float
     cut: bool
 
 
-def estimate(config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch) -> Estimate:
+def estimate(
+    config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch, *, quick: bool = False
+) -> Estimate:
     """Return the time and memory of a run with a schedule.
 
     Args:
@@ -53,13 +58,14 @@ def estimate(config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch) ->
         candidate: its schedule.
         gpu: of every rank.
         watch: ends the search for the plan.
+        quick: whether that search makes do with a tenth of its effort.
     """
     train = config.train
     whole = train.num_microbatches
     planned = planned_microbatches(candidate.request)
     samples = planned * train.micro_batch_size * train.replicas
     shorter = replace(config, train=replace(train, global_batch_size=samples, rampup=None))
-    request = replace(candidate.request, microbatches=planned)
+    request = replace(candidate.request, microbatches=planned, quick=quick)
     run_plan = replace(candidate, request=request, watch=watch).run_plan
     found = forecast_run(shorter, run_plan, gpu)
     seconds = found.outcome.seconds
@@ -73,6 +79,7 @@ def estimate(config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch) ->
         found.fits,
         planned,
         whole,
+        max(in_flight(run_plan.plan)),
         watch.was_cut,
     )
 

@@ -15,10 +15,10 @@ from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import one_microbatch_of
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.rank_memory import peaks
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.forecast_run import Fullest
 from megatron.training.planning.run_memory import run_memory
-from megatron.training.planning.run_plan import Candidate
 
 
 def least_memory(config: RunConfig, candidate: Candidate) -> Fullest:

@@ -14,9 +14,9 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.costs.rank_memory import peaks
+from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.run_memory import run_memory
-from megatron.training.planning.run_plan import RunPlan
 
 
 def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None:

@@ -14,9 +14,10 @@ from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import Fullest
 from megatron.training.planning.least_memory import least_memory
-from megatron.training.planning.run_plan import Candidate, asked, candidates
+from megatron.training.planning.run_plan import asked, candidates
 
 _LEAST_DELAYED: Final = min(
     (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.search.bound import least_time_by
+from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.estimate import Estimate, estimate
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.least_memory import least_memory
 
@@ -26,6 +28,15 @@ class Pricing:
         """Return the forecast of a plan."""
         return forecast_run(self.config, run_plan, self.gpu)
 
+    def estimate(self, candidate: Candidate, watch: Watch) -> Estimate:
+        """Return what a plan of few microbatches that is found quickly says of a candidate.
+
+        Args:
+            candidate: the candidate.
+            watch: ends the search for that plan.
+        """
+        return estimate(self.config, candidate, self.gpu, watch, quick=True)
+
     def least_seconds(self, one: RunPlan, microbatches: int) -> float:
         """Return a lower bound of the seconds of an iteration under every plan.
 
@@ -39,7 +50,12 @@ class Pricing:
             for span in found.timeline.spans
             if span.lane == "compute"
         }
-        least = least_time_by(one.plan, lambda rank, item: times[rank, str(item)], microbatches)
+        least = least_time_by(
+            one.plan,
+            lambda rank, item: times[rank, str(item)],
+            microbatches,
+            one.plan.treatment.contributing,
+        )
         return least + found.outcome.once + found.outcome.step
 
     def can_fit(self, candidate: Candidate) -> bool:

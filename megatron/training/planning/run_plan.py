@@ -7,7 +7,7 @@ before any rank starts; an impossible plan is refused then too.
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Final
 
 import torch
 
@@ -26,26 +26,13 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
-from megatron.training.planning.candidate import NEAR, Candidate, RunPlan, chosen, ranked, ranking
+from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.choice import chosen
+from megatron.training.planning.pricing import Pricing
 from megatron.training.planning.run_costs import planned_costs, stage_costs
 
-if TYPE_CHECKING:
-    from megatron.training.planning.pricing import Pricing
-
-__all__ = [
-    "NEAR",
-    "Candidate",
-    "RunPlan",
-    "asked",
-    "candidates",
-    "chosen",
-    "compares",
-    "described",
-    "make_run_plan",
-    "ranked",
-    "ranking",
-    "settled",
-]
+COMPARISON_SECONDS: Final = 20.0
+"""Time to compare schedules on a GPU, at a start or in a dry run without ``--search-seconds``."""
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
@@ -62,7 +49,10 @@ def described(asked: str, run_plan: RunPlan) -> str:
 
 
 def make_run_plan(
-    config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
+    config: RunConfig,
+    costs: Costs | None = None,
+    watch: Watch | None = None,
+    seconds: float | None = None,
 ) -> RunPlan:
     """Return the plan of a training iteration.
 
@@ -71,18 +61,29 @@ def make_run_plan(
         costs: costs by rank and chunk, measured on the stages of the plan of ``config``; layers
             stay where they are. Without measured costs, passes are placed by their FLOPs.
         watch: ends the search when its time is up, and shows how far it is.
+        seconds: time to compare schedules on a GPU, if ``watch`` has no limit.
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
     compared = asked(config, costs, watch)
-    return (chosen(compared) if compares(config) else compared[0]).run_plan
+    return (chosen(compared, seconds) if compares(config) else compared[0]).run_plan
 
 
 def compares(config: RunConfig) -> bool:
     """Whether a run leaves its schedule, or its treatment of the vocabulary, to be chosen."""
     return bool(config.alternatives) or TRAITS[config.parallel.pipeline_schedule].compares
+
+
+def depends_on_time(config: RunConfig) -> bool:
+    """Whether the plan of a start depends on how fast the machine searches.
+
+    So it does where its search has a limit, or where plans are compared by the seconds of a GPU,
+    which has ``COMPARISON_SECONDS``.
+    """
+    limited = config.parallel.search_seconds is not None
+    return limited or (compares(config) and _pricing(config, None) is not None)
 
 
 def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
@@ -98,7 +99,7 @@ def asked(
 ) -> list[Candidate]:
     """Return the one schedule that a run asks for, or all that it lets ``auto`` compare.
 
-    Args: as those of ``make_run_plan``.
+    Args: as the first three of ``make_run_plan``.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
@@ -169,13 +170,11 @@ def candidates(
     return found
 
 
-def _pricing(config: RunConfig, costs: Costs | None) -> "Pricing | None":
+def _pricing(config: RunConfig, costs: Costs | None) -> Pricing | None:
     """Return the prices of the run's GPU, unless measured costs or fp32 forbid to ask for them."""
     gpu = config.parallel.gpu
     if gpu is None or costs is not None or config.train.dtype == torch.float32:
         return None
-    from megatron.training.planning.pricing import Pricing  # forecasts import this module
-
     return Pricing(config, gpu)
 
 

@@ -7,7 +7,9 @@ from training.planning.test_run_plan import config
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, compared_schedules
 from megatron.schedules.held import in_flight
-from megatron.training.planning.run_plan import NEAR, candidates, chosen, make_run_plan, ranking
+from megatron.training.planning.choice import chosen, ranking
+from megatron.training.planning.race import NEAR
+from megatron.training.planning.run_plan import candidates, make_run_plan
 
 
 def test_auto_takes_the_fastest() -> None:
@@ -17,6 +19,7 @@ def test_auto_takes_the_fastest() -> None:
     assert others == sorted(others)
     taken = chosen(candidates(auto))
     assert make_run_plan(auto) == taken.run_plan
+    assert make_run_plan(auto, seconds=0.0) == taken.run_plan, "only GPUs are compared for a time"
     assert taken.schedule == ranked[0].schedule
     assert taken.time * (1 - NEAR) <= min(c.time for c in ranked)
     assert {c.schedule for c in ranked} == set(SCHEDULES)

@@ -9,10 +9,14 @@ from training.planning.test_dry_run import config, few, on, ranked, report, unhu
 
 from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
+from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import USABLE, gpu
-from megatron.training.planning.candidate import NEAR, Candidate
-from megatron.training.planning.run_plan import asked, candidates, chosen, make_run_plan, settled
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.choice import chosen
+from megatron.training.planning.compared import compared_lines
+from megatron.training.planning.race import NEAR
+from megatron.training.planning.run_plan import asked, candidates, make_run_plan, settled
 from megatron.training.planning.shared_plan import from_json, to_json
 
 COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
@@ -86,6 +90,18 @@ def test_what_cannot_fit_is_not_planned() -> None:
     run = few(config(2, "none", "auto"))
     compared = candidates(limited(run, 1e9))
     assert not any(each.can_fit or each.is_planned for each in compared)
+
+
+def test_the_table_admits_that_another_is_faster() -> None:
+    """An estimate may hide the fastest, which the plan of the table then shows."""
+    compared = candidates(on(few(config(2, "none", "auto")), "H100"))
+    by_time = sorted(compared, key=lambda each: (not each.fits, each.time))
+    slowest = [each for each in by_time if each.fits][-1]
+    faster = re.escape(f"{by_time[0].schedule} with none")
+    told = compared_lines(slowest, compared, gpu("H100"), Watch())
+    [share] = re.findall(rf"its own plan shows {faster} to be ([\d.]+)% faster", told)
+    assert float(share) == pytest.approx(100 * (1 - by_time[0].time / slowest.time), abs=0.06)
+    assert "more than 1% faster" in compared_lines(by_time[0], compared, gpu("H100"), Watch())
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", full("auto")])

@@ -64,9 +64,15 @@ def report(run: RunConfig, name: str = "A100") -> str:
     return "\n\n".join(dry_run(run, gpu(name)))
 
 
+def with_microbatches(run: RunConfig, number: int) -> RunConfig:
+    """The run with so many microbatches in a global batch."""
+    samples = number * run.train.micro_batch_size
+    return replace(run, train=replace(run.train, global_batch_size=samples))
+
+
 def few(run: RunConfig) -> RunConfig:
     """The run with a global batch of four microbatches, of which plans are found sooner."""
-    return replace(run, train=replace(run.train, global_batch_size=4 * run.train.micro_batch_size))
+    return with_microbatches(run, 4)
 
 
 def rank_figures(text: str) -> list[tuple[float, float]]:

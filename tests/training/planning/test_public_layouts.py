@@ -12,10 +12,11 @@ from training.planning.unsound_layouts import UNSOUND, Unsound
 from megatron.schedules.make_plan import one_microbatch_of
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning import must_fit
+from megatron.training.planning.candidate import Candidate, RunPlan
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.must_fit import check_memory
-from megatron.training.planning.run_plan import Candidate, RunPlan, asked, make_run_plan
+from megatron.training.planning.run_plan import asked, make_run_plan
 
 QUICK: Final = 16
 """The most stages of a plan that is made in a second or so with any number of microbatches."""
