@@ -16,7 +16,7 @@ tensor parallelism b batch, s tokens of a sequence, u those of them that a rank 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from megatron.kernels.autograd import apply
-from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.products import Kept, PlainProducts, Products, rows
+from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding
-from megatron.parallel.tensor import ALONE, TensorParallel
+from megatron.parallel.tensor import ALONE
+
+Way: TypeAlias = Literal["columns", "rows"]
+"""What ranks share of a layer: its outputs, or its inputs."""
 
 Defer: TypeAlias = Callable[[Callable[[], None]], None]
 """Receives the work that a backward leaves for later; called once per linear layer."""
@@ -40,12 +43,10 @@ class Linear(nn.Linear):
     Args:
         in_features: i of the whole layer.
         out_features: o of the whole layer.
+        site: what the layer is built in.
         bias: whether the layer has a bias.
-        device: where the parameters live.
-        dtype: type of the parameters.
-        kernels: of that device and type.
-        columns: the ranks that share the outputs.
-        rows: the ranks that share the inputs.
+        parallel: the site's tensor ranks share the outputs (``columns``) or the inputs (``rows``);
+            ``None``: no rank shares the layer.
         fused: number of layers of equal size whose outputs lie one after the other; each is cut.
 
     Attributes:
@@ -54,37 +55,33 @@ class Linear(nn.Linear):
             only the gradients of the input and of the bias, and the work adds the product to
             ``weight.main_grad``. ``None``: the backward forms all gradients, and adds the weight's
             there itself if the kernels do so in the product.
-        keeps_first: keep the input before the product is formed, not after it, as autograd's own
-            layer does: computing a layer again may then end before its last product.
         leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
         products: how the layer multiplies; by default in the type of the activations.
     """
 
     defer: Defer | None = None
-    keeps_first = False
     leaves_bias_gradient = False
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
+        site: Site,
         *,
         bias: bool,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        columns: TensorParallel = ALONE,
-        rows: TensorParallel = ALONE,
+        parallel: Way | None = None,
         fused: int = 1,
     ) -> None:
+        columns = site.tensor if parallel == "columns" else ALONE
+        rows = site.tensor if parallel == "rows" else ALONE
         assert in_features % rows.size == 0, f"{in_features} inputs for {rows.size} ranks"
         assert out_features % (columns.size * fused) == 0, (out_features, columns.size, fused)
         super().__init__(
             in_features // rows.size,
             out_features // columns.size,
             bias=bias,
-            device=device,
-            dtype=dtype,
+            device=site.device,
+            dtype=site.dtype,
         )
         self.holdings: Mapping[str, Holding] = {}
         if columns.size > 1:
@@ -92,7 +89,8 @@ class Linear(nn.Linear):
         elif rows.size > 1:
             self.holdings = {"weight": Cut(1)}
         self.columns, self.rows = columns, rows
-        self.products: Products[Any] = PlainProducts(kernels)
+        self.products: Products[Any] = PlainProducts(site.kernels)
+        self._keeps_first = site.recomputation.repeats_products
         self._expected: _Expected | None = None
 
     def reset_parameters(self) -> None:
@@ -106,8 +104,8 @@ class Linear(nn.Linear):
             return functional.linear(x, self.weight, self._recorded_bias)
         expected, self._expected = self._expected, None
         assert expected is None or expected.placeholder is x, "another input was expected"
-        early = None
-        if expected is None and self.keeps_first and self.weight.requires_grad:
+        early = None  # keep the input before the product: computing again then ends before it
+        if expected is None and self._keeps_first and self.weight.requires_grad:
             early = list[Any]()
             x = apply(_KeptInput, x, self.weight, early, self)
         return apply(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -53,6 +53,15 @@ class Recomputation:
             named.append("all layers" if self.most is None else f"{self.most} groups")
             named.append(f"by {self.group}")
         return " ".join(named) or "nothing"
+
+    @property
+    def repeats_products(self) -> bool:
+        """Whether a linear layer may be the last that is computed again.
+
+        The layer then keeps its input before the product is formed, not after it as autograd's own
+        layer does, so that computing again ends before that product.
+        """
+        return bool(self.group) or "mlp" in self.parts
 
     def run(
         self,
@@ -219,21 +228,6 @@ def forgetting(
 
     with saved_tensors_hooks(pack, unpack):
         return use(made)
-
-
-def prepare(model: nn.Module, recomputation: Recomputation) -> None:
-    """Let the layers in ``model`` compute parts of themselves again.
-
-    Every module that has such a part has an attribute ``recompute_PART``. Where a linear layer may
-    be the last that is computed again, its product is not repeated.
-    """
-    names = [f"recompute_{part}" for part in recomputation.parts]
-    if recomputation.group or "mlp" in recomputation.parts:
-        names.append("keeps_first")
-    for name in names:
-        for module in model.modules():
-            if hasattr(module, name):
-                setattr(module, name, True)
 
 
 def _run_all(

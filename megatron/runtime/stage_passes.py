@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
@@ -137,19 +139,15 @@ class StagePasses:
                 x_buh = x_entry.connect(x_buh)
             if self._training and ahead_entry is not None and ahead_bwh is not None:
                 ahead_bwh = ahead_entry.connect(ahead_bwh)
-            number = i * self._replicas + self._replica
             own = self._batch[i]
-            y_buh = self.model(
-                item.chunk,
-                x_buh,
-                self._seed,
-                self._iteration,
-                number,
-                own.documents,
-                own.positions_bs,
-                left_out,
-                ahead_bwh,
+            forward_pass = ForwardPass(
+                seeds=self._seeds(i),
+                documents=own.documents,
+                positions_bs=own.positions_bs,
+                ahead_bwh=ahead_bwh,
+                left_out=left_out,
             )
+            y_buh = self.model(item.chunk, x_buh, forward_pass)
         if self._training:
             # The edge keeps the graph, but neither what came in nor the output, which is sent away.
             graph = x_entry, ahead_entry, get_gradient_edge(y_buh), x_buh.shape[1:]
@@ -158,6 +156,12 @@ class StagePasses:
                 self.store.put("left_out", i, left_out, item.chunk)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
+
+    def _seeds(self, i: int) -> DropoutSeeds | None:
+        """Return the seeds of dropout, by the microbatch's number within the global batch."""
+        if not self._training:
+            return None
+        return DropoutSeeds(self._seed, self._iteration, i * self._replicas + self._replica)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the tokens that follow, if this stage predicts from them."""

@@ -10,11 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.documents import Documents
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 
@@ -87,15 +90,9 @@ def model_of(
         padded_vocab_size=128,
         vocabulary_shard=None,
     )
-    model = RankModel(
-        config,
-        placement,
-        dtype,
-        META,
-        recomputation=recomputation,
-        kernels=counted_kernels(dtype),
-        **options,
-    )
+    kernels = counted_kernels(dtype)
+    site = Site(META, dtype, recomputation=recomputation, given_kernels=kernels, **options)
+    model = RankModel(config, placement, site)
     for owned in model.owned_parameters():
         parameter = owned.parameter
         give_main_grad(parameter, torch.empty(parameter.shape, device=META))
@@ -118,7 +115,8 @@ def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str]
     for chunk in model.chunks:
         defer_weight_gradients(chunk, work.append)
     with _Operators() as operators:
-        y_bsh = model(0, x_bsh, 1, 0, 0, documents, ahead_bwh=ahead_bwh)
+        seeds = DropoutSeeds(1, 0, 0)
+        y_bsh = model(0, x_bsh, ForwardPass(seeds, documents=documents, ahead_bwh=ahead_bwh))
         torch.autograd.backward((y_bsh,), (torch.empty_like(y_bsh),))
         with torch.no_grad():
             for each in work:

@@ -14,14 +14,17 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 
@@ -167,7 +170,7 @@ def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, n
     ahead_bwh = _empty(case, device, 2, tokens + depths - 1) if depths else None
     grad = _empty(case, device, 2 * (1 + depths), tokens)
     with counter.part(f"{name} F"):
-        y_bsh = model(0, x_bsh, 1, 0, 0, ahead_bwh=ahead_bwh)
+        y_bsh = model(0, x_bsh, ForwardPass(DropoutSeeds(1, 0, 0), ahead_bwh=ahead_bwh))
     with counter.part(f"{name} B"):
         torch.autograd.backward((y_bsh,), (grad,))
     with counter.part(f"{name} W"), torch.no_grad():
@@ -238,7 +241,8 @@ def _model(case: Case, device: torch.device, kernels: Kernels | None) -> RankMod
         padded_vocab_size=config.vocab_size,
         vocabulary_shard=None,
     )
-    return RankModel(config, placement, case.dtype, device, kernels=kernels, **case.options)
+    site = Site(device, case.dtype, given_kernels=kernels, **case.options)
+    return RankModel(config, placement, site)
 
 
 def _empty(case: Case, device: torch.device, samples: int, tokens: int) -> Tensor:

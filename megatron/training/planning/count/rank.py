@@ -9,6 +9,7 @@ import torch
 
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
+from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
@@ -71,18 +72,18 @@ class CountedRank:
         self._lane = ListedLane(recorder)
         self._groups = _groups(config, plan, rank, recorder)
         train = config.train
-        self._model = model = RankModel(
-            config.model,
-            part.placement,
-            train.dtype,
+        site = Site(
             META,
-            self._tensor(),
-            part.recomputation,
-            vocab_recompute=train.vocab_recompute,
+            train.dtype,
+            tensor=self._tensor(),
+            context=ContextParallel(self._groups.context),
+            recomputation=part.recomputation,
             wide_stream=train.wide_stream,
             eight_bits=train.eight_bits,
-            context=ContextParallel(self._groups.context),
-            kernels=counted_kernels(train.dtype),
+            given_kernels=counted_kernels(train.dtype),
+        )
+        self._model = model = RankModel(
+            config.model, part.placement, site, vocab_recompute=train.vocab_recompute
         )
         owned = list(model.owned_parameters())
         self._parameters = _elements(owned)

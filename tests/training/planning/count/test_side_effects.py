@@ -9,7 +9,7 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training.planning.count.counting import MODEL, counted, run_of
 
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.training.planning.count import run as counting_run
 
 ROOT = Path(__file__).parents[4]
