@@ -14,9 +14,9 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 tensor parallelism b batch, s tokens of a sequence, u those of them that a rank has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,11 @@ from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.products import Kept, PlainProducts, Products, rows
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding
+from megatron.layers.weight_gradients import Defer
 from megatron.parallel.tensor import ALONE
 
 Way: TypeAlias = Literal["columns", "rows"]
 """What ranks share of a layer: its outputs, or its inputs."""
-
-Defer: TypeAlias = Callable[[Callable[[], None]], None]
-"""Receives the work that a backward leaves for later; called once per linear layer."""
 
 
 class Linear(nn.Linear):
@@ -51,10 +49,8 @@ class Linear(nn.Linear):
 
     Attributes:
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
-        defer: receives the product of the weight gradient as work for later. Autograd then forms
-            only the gradients of the input and of the bias, and the work adds the product to
-            ``weight.main_grad``. ``None``: the backward forms all gradients, and adds the weight's
-            there itself if the kernels do so in the product.
+        defer: see ``DefersWeightGradients``. Without it the backward adds the weight's gradient to
+            ``weight.main_grad`` itself, if the kernels do so in the product.
         leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
         products: how the layer multiplies; by default in the type of the activations.
     """
@@ -123,6 +119,11 @@ class Linear(nn.Linear):
         self._expected = _Expected(placeholder, factor, kept)
 
     @property
+    def deferred(self) -> tuple[Tensor]:
+        """See ``DefersWeightGradients``: the weight; the bias has its gradient in B."""
+        return (self.weight,)
+
+    @property
     def _recorded_bias(self) -> Tensor | None:
         """The bias as autograd knows it."""
         bias: Tensor | None = self.bias
@@ -147,21 +148,6 @@ class _Expected:
     placeholder: Tensor
     factor: Any
     kept: Kept
-
-
-class HasModules(Protocol):
-    """An ``nn.Module``, or what stands for one."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Return all modules in it."""
-        ...
-
-
-def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:
-    """Split the backward of every ``Linear`` in ``module``, or join it again with ``None``."""
-    for part in module.modules():
-        if isinstance(part, Linear):
-            part.defer = defer
 
 
 class _SharedLinear(torch.autograd.Function):

@@ -21,9 +21,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting

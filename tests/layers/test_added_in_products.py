@@ -7,9 +7,10 @@ from optimizer.entries import entries
 from torch import Tensor
 
 from megatron.kernels.cpu.kernels import CpuKernels
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.optimizer.bucket import Bucket
 
 CPU = torch.device("cpu")

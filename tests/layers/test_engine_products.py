@@ -18,10 +18,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
-from megatron.layers.linear import Linear, Way, defer_weight_gradients
+from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import forget_main_grad, main_grad_of
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import ALONE, Alone, TensorParallel
 

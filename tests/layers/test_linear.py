@@ -16,10 +16,11 @@ from megatron.kernels.autograd import apply
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
 from megatron.model.transformer_layer import TransformerLayer

@@ -7,9 +7,9 @@ import torch
 from kernels.formulas import explicit_geglu, explicit_gelu, explicit_squared_relu, explicit_swiglu
 from torch import Tensor
 
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 
 CPU = torch.device("cpu")
 FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {

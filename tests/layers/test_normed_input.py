@@ -21,12 +21,12 @@ from megatron.kernels.cuda.transformer_engine import CUDNN_NORMS, load_transform
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bits import WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.norm import LayerNorm, NormKind, RMSNorm, build_norm
 from megatron.layers.normed_input import read_norm
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import Alone
 

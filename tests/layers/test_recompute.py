@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import PARTS, Again, Recomputation
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer

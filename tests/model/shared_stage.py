@@ -14,10 +14,10 @@ from torch import Tensor
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import Defer, defer_weight_gradients
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.seeds import stable_seed
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import Defer, defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement

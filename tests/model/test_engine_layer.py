@@ -15,11 +15,11 @@ from torch import Tensor
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.engine_products import EngineProducts
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitLayers, linear_layers

@@ -15,10 +15,10 @@ from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.recompute import Part, Recomputation
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 

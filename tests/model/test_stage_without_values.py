@@ -13,10 +13,10 @@ from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel

@@ -17,13 +17,13 @@ from megatron.kernels.softmax import LossOptions
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel

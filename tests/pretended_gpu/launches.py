@@ -24,11 +24,11 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.softmax import LossOptions
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
