@@ -13,7 +13,7 @@ from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
-from megatron.layers.linear import Linear
+from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Holding, Whole
@@ -119,7 +119,7 @@ class SelfAttention(nn.Module):
         """What reads the input; nothing else does."""
         return self.linear_qkv
 
-    def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
+    def forward(self, x_bsh: LinearInput, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Let every position attend to itself and to earlier positions.
 
         Args:

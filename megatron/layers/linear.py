@@ -35,6 +35,27 @@ Way: TypeAlias = Literal["columns", "rows"]
 """What ranks share of a layer: its outputs, or its inputs."""
 
 
+@dataclass(frozen=True)
+class FactoredInput:
+    """An input of a linear layer whose factor is there already; no other layer can read it.
+
+    Attributes:
+        placeholder: the input [..., i]; autograd records it, and nobody reads it.
+        factor: of the input.
+        kept: of the factor.
+        products: of the layer; they have made the factor.
+    """
+
+    placeholder: Tensor
+    factor: Any
+    kept: Kept
+    products: Products[Any]
+
+
+LinearInput: TypeAlias = Tensor | FactoredInput
+"""What a linear layer reads."""
+
+
 class Linear(nn.Linear):
     """``torch.nn.Linear`` that ranks may share, and that can leave its weight gradient for later.
 
@@ -51,12 +72,10 @@ class Linear(nn.Linear):
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: see ``DefersWeightGradients``. Without it the backward adds the weight's gradient to
             ``weight.main_grad`` itself, if the kernels do so in the product.
-        leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
         products: how the layer multiplies; by default in the type of the activations.
     """
 
     defer: Defer | None = None
-    leaves_bias_gradient = False
 
     def __init__(
         self,
@@ -87,47 +106,35 @@ class Linear(nn.Linear):
         self.columns, self.rows = columns, rows
         self.products: Products[Any] = PlainProducts(site.kernels)
         self._keeps_first = site.recomputation.repeats_products
-        self._expected: _Expected | None = None
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
-        defer = self.defer if self.weight.requires_grad else None
-        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
-        if defer is None and alone and not self.adds_itself:
-            return functional.linear(x, self.weight, self._recorded_bias)
-        expected, self._expected = self._expected, None
-        assert expected is None or expected.placeholder is x, "another input was expected"
-        early = None  # keep the input before the product: computing again then ends before it
-        if expected is None and self._keeps_first and self.weight.requires_grad:
-            early = list[Any]()
-            x = apply(_KeptInput, x, self.weight, early, self)
-        return apply(
-            _SharedLinear, x, self.weight, self._recorded_bias, early, expected, self, defer
-        )
-
-    def expect(self, placeholder: Tensor, factor: Any, kept: Kept) -> None:
-        """Let the next input be one whose factor is there already.
+    def forward(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
+        """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it.
 
         Args:
-            placeholder: that input [..., i]; autograd records it, and nobody reads it.
-            factor: of the input, by the layer's ``products``.
-            kept: of the factor.
+            x: the input, or what stands for it.
+            forms_bias_gradient: otherwise whoever reads the output forms the bias's gradient.
         """
-        self._expected = _Expected(placeholder, factor, kept)
+        defer = self.defer if self.weight.requires_grad else None
+        bias = self.bias if forms_bias_gradient or self.bias is None else self.bias.detach()
+        if isinstance(x, FactoredInput):
+            assert x.products is self.products, "a factor of another layer"
+            return apply(_SharedLinear, x.placeholder, self.weight, bias, None, x, self, defer)
+        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
+        if defer is None and alone and not self.adds_itself:
+            return functional.linear(x, self.weight, bias)
+        early = None  # keep the input before the product: computing again then ends before it
+        if self._keeps_first and self.weight.requires_grad:
+            early = list[Any]()
+            x = apply(_KeptInput, x, self.weight, early, self)
+        return apply(_SharedLinear, x, self.weight, bias, early, None, self, defer)
 
     @property
     def deferred(self) -> tuple[Tensor]:
         """See ``DefersWeightGradients``: the weight; the bias has its gradient in B."""
         return (self.weight,)
-
-    @property
-    def _recorded_bias(self) -> Tensor | None:
-        """The bias as autograd knows it."""
-        bias: Tensor | None = self.bias
-        return bias.detach() if bias is not None and self.leaves_bias_gradient else bias
 
     @property
     def adds_itself(self) -> bool:
@@ -137,17 +144,8 @@ class Linear(nn.Linear):
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
-        def __call__(self, x: Tensor) -> Tensor:
+        def __call__(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
             """See ``forward``."""
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """An input of a layer; see ``Linear.expect``."""
-
-    placeholder: Tensor
-    factor: Any
-    kept: Kept
 
 
 class _SharedLinear(torch.autograd.Function):
@@ -164,16 +162,16 @@ class _SharedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         early: list[Any] | None,
-        expected: _Expected | None,
+        factored: FactoredInput | None,
         layer: Linear,
         defer: Defer | None,
     ) -> Tensor:
         keeper = None
         if early:
             keeper, factor = early
-        elif expected is not None:
-            factor = expected.factor
-            ctx.save_for_backward(*expected.kept)
+        elif factored is not None:
+            factor = factored.factor
+            ctx.save_for_backward(*factored.kept)
         else:
             factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
-from megatron.layers.linear import Linear
+from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
 
@@ -62,19 +62,20 @@ class MLP(nn.Module):
         self._activation = functions[activation]
         self._is_computed_again = "mlp" in site.recomputation.parts
         # without a gate it forms the bias's gradient, beside that of what holds the bias
-        self.linear_fc1.leaves_bias_gradient = bias and fused == 1
+        self._activation_forms_bias_gradient = bias and fused == 1
 
     @property
     def reader(self) -> Linear | None:
         """What reads the input, if nothing else does: computing again would."""
         return None if self._is_computed_again else self.linear_fc1
 
-    def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
+    def forward(self, x_bsh: LinearInput, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
         return again(self._run, x_bsh) if self._is_computed_again else self._run(x_bsh)
 
-    def _run(self, x_bsh: Tensor) -> Tensor:
-        inner_bsf = self.linear_fc1(x_bsh)
-        if self.linear_fc1.leaves_bias_gradient:
+    def _run(self, x_bsh: LinearInput) -> Tensor:
+        adds_bias = self._activation_forms_bias_gradient
+        inner_bsf = self.linear_fc1(x_bsh, forms_bias_gradient=not adds_bias)
+        if adds_bias:
             return self.linear_fc2(self._activation(inner_bsf, self.linear_fc1.bias))
         return self.linear_fc2(self._activation(inner_bsf))

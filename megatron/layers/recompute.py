@@ -12,7 +12,7 @@ PyTorch's own checkpoints work alike, but can only be computed again by their ba
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -104,7 +104,7 @@ class Again:
     """A function whose backward needs more than is kept: only the tensors among its arguments.
 
     They are kept as an operation of autograd would keep them. So whoever encloses it and forgets
-    one of them (``forgetting``) makes that one anew.
+    one of them (``forgotten``) makes that one anew.
 
     Args:
         function: must give the same bits whenever it is called.
@@ -203,16 +203,14 @@ def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
     return Again(function, *arguments).run()
 
 
-def forgetting(
-    make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor, use: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return ``use(made)``; where the backward needs ``made`` itself, it makes it again.
+@contextmanager
+def forgotten(make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor) -> Iterator[None]:
+    """Within the context operations keep no ``made``: their backward makes the tensor again.
 
     Args:
         make: must give the same bits whenever it is called.
         x: is kept.
         made: what ``make(x)`` returns, connected with whatever it came from.
-        use: whatever it keeps of its own is kept.
     """
     memory, size = StorageWeakRef(made.untyped_storage()), made.numel()
 
@@ -227,7 +225,7 @@ def forgetting(
             return make(x).view(kept)
 
     with saved_tensors_hooks(pack, unpack):
-        return use(made)
+        yield
 
 
 def _run_all(
