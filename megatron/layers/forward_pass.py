@@ -15,6 +15,28 @@ from megatron.layers.recompute import Again
 from megatron.layers.rope import RotaryEmbedding
 
 
+class LayerLosses:
+    """The place where the layers of a stage leave losses of their own in one forward pass.
+
+    A layer that is computed again for its backward leaves its loss again. The place is closed by
+    then, and such a loss is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[Tensor] = []
+        self._is_closed = False
+
+    def leave(self, loss: Tensor) -> None:
+        """Leave a loss, a scalar."""
+        if not self._is_closed:
+            self._left.append(loss)
+
+    def close(self) -> list[Tensor]:
+        """Return all losses in the order in which they were left; none can be left from now on."""
+        left, self._left, self._is_closed = self._left, [], True
+        return left
+
+
 @dataclass(frozen=True)
 class ForwardPass:
     """One forward pass of a microbatch.
@@ -32,6 +54,7 @@ class ForwardPass:
             tokens from; ``None``: only the next token is predicted.
         left_out: gets the groups of layers that the backward needs computed again; ``None``: nobody
             computes them ahead of their backward.
+        losses: gets the losses of layers; ``None``: they count for nothing.
     """
 
     seeds: DropoutSeeds | None = None
@@ -40,6 +63,7 @@ class ForwardPass:
     positions_bs: Tensor | None = None
     ahead_bwh: Tensor | None = None
     left_out: list[Again] | None = None
+    losses: LayerLosses | None = None
 
     def in_layer(self, index: int, rope: RotaryEmbedding | None) -> "ForwardPass":
         """Return what the pass brings to one layer.
@@ -50,6 +74,18 @@ class ForwardPass:
         """
         seeds = None if self.seeds is None else replace(self.seeds, layer=index)
         return replace(self, seeds=seeds, rope=rope)
+
+    def leave_loss(self, loss: Tensor) -> None:
+        """Leave a loss of a layer's own, such as that of a router.
+
+        The loss joins that of the iteration: microbatches add up by their tokens that count.
+
+        Args:
+            loss: a scalar, the mean over the tokens that this rank has outside of attention and
+                MLP. It holds its coefficient.
+        """
+        if self.losses is not None:
+            self.losses.leave(loss)
 
 
 PLAIN_PASS: Final = ForwardPass()

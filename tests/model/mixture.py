@@ -27,6 +27,7 @@ class MixtureSpec:
 
     hidden_size: int
     matrices: int = 3
+    coefficient: float = 0.0
 
     def build(self, site: Site) -> nn.Module:
         return Mixture(self, site)
@@ -39,6 +40,7 @@ class Mixture(nn.Module):
 
     def __init__(self, spec: MixtureSpec, site: Site) -> None:
         super().__init__()
+        self._coefficient = spec.coefficient
         device, dtype, size = site.device, site.dtype, spec.hidden_size
         weight_Eoh = torch.empty(spec.matrices, size, size, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight_Eoh)
@@ -50,6 +52,8 @@ class Mixture(nn.Module):
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         shares_buE = self.router(x_buh).softmax(-1)
+        if self._coefficient:
+            forward_pass.leave_loss(self._coefficient * shares_buE.square().sum(-1).mean())
         made_buEo = apply(_Products, x_buh, self.weight, self.defer)
         mixed_buo: Tensor = (shares_buE[..., None] * made_buEo).sum(-2)
         return mixed_buo
