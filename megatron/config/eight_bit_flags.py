@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.layers.eight_bit_config import EightBitConfig, Recipe
 from megatron.layers.eight_bits import Format
-from megatron.model.eight_bits import EightBitConfig, Recipe
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"

@@ -14,10 +14,10 @@ import torch
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import DataConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
-from megatron.model.eight_bits import EightBitConfig
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.nccl import BlockLimits

@@ -30,6 +30,8 @@ class Microbatch:
             ``None``: a token sees all earlier ones of its sample.
         positions: of every token, in its document if asked for, int64, [b, s] or [1, s] for all
             samples; ``None``: 0, 1, 2, ... in its sample.
+        valid_share: predictions of whole samples that count, divided by the ranks that share the
+            samples; ``None``: nobody shares them.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class Microbatch:
     loss_mask: Tensor
     document_starts: Tensor | None = None
     positions: Tensor | None = None
+    valid_share: float | None = None
 
     def part(self, kept_u: Tensor | None) -> "Microbatch":
         """Return the same with some of its tokens; attention still needs whole documents.
@@ -47,12 +50,14 @@ class Microbatch:
         if kept_u is None:
             return self
         positions = kept_u[None] if self.positions is None else self.positions[:, kept_u]
+        ranks = self.tokens.shape[1] / len(kept_u)
         return replace(
             self,
             tokens=self.tokens[:, kept_u],
             labels=self.labels[:, kept_u],
             loss_mask=self.loss_mask[:, kept_u],
             positions=positions,
+            valid_share=float(self.loss_mask.sum(dtype=torch.float64)) / ranks,
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.heads import split_heads
 from megatron.layers.attention import SelfAttention
-from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.forward_pass import ForwardPass
 
 
 class Slots:
@@ -82,14 +82,14 @@ class CachedAttention(nn.Module):
         size = (2, slots.rows, shape.num_groups, slots.capacity, shape.head_size)
         self._kept_2bgtd = weight.new_empty(size)
 
-    def forward(self, x_bsh: Tensor, rope: RotaryEmbedding | None = None, *_: object) -> Tensor:
+    def forward(self, x_bsh: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return the attention's output for the next tokens.
 
         Args:
             x_bsh: their input.
-            rope: rotation of the layer at their positions, or none.
+            forward_pass: brings the rotation of the layer at their positions, or none.
         """
-        own, shape = self._attention, self._attention.shape
+        own, shape, rope = self._attention, self._attention.shape, forward_pass.rope
         qkv_bsgcd = own.linear_qkv(x_bsh).unflatten(
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )

@@ -25,7 +25,9 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.inference.cache import CachedAttention, Slots
 from megatron.layers.attention import SelfAttention
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.placement import place
@@ -160,7 +162,7 @@ class Rows:
         for index, layer in zip(self._attention, _layers(model), strict=True):
             own = layer.self_attention
             layer.self_attention = self._attention[index]
-            x_bsh = layer(x_bsh, ropes[index])
+            x_bsh = layer(x_bsh, ForwardPass(rope=ropes[index]))
             layer.self_attention = own
         self._slots.filled += x_bsh.shape[1]
         if model.final_norm is not None:
@@ -221,7 +223,7 @@ def _rank_model(
         padded_vocab_size=-(-config.vocab_size // ranks) * ranks,
         vocabulary_shard=(rank, ranks),
     )
-    return RankModel(config, placement, dtype, device)
+    return RankModel(config, placement, Site(device, dtype))
 
 
 WAIT: Final = timedelta(minutes=10)

@@ -7,21 +7,16 @@ a = g r query heads, d channels of a head, c = r + 2: the queries, the key and t
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
-from megatron.kernels.documents import Documents
-from megatron.kernels.face import Kernels
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
-from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.linear import Linear
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
-from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Holding, Whole
-from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
-from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 @dataclass(frozen=True)
@@ -71,67 +66,44 @@ class SelfAttention(nn.Module):
 
     Args:
         shape: sizes of the whole layer.
+        site: what the layer is built in.
         bias: biases in both projections.
         qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
         dropout: probability of dropping an attention weight in training.
         qk_norms: norms over d of the queries and of the keys, applied before the rotation.
         scores: how products of queries and keys become scores.
-        device: where the parameters live.
-        dtype: type of the parameters.
-        kernels: of that device and type.
-        tensor: the ranks that share the layer.
-        context: the ranks that share every sequence.
 
     Attributes:
         shape: sizes of this rank's share.
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
-        recompute_core_attn: the backward computes again what lies between the projections.
     """
-
-    recompute_core_attn = False
 
     def __init__(
         self,
         shape: AttentionShape,
+        site: Site,
         *,
         bias: bool,
         qkv_bias: bool = False,
         dropout: float,
         qk_norms: tuple[nn.Module, nn.Module] | None,
         scores: Scores = PLAIN,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        tensor: TensorParallel = ALONE,
-        context: ContextParallel = WHOLE_SEQUENCES,
     ) -> None:
         super().__init__()
-        self.shape = shape.share(tensor.size)
-        self._tensor = tensor
-        self._context = context
+        self.shape = shape.share(site.tensor.size)
+        self._site = site
         self.dropout = dropout
         own_heads = self.shape.num_heads
-        self.scores = scores.of_heads(tensor.rank * own_heads, own_heads)
-        self._kernels = kernels
+        self.scores = scores.of_heads(site.tensor.rank * own_heads, own_heads)
         query_size = shape.num_heads * shape.head_size
         self.linear_qkv = Linear(
             shape.hidden_size,
             query_size + 2 * shape.num_groups * shape.head_size,
+            site,
             bias=bias or qkv_bias,
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            columns=tensor,
+            parallel="columns",
         )
-        self.linear_proj = Linear(
-            query_size,
-            shape.hidden_size,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            rows=tensor,
-        )
+        self.linear_proj = Linear(query_size, shape.hidden_size, site, bias=bias, parallel="rows")
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
         if qk_norms is not None:
@@ -147,21 +119,12 @@ class SelfAttention(nn.Module):
         """What reads the input; nothing else does."""
         return self.linear_qkv
 
-    def forward(
-        self,
-        x_bsh: Tensor,
-        rope: RotaryEmbedding | None = None,
-        seeds: DropoutSeeds | None = None,
-        documents: Documents | None = None,
-    ) -> Tensor:
+    def forward(self, x_bsh: LinearInput, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Let every position attend to itself and to earlier positions.
 
         Args:
             x_bsh: input [b, s, h], of the tokens that this rank has.
-            rope: rotation of these tokens, or None for no rotation.
-            seeds: of dropout in training; ``None``: nothing is dropped.
-            documents: of whole samples, none of which sees another; ``None``: positions see all
-                earlier ones.
+            forward_pass: what the pass brings to the layer.
 
         Returns:
             The attention's output after its projection, [b, s, h].
@@ -170,24 +133,18 @@ class SelfAttention(nn.Module):
         qkv_bsgcd = self.linear_qkv(x_bsh).unflatten(
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
-        if self.recompute_core_attn:
-            return self.linear_proj(again(self._core, qkv_bsgcd, rope, seeds, documents))
-        return self.linear_proj(self._core(qkv_bsgcd, rope, seeds, documents))
+        if "core_attn" in self._site.recomputation.parts:
+            return self.linear_proj(again(self._core, qkv_bsgcd, forward_pass))
+        return self.linear_proj(self._core(qkv_bsgcd, forward_pass))
 
-    def _core(
-        self,
-        qkv_bsgcd: Tensor,
-        rope: RotaryEmbedding | None,
-        seeds: DropoutSeeds | None,
-        documents: Documents | None,
-    ) -> Tensor:
+    def _core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return what lies between the two projections, [b, s, a d]."""
-        dropout = self.dropout if seeds is not None else 0.0
-        if seeds is not None and dropout:
-            seeds.begin("attention", self._context.rank * self._tensor.size + self._tensor.rank)
-        is_whole = self._context.size == 1
+        rope, documents = forward_pass.rope, forward_pass.documents
+        kernels, context = self._site.kernels, self._site.context
+        dropout = self._begin_dropout(forward_pass)
+        is_whole = context.size == 1
         if is_whole and self.q_layernorm is None and rope is None:
-            return self._kernels.causal_self_attention(
+            return kernels.causal_self_attention(
                 qkv_bsgcd, dropout=dropout, scores=self.scores, documents=documents
             )
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
@@ -197,8 +154,8 @@ class SelfAttention(nn.Module):
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
         if not is_whole:
             return context_attention(
-                self._kernels,
-                self._context,
+                kernels,
+                context,
                 q_bsad,
                 k_bsgd,
                 v_bsgd,
@@ -206,7 +163,7 @@ class SelfAttention(nn.Module):
                 scores=self.scores,
                 documents=documents,
             ).flatten(2)
-        context_basd = self._kernels.causal_attention(
+        context_basd = kernels.causal_attention(
             q_bsad.transpose(1, 2),
             k_bsgd.transpose(1, 2),
             v_bsgd.transpose(1, 2),
@@ -215,3 +172,11 @@ class SelfAttention(nn.Module):
             documents=documents,
         )
         return context_basd.transpose(1, 2).flatten(2)
+
+    def _begin_dropout(self, forward_pass: ForwardPass) -> float:
+        """Seed the dropout of this rank's heads and tokens, and return its probability."""
+        if forward_pass.seeds is None or not self.dropout:
+            return 0.0
+        tensor, context = self._site.tensor, self._site.context
+        forward_pass.seeds.begin("attention", context.rank * tensor.size + tensor.rank)
+        return self.dropout

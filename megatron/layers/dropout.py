@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.layers.seeds import stable_seed
-from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
-from megatron.parallel.tensor import ALONE, TensorParallel
+from megatron.layers.site import Site
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,12 @@ class DropoutSeeds:
         iteration: training iteration.
         microbatch: number of the microbatch within the global batch.
         layer: index of the layer in the whole model; -1 stands for the embedding.
-        context: the ranks that have other tokens of the same samples.
     """
 
     seed: int
     iteration: int
     microbatch: int
-    layer: int
-    context: ContextParallel = WHOLE_SEQUENCES
+    layer: int = -1
 
     def begin(self, use: str, shard: int = 0) -> None:
         """Seed PyTorch's default generators for one use of dropout in the layer.
@@ -53,27 +50,23 @@ class DropoutSeeds:
 
 
 def dropout(
-    x: Tensor,
-    probability: float,
-    seeds: DropoutSeeds | None,
-    use: str,
-    tensor: TensorParallel = ALONE,
+    x: Tensor, probability: float, seeds: DropoutSeeds | None, use: str, site: Site
 ) -> Tensor:
     """Return ``x`` with some elements dropped and the others scaled up.
 
     Args:
-        x: of any shape; [b, u, h] where each tensor rank has its own tokens.
+        x: of any shape; [b, u, h] where ranks have other tokens of the same samples.
         probability: of dropping an element, below 1.
         seeds: place in the run; ``None``: nothing is dropped, as outside of training.
         use: see ``DropoutSeeds.begin``.
-        tensor: the ranks that may have other tokens of those that ``seeds.context`` leaves here.
+        site: tells which ranks have other tokens of the same samples.
     """
     if seeds is None or not probability:
         return x
     seeds.begin(use)
-    if tensor.sequence_parts * seeds.context.size == 1:
+    if site.tensor.sequence_parts * site.context.size == 1:
         return _dropped(x, probability)
-    return x * _own_mask(x, probability, tensor, seeds.context) * (1 / (1 - probability))
+    return x * _own_mask(x, probability, site) * (1 / (1 - probability))
 
 
 def _dropped(x: Tensor, probability: float) -> Tensor:
@@ -87,9 +80,7 @@ def _dropped(x: Tensor, probability: float) -> Tensor:
     return torch.native_dropout(x, probability, True)[0]
 
 
-def _own_mask(
-    x_buh: Tensor, probability: float, tensor: TensorParallel, context: ContextParallel
-) -> Tensor:
+def _own_mask(x_buh: Tensor, probability: float, site: Site) -> Tensor:
     """Return which elements stay, [b, u, h], as part of the mask of all tokens.
 
     Every rank draws the whole mask, because a generator's numbers depend on the size of what is
@@ -97,6 +88,6 @@ def _own_mask(
     own would need, and for a moment they take memory.
     """
     b, u, h = x_buh.shape
-    length = u * tensor.sequence_parts * context.size
+    length = u * site.tensor.sequence_parts * site.context.size
     all_bsh = _dropped(x_buh.new_ones(b, length, h), probability)
-    return tensor.own_tokens(context.own_tokens(all_bsh)).ne(0)
+    return site.tensor.own_tokens(site.context.own_tokens(all_bsh)).ne(0)

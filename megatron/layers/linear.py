@@ -14,9 +14,9 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 tensor parallelism b batch, s tokens of a sequence, u those of them that a rank has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,36 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from megatron.kernels.autograd import apply
-from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.products import Kept, PlainProducts, Products, rows
+from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding
-from megatron.parallel.tensor import ALONE, TensorParallel
+from megatron.layers.weight_gradients import Defer
+from megatron.parallel.tensor import ALONE
 
-Defer: TypeAlias = Callable[[Callable[[], None]], None]
-"""Receives the work that a backward leaves for later; called once per linear layer."""
+Way: TypeAlias = Literal["columns", "rows"]
+"""What ranks share of a layer: its outputs, or its inputs."""
+
+
+@dataclass(frozen=True)
+class FactoredInput:
+    """An input of a linear layer whose factor is there already; no other layer can read it.
+
+    Attributes:
+        placeholder: the input [..., i]; autograd records it, and nobody reads it.
+        factor: of the input.
+        kept: of the factor.
+        products: of the layer; they have made the factor.
+    """
+
+    placeholder: Tensor
+    factor: Any
+    kept: Kept
+    products: Products[Any]
+
+
+LinearInput: TypeAlias = Tensor | FactoredInput
+"""What a linear layer reads."""
 
 
 class Linear(nn.Linear):
@@ -40,51 +62,41 @@ class Linear(nn.Linear):
     Args:
         in_features: i of the whole layer.
         out_features: o of the whole layer.
+        site: what the layer is built in.
         bias: whether the layer has a bias.
-        device: where the parameters live.
-        dtype: type of the parameters.
-        kernels: of that device and type.
-        columns: the ranks that share the outputs.
-        rows: the ranks that share the inputs.
+        parallel: the site's tensor ranks share the outputs (``columns``) or the inputs (``rows``);
+            ``None``: no rank shares the layer.
         fused: number of layers of equal size whose outputs lie one after the other; each is cut.
 
     Attributes:
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
-        defer: receives the product of the weight gradient as work for later. Autograd then forms
-            only the gradients of the input and of the bias, and the work adds the product to
-            ``weight.main_grad``. ``None``: the backward forms all gradients, and adds the weight's
-            there itself if the kernels do so in the product.
-        keeps_first: keep the input before the product is formed, not after it, as autograd's own
-            layer does: computing a layer again may then end before its last product.
-        leaves_bias_gradient: whoever uses the output forms the gradient of the bias.
+        defer: see ``DefersWeightGradients``. Without it the backward adds the weight's gradient to
+            ``weight.main_grad`` itself, if the kernels do so in the product.
         products: how the layer multiplies; by default in the type of the activations.
     """
 
     defer: Defer | None = None
-    keeps_first = False
-    leaves_bias_gradient = False
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
+        site: Site,
         *,
         bias: bool,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        columns: TensorParallel = ALONE,
-        rows: TensorParallel = ALONE,
+        parallel: Way | None = None,
         fused: int = 1,
     ) -> None:
+        columns = site.tensor if parallel == "columns" else ALONE
+        rows = site.tensor if parallel == "rows" else ALONE
         assert in_features % rows.size == 0, f"{in_features} inputs for {rows.size} ranks"
         assert out_features % (columns.size * fused) == 0, (out_features, columns.size, fused)
         super().__init__(
             in_features // rows.size,
             out_features // columns.size,
             bias=bias,
-            device=device,
-            dtype=dtype,
+            device=site.device,
+            dtype=site.dtype,
         )
         self.holdings: Mapping[str, Holding] = {}
         if columns.size > 1:
@@ -92,43 +104,37 @@ class Linear(nn.Linear):
         elif rows.size > 1:
             self.holdings = {"weight": Cut(1)}
         self.columns, self.rows = columns, rows
-        self.products: Products[Any] = PlainProducts(kernels)
-        self._expected: _Expected | None = None
+        self.products: Products[Any] = PlainProducts(site.kernels)
+        self._keeps_first = site.recomputation.repeats_products
 
     def reset_parameters(self) -> None:
         """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it."""
-        defer = self.defer if self.weight.requires_grad else None
-        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
-        if defer is None and alone and not self.adds_itself:
-            return functional.linear(x, self.weight, self._recorded_bias)
-        expected, self._expected = self._expected, None
-        assert expected is None or expected.placeholder is x, "another input was expected"
-        early = None
-        if expected is None and self.keeps_first and self.weight.requires_grad:
-            early = list[Any]()
-            x = apply(_KeptInput, x, self.weight, early, self)
-        return apply(
-            _SharedLinear, x, self.weight, self._recorded_bias, early, expected, self, defer
-        )
-
-    def expect(self, placeholder: Tensor, factor: Any, kept: Kept) -> None:
-        """Let the next input be one whose factor is there already.
+    def forward(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
+        """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it.
 
         Args:
-            placeholder: that input [..., i]; autograd records it, and nobody reads it.
-            factor: of the input, by the layer's ``products``.
-            kept: of the factor.
+            x: the input, or what stands for it.
+            forms_bias_gradient: otherwise whoever reads the output forms the bias's gradient.
         """
-        self._expected = _Expected(placeholder, factor, kept)
+        defer = self.defer if self.weight.requires_grad else None
+        bias = self.bias if forms_bias_gradient or self.bias is None else self.bias.detach()
+        if isinstance(x, FactoredInput):
+            assert x.products is self.products, "a factor of another layer"
+            return apply(_SharedLinear, x.placeholder, self.weight, bias, None, x, self, defer)
+        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
+        if defer is None and alone and not self.adds_itself:
+            return functional.linear(x, self.weight, bias)
+        early = None  # keep the input before the product: computing again then ends before it
+        if self._keeps_first and self.weight.requires_grad:
+            early = list[Any]()
+            x = apply(_KeptInput, x, self.weight, early, self)
+        return apply(_SharedLinear, x, self.weight, bias, early, None, self, defer)
 
     @property
-    def _recorded_bias(self) -> Tensor | None:
-        """The bias as autograd knows it."""
-        bias: Tensor | None = self.bias
-        return bias.detach() if bias is not None and self.leaves_bias_gradient else bias
+    def deferred(self) -> tuple[Tensor]:
+        """See ``DefersWeightGradients``: the weight; the bias has its gradient in B."""
+        return (self.weight,)
 
     @property
     def adds_itself(self) -> bool:
@@ -138,32 +144,8 @@ class Linear(nn.Linear):
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
-        def __call__(self, x: Tensor) -> Tensor:
+        def __call__(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
             """See ``forward``."""
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """An input of a layer; see ``Linear.expect``."""
-
-    placeholder: Tensor
-    factor: Any
-    kept: Kept
-
-
-class HasModules(Protocol):
-    """An ``nn.Module``, or what stands for one."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Return all modules in it."""
-        ...
-
-
-def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:
-    """Split the backward of every ``Linear`` in ``module``, or join it again with ``None``."""
-    for part in module.modules():
-        if isinstance(part, Linear):
-            part.defer = defer
 
 
 class _SharedLinear(torch.autograd.Function):
@@ -180,16 +162,16 @@ class _SharedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         early: list[Any] | None,
-        expected: _Expected | None,
+        factored: FactoredInput | None,
         layer: Linear,
         defer: Defer | None,
     ) -> Tensor:
         keeper = None
         if early:
             keeper, factor = early
-        elif expected is not None:
-            factor = expected.factor
-            ctx.save_for_backward(*expected.kept)
+        elif factored is not None:
+            factor = factored.factor
+            ctx.save_for_backward(*factored.kept)
         else:
             factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)

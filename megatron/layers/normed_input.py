@@ -1,27 +1,37 @@
 """An input that is a norm, formed in the type of the factor that its linear layer multiplies.
 
-The norm in 16 bits is then neither written nor read. The layer gets a place holder for it, of its
-shape, and finds the factor beside it. Autograd sees the norm, as ever: where its gradient and that
-of the residual stream meet, they are added in one pass.
+The norm in 16 bits is then neither written nor read. The layer gets the factor together with a
+place holder of the norm's shape. Autograd sees the norm, as ever: where its gradient and that of
+the residual stream meet, they are added in one pass.
 
 Shapes: ``...`` any leading dimensions, n their product, h hidden.
 """
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.autograd import apply_all
-from megatron.layers.linear import Linear
+from megatron.layers.linear import FactoredInput, Linear, LinearInput
 from megatron.layers.norm import Formula, LayerNorm, RMSNorm
 from megatron.layers.products import FormsNorm
 
 
+@runtime_checkable
+class HasReader(Protocol):
+    """A part of a layer that hands its input to one linear layer, and reads it nowhere else."""
+
+    @property
+    def reader(self) -> Linear | None:
+        """The linear layer; ``None``: something else reads the input too."""
+        ...
+
+
 def read_norm(
     reader: Linear, norm: LayerNorm | RMSNorm, x: Tensor, part: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, LinearInput]:
     """Return ``x + part``, or without a part ``x``, and its norm for one linear layer.
 
     Args:
@@ -37,8 +47,8 @@ def read_norm(
     stream, placeholder = apply_all(
         _NormedInput, total, formula.scale_h, formula.bias_h, formula, form, found
     )
-    reader.expect(placeholder, *found)
-    return stream, placeholder
+    factor, kept = found
+    return stream, FactoredInput(placeholder, factor, kept, reader.products)
 
 
 class _NormedInput(torch.autograd.Function):

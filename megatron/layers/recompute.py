@@ -12,12 +12,12 @@ PyTorch's own checkpoints work alike, but can only be computed again by their ba
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -53,6 +53,15 @@ class Recomputation:
             named.append("all layers" if self.most is None else f"{self.most} groups")
             named.append(f"by {self.group}")
         return " ".join(named) or "nothing"
+
+    @property
+    def repeats_products(self) -> bool:
+        """Whether a linear layer may be the last that is computed again.
+
+        The layer then keeps its input before the product is formed, not after it as autograd's own
+        layer does, so that computing again ends before that product.
+        """
+        return bool(self.group) or "mlp" in self.parts
 
     def run(
         self,
@@ -95,7 +104,7 @@ class Again:
     """A function whose backward needs more than is kept: only the tensors among its arguments.
 
     They are kept as an operation of autograd would keep them. So whoever encloses it and forgets
-    one of them (``forgetting``) makes that one anew.
+    one of them (``forgotten``) makes that one anew.
 
     Args:
         function: must give the same bits whenever it is called.
@@ -194,16 +203,14 @@ def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
     return Again(function, *arguments).run()
 
 
-def forgetting(
-    make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor, use: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return ``use(made)``; where the backward needs ``made`` itself, it makes it again.
+@contextmanager
+def forgotten(make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor) -> Iterator[None]:
+    """Within the context operations keep no ``made``: their backward makes the tensor again.
 
     Args:
         make: must give the same bits whenever it is called.
         x: is kept.
         made: what ``make(x)`` returns, connected with whatever it came from.
-        use: whatever it keeps of its own is kept.
     """
     memory, size = StorageWeakRef(made.untyped_storage()), made.numel()
 
@@ -218,22 +225,7 @@ def forgetting(
             return make(x).view(kept)
 
     with saved_tensors_hooks(pack, unpack):
-        return use(made)
-
-
-def prepare(model: nn.Module, recomputation: Recomputation) -> None:
-    """Let the layers in ``model`` compute parts of themselves again.
-
-    Every module that has such a part has an attribute ``recompute_PART``. Where a linear layer may
-    be the last that is computed again, its product is not repeated.
-    """
-    names = [f"recompute_{part}" for part in recomputation.parts]
-    if recomputation.group or "mlp" in recomputation.parts:
-        names.append("keeps_first")
-    for name in names:
-        for module in model.modules():
-            if hasattr(module, name):
-                setattr(module, name, True)
+        yield
 
 
 def _run_all(

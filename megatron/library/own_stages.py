@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.kernels.choose import kernels_for
-from megatron.kernels.documents import Documents
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.linear import Linear
-from megatron.layers.recompute import Again
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.parallel.tensor import ALONE, TensorParallel
@@ -81,27 +81,16 @@ class OwnStages(nn.Module):
         weights += [layer.weight for layer in vocabulary if layer is not None]
         return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
-    def forward(
-        self,
-        chunk: int,
-        x_bsh: Tensor,
-        seed: int,
-        iteration: int,
-        microbatch: int,
-        documents: Documents | None = None,
-        positions_bs: Tensor | None = None,
-        left_out: list[Again] | None = None,
-        ahead_bwh: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Run one stage; it sees to its own dropout.
 
         Raises:
             ValueError: if its output has another shape or dtype than its input.
         """
-        assert documents is None, "a runner's microbatches have none"
-        assert positions_bs is None, "a runner's microbatches have none"
-        assert not left_out, "a runner's plan has no R"
-        assert ahead_bwh is None, "a runner's stages predict one token"
+        assert forward_pass.documents is None, "a runner's microbatches have none"
+        assert forward_pass.positions_bs is None, "a runner's microbatches have none"
+        assert not forward_pass.left_out, "a runner's plan has no R"
+        assert forward_pass.ahead_bwh is None, "a runner's stages predict one token"
         y_bsh: Tensor = self.chunks[chunk](x_bsh)
         if y_bsh.shape != x_bsh.shape or y_bsh.dtype != x_bsh.dtype:
             raise ValueError(
@@ -128,14 +117,9 @@ def _plain_linears(module: nn.Module) -> Iterator[nn.Linear]:
 def _twin(linear: nn.Linear) -> Linear:
     """Return a layer with the same parameters that can leave its weight gradient for later."""
     weight = linear.weight
-    twin = Linear(
-        linear.in_features,
-        linear.out_features,
-        bias=linear.bias is not None,
-        device=torch.device("meta"),
-        dtype=weight.dtype,
-        kernels=kernels_for(weight.device, weight.dtype),
-    )
+    kernels = kernels_for(weight.device, weight.dtype)
+    site = Site(torch.device("meta"), weight.dtype, given_kernels=kernels)
+    twin = Linear(linear.in_features, linear.out_features, site, bias=linear.bias is not None)
     twin.weight, twin.bias = weight, linear.bias
     return twin
 

@@ -3,15 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-import torch
-
-from megatron.kernels.face import Kernels
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import Order, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
 from megatron.model.transformer_layer import TransformerLayer
-from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
-from megatron.parallel.tensor import ALONE, TensorParallel
 
 LAYERS: Final[Mapping[Order, type[TransformerLayer]]] = {
     "sequential": TransformerLayer,
@@ -19,17 +15,6 @@ LAYERS: Final[Mapping[Order, type[TransformerLayer]]] = {
 }
 
 
-def build_layer(
-    config: ModelConfig,
-    layer_number: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: Kernels,
-    tensor: TensorParallel = ALONE,
-    stream_kernels: Kernels | None = None,
-    context: ContextParallel = WHOLE_SEQUENCES,
-) -> TransformerLayer:
+def build_layer(config: ModelConfig, layer_number: int, site: Site) -> TransformerLayer:
     """Return a layer of a model; see ``TransformerLayer`` for the arguments."""
-    order = layer_spec(config, layer_number).order
-    make = LAYERS[order]
-    return make(config, layer_number, device, dtype, kernels, tensor, stream_kernels, context)
+    return LAYERS[layer_spec(config, layer_number).order](config, layer_number, site)

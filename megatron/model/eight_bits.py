@@ -6,62 +6,23 @@ prediction the one that joins. Attention itself, norms, embedding and output lay
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.kernels.face import Kernels
-from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bits import EightBitProducts, WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
 from megatron.layers.linear import Linear
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import DelayedScales, OwnScales
-
-Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
-"""Where scales come from; those of blocks need Transformer Engine."""
+from megatron.layers.site import Site
 
 _LOG = logging.getLogger(__name__)
 
 NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
 """Linear layers whose input is a norm, by their names in Megatron's checkpoints."""
-
-
-@dataclass(frozen=True)
-class EightBitConfig:
-    """Which products are in 8 bits, and how their factors are scaled.
-
-    Attributes:
-        form: types of the factors.
-        recipe: scales from the tensors themselves, of blocks of them, or from earlier iterations.
-        margin: scales are smaller by this power of two.
-        history: iterations that delayed scaling remembers.
-        takes_largest: it takes the largest magnitude of them, not the last.
-        wide_weight_gradients: the weights' gradients are formed in the activations' type.
-        wide_first: layers at the model's start that stay in it.
-        wide_last: layers at its end that do.
-        transformer_engine: that package forms the products; otherwise the kernels do.
-    """
-
-    form: Format = "hybrid"
-    recipe: Recipe = "delayed"
-    margin: int = 0
-    history: int = 1
-    takes_largest: bool = False
-    wide_weight_gradients: bool = False
-    wide_first: int = 0
-    wide_last: int = 0
-    transformer_engine: bool = False
-
-    def has(self, layer: int, layers: int) -> bool:
-        """Return whether a layer of the model, by its index, is in 8 bits; those behind it are."""
-        return self.wide_first <= layer < layers - self.wide_last or layer >= layers
-
-    def of_range(self, first: int, count: int, layers: int) -> int:
-        """Return how many of ``count`` layers from ``first`` on are in 8 bits."""
-        return sum(self.has(layer, layers) for layer in range(first, first + count))
 
 
 class EightBitLayers:
@@ -70,10 +31,7 @@ class EightBitLayers:
     Args:
         config: what is in 8 bits.
         layers: the linear layers by their names in the whole model; they are given their products.
-        kernels: of the layers.
-        device: of the layers.
-        dtype: of activations.
-        norms_again: inputs that are norms are not kept, but made again.
+        site: what the layers are built in.
 
     Attributes:
         delayed: the scales, if they come from earlier iterations.
@@ -83,13 +41,11 @@ class EightBitLayers:
         self,
         config: EightBitConfig,
         layers: Iterable[tuple[str, Linear]],
-        kernels: Kernels,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        norms_again: bool = False,
+        site: Site,
     ) -> None:
         named = dict(layers)
+        kernels, device, dtype = site.kernels, site.device, site.dtype
+        norms_again = "layernorm" in site.recomputation.parts
         self.delayed: DelayedScales | None = None
         if config.recipe == "delayed":
             self.delayed = DelayedScales(

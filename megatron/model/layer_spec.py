@@ -11,54 +11,27 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
 from megatron.layers.alibi import alibi_slopes
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
-from megatron.parallel.context import ContextParallel
-from megatron.parallel.tensor import TensorParallel
 
 Order = Literal["sequential", "parallel"]
 """The MLP reads what attention has added to, or both read the same input (GPT-J, GPT-NeoX)."""
 
 
 class PartSpec(Protocol):
-    """The spec of an MLP: frozen data that builds it."""
+    """The spec of attention, of an MLP, or of a part in its place: frozen data that builds it.
 
-    def build(
-        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
-    ) -> nn.Module:
-        """Return the part, with weights unset.
+    The part is called with the norm [b, u, h] and what the pass brings (``ForwardPass``).
+    """
 
-        Args:
-            device: where the parameters live.
-            dtype: type of the parameters.
-            kernels: of that device and type.
-            tensor: the ranks that share the layer.
-        """
-        ...
-
-
-class MixingSpec(Protocol):
-    """The spec of attention, or of another part in which the tokens of a sequence meet."""
-
-    def build(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        tensor: TensorParallel,
-        context: ContextParallel,
-    ) -> nn.Module:
-        """Return the part, with weights unset.
-
-        Args: as those of ``PartSpec``, and
-            context: the ranks that share every sequence.
-        """
+    def build(self, site: Site) -> nn.Module:
+        """Return the part, with weights unset, for the ranks of a site."""
         ...
 
 
@@ -70,12 +43,23 @@ class NormSpec:
     epsilon: float
     zero_centred: bool = False
 
-    def build(
-        self, size: int, device: torch.device, dtype: torch.dtype, kernels: Kernels
-    ) -> nn.Module:
-        """Return a norm over ``size`` channels."""
+    def build(self, size: int, site: Site, *, of_stream: bool = False) -> nn.Module:
+        """Return a norm over ``size`` channels.
+
+        Args:
+            size: number of channels.
+            site: what the norm is built in.
+            of_stream: the norm reads the residual stream, whose type may be another one.
+        """
+        kernels = site.stream_kernels if of_stream else site.kernels
         return build_norm(
-            self.kind, size, self.epsilon, dtype, device, kernels, zero_centred=self.zero_centred
+            self.kind,
+            size,
+            self.epsilon,
+            site.dtype,
+            site.device,
+            kernels,
+            zero_centred=self.zero_centred,
         )
 
 
@@ -91,19 +75,19 @@ class RotationSpec:
     interpolation: int = 1
     scaling: Llama3Scaling | None = None
 
-    def build(self, device: torch.device, dtype: torch.dtype, kernels: Kernels) -> RotaryEmbedding:
-        """Return the rotation of activations of type ``dtype`` by the kernels of that type."""
+    def build(self, site: Site) -> RotaryEmbedding:
+        """Return the rotation of activations of the site's type."""
         return RotaryEmbedding(
             self.head_size,
             self.seq_length,
             self.percent,
             self.base,
-            device,
+            site.device,
             interleaved=self.interleaved,
             interpolation=self.interpolation,
             scaling=self.scaling,
-            dtype=torch.promote_types(dtype, torch.float32),
-            kernels=kernels,
+            dtype=torch.promote_types(site.dtype, torch.float32),
+            kernels=site.kernels,
         )
 
 
@@ -127,32 +111,20 @@ class AttentionSpec:
     qk_norm: NormSpec | None
     scores: Scores
 
-    def build(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        tensor: TensorParallel,
-        context: ContextParallel,
-    ) -> nn.Module:
-        """See ``MixingSpec``."""
+    def build(self, site: Site) -> nn.Module:
+        """See ``PartSpec``."""
         qk_norms = None
         if self.qk_norm is not None:
             size = self.shape.head_size
-            query_norm = self.qk_norm.build(size, device, dtype, kernels)
-            qk_norms = query_norm, self.qk_norm.build(size, device, dtype, kernels)
+            qk_norms = self.qk_norm.build(size, site), self.qk_norm.build(size, site)
         return SelfAttention(
             self.shape,
+            site,
             bias=self.bias,
             qkv_bias=self.qkv_bias,
             dropout=self.dropout,
             qk_norms=qk_norms,
             scores=self.scores,
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            tensor=tensor,
-            context=context,
         )
 
 
@@ -165,19 +137,14 @@ class MLPSpec:
     activation: Activation
     bias: bool
 
-    def build(
-        self, device: torch.device, dtype: torch.dtype, kernels: Kernels, tensor: TensorParallel
-    ) -> nn.Module:
+    def build(self, site: Site) -> nn.Module:
         """See ``PartSpec``."""
         return MLP(
             self.hidden_size,
             self.ffn_hidden_size,
+            site,
             activation=self.activation,
             bias=self.bias,
-            device=device,
-            dtype=dtype,
-            kernels=kernels,
-            tensor=tensor,
         )
 
 
@@ -200,7 +167,7 @@ class LayerSpec:
 
     order: Order
     norm: NormSpec
-    attention: MixingSpec
+    attention: PartSpec
     mlp: PartSpec
     mlp_norm: bool
     norm_after_attention: bool

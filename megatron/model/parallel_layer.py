@@ -7,37 +7,18 @@ Shapes: b batch, s sequence, h hidden.
 
 from torch import Tensor
 
-from megatron.kernels.documents import Documents
-from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.rope import RotaryEmbedding
-from megatron.model.transformer_layer import TransformerLayer, normed
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.model.transformer_layer import TransformerLayer
 
 
 class ParallelLayer(TransformerLayer):
     """See ``TransformerLayer``, whose parameters it has, but for a norm that may be shared."""
 
-    def forward(
-        self,
-        x_bsh: Tensor,
-        rope: RotaryEmbedding | None = None,
-        seeds: DropoutSeeds | None = None,
-        documents: Documents | None = None,
-    ) -> Tensor:
+    def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """See ``TransformerLayer``."""
-        x_bsh, normed_bsh = normed(self.input_layernorm, x_bsh, None)
-
-        def run_both(normed_bsh: Tensor) -> Tensor:
-            attended_bsh = self._attention_branch(normed_bsh, rope, seeds, documents)
-            x_and_attended_bsh = self._stream(x_bsh, normed_bsh) + attended_bsh
-            if not self.spec.mlp_norm:
-                return x_and_attended_bsh + self._mlp_branch(normed_bsh, seeds)
-            own_bsh = self.pre_mlp_layernorm(x_bsh)
-            mlp_bsh = self._use(
-                self.pre_mlp_layernorm,
-                x_bsh,
-                own_bsh,
-                lambda normed_bsh: self._mlp_branch(normed_bsh, seeds),
-            )
-            return x_and_attended_bsh + mlp_bsh
-
-        return self._use(self.input_layernorm, x_bsh, normed_bsh, run_both)
+        x = self._stream(x_bsh)
+        normed = x.normed(self.input_layernorm)
+        attended_bsh = (x + self._attention(normed, forward_pass)).total
+        if self.spec.mlp_norm:
+            normed = x.normed_besides(self.pre_mlp_layernorm)
+        return attended_bsh + self._mlp(normed, forward_pass)

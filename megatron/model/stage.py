@@ -12,21 +12,19 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from megatron.kernels.choose import kernels_for
-from megatron.kernels.documents import Documents
-from megatron.kernels.face import Kernels
-from megatron.kernels.wide_norms import WideNorms
-from megatron.layers.dropout import DropoutSeeds, dropout
+from megatron.layers.dropout import dropout
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.linear import Linear
-from megatron.layers.recompute import NO_RECOMPUTATION, Again, Recomputation, prepare
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig, EightBitLayers, linear_layers
+from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
 from megatron.model.mtp import MultiTokenPrediction
@@ -43,8 +41,6 @@ from megatron.model.ownership import (
 )
 from megatron.model.placement import Placement
 from megatron.parallel.box import Box, Piece
-from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
-from megatron.parallel.tensor import ALONE, TensorParallel
 
 
 class RankModel(nn.Module):
@@ -53,21 +49,15 @@ class RankModel(nn.Module):
     Args:
         config: the model.
         placement: the parts that this rank owns.
-        dtype: of parameters and activations.
-        device: of the parameters.
-        tensor: the ranks that share the layers.
-        recomputation: what the backward computes again.
+        site: what the parts are built in. To predict further tokens, a rank needs whole sequences.
         vocab_recompute: the output layer keeps nothing of the logits from S to T.
-        wide_stream: keep the residual stream, and the tensors between stages, in fp32.
-        context: the ranks that share every sequence; predicting further tokens, a rank needs whole
-            ones.
-        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
-        kernels: take the place of the fastest for the device and the type, and form the norms of a
-            wide stream too; ``None``: they are chosen.
 
     Attributes:
-        kernels: of that device and type.
+        tensor: the ranks that share the layers.
+        context: the ranks that share every sequence.
+        kernels: of the device and the type.
         stream_dtype: of the residual stream.
+        recomputation: runs the layers of a chunk.
         input_layer: word embeddings, on the first stage or everywhere.
         ahead_layer: word embeddings of the tokens that follow, on a last stage with multi-token
             prediction or everywhere; where there is an input layer it is that one.
@@ -79,79 +69,44 @@ class RankModel(nn.Module):
         self,
         config: ModelConfig,
         placement: Placement,
-        dtype: torch.dtype,
-        device: torch.device,
-        tensor: TensorParallel = ALONE,
-        recomputation: Recomputation = NO_RECOMPUTATION,
+        site: Site,
         *,
         vocab_recompute: bool = False,
-        wide_stream: bool = False,
-        context: ContextParallel = WHOLE_SEQUENCES,
-        eight_bits: EightBitConfig | None = None,
-        kernels: Kernels | None = None,
     ) -> None:
         super().__init__()
-        assert context.size == 1 or not config.mtp_num_layers, "the next tokens are elsewhere"
-        self.tensor = tensor
-        self.context = context
-        self.config = config
-        self.recomputation = recomputation
-        self.placement = placement
-        self.kernels = kernels or kernels_for(device, dtype)
-        self.stream_dtype = torch.float32 if wide_stream else dtype
-        stream_kernels = WideNorms(device, kernels=kernels) if wide_stream else self.kernels
-        self.ropes = _ropes(config, placement, device, dtype, self.kernels)
+        assert site.context.size == 1 or not config.mtp_num_layers, "the next tokens are elsewhere"
+        self.config, self.placement, self._site = config, placement, site
+        self.tensor, self.context = site.tensor, site.context
+        self.kernels, self.stream_dtype = site.kernels, site.stream_dtype
+        self.recomputation = site.recomputation
+        self.ropes = _ropes(config, placement, site)
         self.chunks = nn.ModuleList(
-            nn.ModuleList(
-                build_layer(config, i, device, dtype, self.kernels, tensor, stream_kernels, context)
-                for i in layers
-            )
+            nn.ModuleList(build_layer(config, index, site) for index in layers)
             for layers in placement.chunks
         )
-        prepare(self.chunks, recomputation)
-        h = config.hidden_size
         self.input_layer = self.output_layer = None
         if placement.input_shard is not None:
-            self.input_layer = InputLayer(placement.input_shard, h, dtype, device)
+            self.input_layer = self._make_input_layer(placement.input_shard)
         if placement.output_shard is not None:
-            self.output_layer = self._make_output_layer(
-                placement.output_shard, dtype, device, vocab_recompute
-            )
-        self.ahead_layer = self._make_ahead_layer(dtype, device)
+            self.output_layer = self._make_output_layer(placement.output_shard, vocab_recompute)
+        self.ahead_layer = self._make_ahead_layer()
         self.positions = self.embedding_norm = self.final_norm = self.mtp = None
-        norm = norm_spec(config)
-        if placement.first_chunk is not None and config.embed_layernorm:
-            self.embedding_norm = norm.build(h, device, dtype, self.kernels)
-        if (
-            placement.first_chunk is not None
-            and config.position_embedding_type == "learned_absolute"
-        ):
-            self.positions = nn.Embedding(
-                config.max_position_embeddings, h, dtype=dtype, device=device
-            )
-        if placement.last_chunk is not None:
-            self.final_norm = norm.build(h, device, dtype, stream_kernels)
-            if config.mtp_num_layers:
-                self.mtp = MultiTokenPrediction(
-                    config,
-                    device,
-                    dtype,
-                    self.kernels,
-                    tensor,
-                    recomputation,
-                    stream_kernels,
-                    self.stream_dtype,
+        h, norm = config.hidden_size, norm_spec(config)
+        if placement.first_chunk is not None:
+            if config.embed_layernorm:
+                self.embedding_norm = norm.build(h, site)
+            if config.position_embedding_type == "learned_absolute":
+                self.positions = nn.Embedding(
+                    config.max_position_embeddings, h, dtype=site.dtype, device=site.device
                 )
+        if placement.last_chunk is not None:
+            self.final_norm = norm.build(h, site, of_stream=True)
+            if config.mtp_num_layers:
+                self.mtp = MultiTokenPrediction(config, site)
         self.eight_bits: EightBitLayers | None = None
-        if eight_bits is not None:
-            self.eight_bits = EightBitLayers(
-                eight_bits,
-                self._narrow_layers(eight_bits),
-                self.kernels,
-                device,
-                dtype,
-                norms_again="layernorm" in recomputation.parts,
-            )
+        if site.eight_bits is not None:
+            narrow = self._narrow_layers(site.eight_bits)
+            self.eight_bits = EightBitLayers(site.eight_bits, narrow, site)
 
     def _narrow_layers(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers of this rank that are in 8 bits."""
@@ -168,10 +123,14 @@ class RankModel(nn.Module):
         if self.eight_bits is not None:
             self.eight_bits.begin(training=training)
 
-    def _make_output_layer(
-        self, shard: VocabularyShard, dtype: torch.dtype, device: torch.device, recompute: bool
-    ) -> OutputLayer:
-        config = self.config
+    def _make_input_layer(
+        self, shard: VocabularyShard, weight: nn.Parameter | None = None
+    ) -> InputLayer:
+        site = self._site
+        return InputLayer(shard, self.config.hidden_size, site.dtype, site.device, weight)
+
+    def _make_output_layer(self, shard: VocabularyShard, recompute: bool) -> OutputLayer:
+        config, site = self.config, self._site
         options = LossOptions(
             config.vocab_size, config.label_smoothing, config.z_loss_coeff, config.logit_softcap
         )
@@ -179,17 +138,17 @@ class RankModel(nn.Module):
             weight = self.input_layer.weight
         else:
             shape = (shard.rows, config.hidden_size)
-            weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+            weight = nn.Parameter(torch.empty(shape, dtype=site.dtype, device=site.device))
         return OutputLayer(shard, weight, options, self.kernels, recompute)
 
-    def _make_ahead_layer(self, dtype: torch.dtype, device: torch.device) -> InputLayer | None:
+    def _make_ahead_layer(self) -> InputLayer | None:
         config, output_layer = self.config, self.output_layer
         if not config.mtp_num_layers or output_layer is None:
             return None
         if self.input_layer is not None:
             return self.input_layer
         weight = output_layer.weight if config.tie_embeddings else None
-        return InputLayer(output_layer.shard, config.hidden_size, dtype, device, weight)
+        return self._make_input_layer(output_layer.shard, weight)
 
     @property
     def mtp_depths(self) -> int:
@@ -211,18 +170,7 @@ class RankModel(nn.Module):
             return None
         return self.output_layer if self.config.tie_embeddings else self.ahead_layer
 
-    def forward(
-        self,
-        chunk: int,
-        x_bsh: Tensor,
-        seed: int,
-        iteration: int,
-        microbatch: int,
-        documents: Documents | None = None,
-        positions_bs: Tensor | None = None,
-        left_out: list[Again] | None = None,
-        ahead_bwh: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
         Dropout is seeded by layer and microbatch, so that it does not depend on the placement.
@@ -230,45 +178,27 @@ class RankModel(nn.Module):
         Args:
             chunk: chunk of this rank.
             x_bsh: word embeddings on the first stage, else the previous stage's output; of the
-                tokens that this rank has, as what is returned.
-            seed: of the run.
-            iteration: iteration of the run, from 0.
-            microbatch: number of the microbatch within the global batch.
-            documents: of the microbatch, none of which sees another, if there are any.
-            positions_bs: of all its tokens, of every sample or [1, s] for all; ``None``: 0, 1, 2,
-                ...
-            left_out: gets the groups of layers that the backward needs computed again.
-            ahead_bwh: embeddings of the tokens that follow, on the last stage, to predict further
-                tokens from; ``None``: only the next token is predicted. The output then has a
-                further b samples for every depth.
+                tokens that this rank has, as what is returned. If further tokens are predicted,
+                the output of the last stage has a further b samples for every depth.
+            forward_pass: what the pass brings.
         """
-
-        def seeds(layer: int) -> DropoutSeeds | None:
-            if not self.training:
-                return None
-            return DropoutSeeds(seed, iteration, microbatch, layer, self.context)
-
+        config, seeds = self.config, forward_pass.seeds
         if chunk == self.placement.first_chunk:
-            x_bsh = dropout(
-                self._embedding(x_bsh, positions_bs),
-                self.config.hidden_dropout,
-                seeds(-1),
-                "embedding",
-                self.tensor,
-            )
-        ropes = self._ropes_at(chunk, positions_bs)
+            x_bsh = self._embedding(x_bsh, forward_pass.positions_bs)
+            x_bsh = dropout(x_bsh, config.hidden_dropout, seeds, "embedding", self._site)
+        ropes = self._ropes_at(chunk, forward_pass.positions_bs)
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, ropes[own[0]], seeds(own[0]), documents),
+            lambda own, x: own[1](x, forward_pass.in_layer(own[0], ropes[own[0]])),
             x_bsh,
-            left_out,
+            forward_pass.left_out,
         )
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
-            if ahead_bwh is not None:
+            if forward_pass.ahead_bwh is not None:
                 assert self.mtp is not None
-                x_bsh = self.mtp(x_bsh, ahead_bwh, seeds)
+                x_bsh = self.mtp(x_bsh, forward_pass)
         return x_bsh
 
     def _ropes_at(
@@ -353,16 +283,12 @@ class RankModel(nn.Module):
 
 
 def _ropes(
-    config: ModelConfig,
-    placement: Placement,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: Kernels,
+    config: ModelConfig, placement: Placement, site: Site
 ) -> dict[int, RotaryEmbedding | None]:
     """Return the rotation of every layer here; layers that rotate alike share a table."""
     tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
     specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
     for spec in specs.values():
         if spec is not None and spec not in tables:
-            tables[spec] = spec.build(device, dtype, kernels)
+            tables[spec] = spec.build(site)
     return {index: tables[spec] for index, spec in specs.items()}

@@ -51,6 +51,13 @@ class HostMicrobatch(Protocol):
     def positions(self) -> Tensor | None:
         """Of every token, int64, [b, s] or [1, s]; ``None``: 0, 1, 2, ... in its sample."""
 
+    @property
+    def valid_share(self) -> float | None:
+        """Predictions of whole samples that count, divided by the ranks that share the samples.
+
+        ``None``: nobody shares them.
+        """
+
 
 @dataclass(frozen=True)
 class DeviceMicrobatch:
@@ -67,6 +74,9 @@ class DeviceMicrobatch:
         positions_bs: of every token, [b, s], sample by sample, or [1, s] if all have the same;
             ``None``: 0, 1, 2, ... in each.
         ahead_n: ids of the tokens that follow, if further ones are predicted (``with_depths``).
+        mean_weight: weight of a loss that is a mean over this rank's tokens, a number of the host:
+            what ``weight_n`` would add up to if the tokens that count were spread evenly over the
+            ranks that share the samples.
     """
 
     tokens_n: Tensor
@@ -77,6 +87,7 @@ class DeviceMicrobatch:
     documents: Documents | None = None
     positions_bs: Tensor | None = None
     ahead_n: Tensor | None = None
+    mean_weight: float = 0.0
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
         """Return the same with its tokens in the order that sequence parallelism leaves them in.
@@ -145,7 +156,7 @@ class HostStep:
 
     Attributes:
         buffer: bytes of all tensors, the weights last.
-        microbatches: as on the device, but for their weights, which are the masks.
+        microbatches: as on the device, but for their weights, which are the masks and their sums.
         places: where each tensor begins in the buffer, in the order of ``_tensors``.
     """
 
@@ -187,20 +198,23 @@ class HostStep:
         for tensor, place in zip(tensors[exact:], self.places[exact:], strict=True):
             begin = (place - first) // tensor.itemsize
             found.append(weights[begin : begin + tensor.numel()])
-        return _with_tensors(self.microbatches, found)
+        scaled = [replace(m, mean_weight=m.mean_weight * scale) for m in self.microbatches]
+        return _with_tensors(scaled, found)
 
 
 def _on_host(microbatch: HostMicrobatch) -> DeviceMicrobatch:
     """Return a microbatch as it is to be on the device, with its mask for weights."""
-    starts = microbatch.document_starts
+    starts, share = microbatch.document_starts, microbatch.valid_share
+    valid = float(microbatch.loss_mask.sum(dtype=torch.float64))
     return DeviceMicrobatch(
         microbatch.tokens.flatten(),
         microbatch.labels.flatten(),
         microbatch.loss_mask.flatten().to(torch.float32),
         len(microbatch.tokens),
-        float(microbatch.loss_mask.sum(dtype=torch.float64)),
+        valid,
         None if starts is None else Documents.of(starts, lambda tensor: tensor),
         microbatch.positions,
+        mean_weight=valid if share is None else share,
     )
 
 
@@ -259,7 +273,10 @@ def to_device(
 
 def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:
     """Return the same microbatches with another loss scale, ``factor`` times theirs."""
-    return [replace(m, weight_n=m.weight_n * factor) for m in microbatches]
+    return [
+        replace(m, weight_n=m.weight_n * factor, mean_weight=m.mean_weight * factor)
+        for m in microbatches
+    ]
 
 
 def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float]:

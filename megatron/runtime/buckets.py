@@ -1,8 +1,9 @@
 """Which parameters of a rank share a bucket, and which passes touch and read them.
 
-Norms and biases get their gradients in B, matrices in W if the backward is split, and the shards of
-the vocabulary in IB and T. Gradients that are complete after the same passes share buckets, as far
-as their rows fit together (``optimizer.bucket``).
+Norms and biases get their gradients in B. Matrices get theirs in W if the backward is split and
+their layer leaves them to W. The shards of the vocabulary get theirs in IB and T. Gradients that
+are complete after the same passes share buckets, as far as their rows fit together
+(``optimizer.bucket``).
 
 Before replicas reduce a bucket, other ranks of the replica may have to add their summands: the
 tensor-parallel ranks, or the stage with the other copy of a tied matrix. Such parameters have
@@ -15,8 +16,8 @@ from typing import Final, Literal
 
 from torch import nn
 
-from megatron.layers.linear import Linear
 from megatron.layers.vocabulary.input_layer import InputLayer
+from megatron.layers.weight_gradients import deferring_parts
 from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import row_length, share_a_bucket
@@ -141,10 +142,10 @@ def touches(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     products: PassKind = "W" if plan.split_backward else "B"
     sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
-    matrices = {id(part.weight) for part in model.modules() if isinstance(part, Linear)}
+    deferred = {id(weight) for part in deferring_parts(model) for weight in part.deferred}
     for module, chunk in _parts(model):
         for parameter in module.parameters():
-            kind: PassKind = products if id(parameter) in matrices else "B"
+            kind: PassKind = products if id(parameter) in deferred else "B"
             found[id(parameter)].add((kind, chunk))
     for layer, reader in _embeddings(model):
         found[id(layer.weight)].add(("IB", 0) if sharded else ("B", _chunk(reader)))

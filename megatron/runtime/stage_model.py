@@ -5,8 +5,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from megatron.kernels.documents import Documents
-from megatron.layers.recompute import Again
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.parallel.tensor import TensorParallel
@@ -49,13 +48,7 @@ class StageModel(Protocol):
         self,
         chunk: int,
         x_bsh: Tensor,
-        seed: int,
-        iteration: int,
-        microbatch: int,
-        documents: Documents | None = None,
-        positions_bs: Tensor | None = None,
-        left_out: list[Again] | None = None,
-        ahead_bwh: Tensor | None = None,
+        forward_pass: ForwardPass = PLAIN_PASS,
     ) -> Tensor:
         """Run one stage, as ``RankModel.forward`` does."""
         ...

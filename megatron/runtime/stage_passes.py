@@ -1,11 +1,12 @@
 """The passes of a rank: each kind moves data between the model's parts and the activation store.
 
 Names in the store: ``input`` and ``output`` of a stage and their gradients; ``graph``, the
-autograd graph between them; ``left_out``, what R computes for it; ``weights``, the work that B
-leaves to W; ``x``, the input of the output layer; ``ahead``, embeddings of the tokens that follow,
-which the last stage reads for multi-token prediction, and ``ahead_gradient``; ``state``, the result
-of S; ``merged``, the result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work);
-``partial_...``, this rank's part of a sum that a collective forms.
+autograd graph between them, and of losses that layers leave; ``left_out``, what R computes for it;
+``weights``, the work that B leaves to W; ``x``, the input of the output layer; ``ahead``,
+embeddings of the tokens that follow, which the last stage reads for multi-token prediction, and
+``ahead_gradient``; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and
+``sums``, if C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective
+forms.
 
 Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
 all tokens, [n, h], in the order of the ranks' parts: where a tensor comes to them, its ranks gather
@@ -14,16 +15,20 @@ it, within the pass that made it.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass, LayerLosses
 from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
+from megatron.runtime.layer_losses import JoinedLosses, Source
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
@@ -61,6 +66,7 @@ class StagePasses:
         self.store = store
         self._non_finite = NonFiniteDetector()
         self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
+        self._layer_losses = JoinedLosses(model.tensor)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,
             "R": self.recompute,
@@ -107,6 +113,7 @@ class StagePasses:
         self._training = training
         self.model.begin(training=training)
         self._vocabulary.begin(batch, training, predicts_ahead)
+        self._layer_losses.begin(batch)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
@@ -114,7 +121,9 @@ class StagePasses:
 
     def loss(self, device: torch.device) -> Tensor:
         """Return this rank's part of the iteration's loss and of those of the depths, [1 + D]."""
-        return self._vocabulary.loss(device)
+        sums = self._vocabulary.loss(device)
+        self._layer_losses.add_to_(sums)
+        return sums
 
     def merge(
         self, i: int, state: ShardState, statistics_p4n: Tensor
@@ -125,39 +134,47 @@ class StagePasses:
     def forward(self, item: Pass) -> None:
         """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
-        if stage == 0 and not self.plan.treatment.is_sharded:
-            x_buh = self._vocabulary.embed_whole(i)
-        else:
-            x_buh = self.store.take("input", i, stage)
-        left_out: list[Again] = []
-        ahead_bwh = self._embeddings_ahead(i, stage)
+        left_out, losses = list[Again](), LayerLosses()
+        x_buh, ahead_bwh = self._input(i, stage), self._embeddings_ahead(i, stage)
         x_entry, ahead_entry = Entry(), None if ahead_bwh is None else Entry()
         with torch.set_grad_enabled(self._training):
             if self._training:
                 x_buh = x_entry.connect(x_buh)
             if self._training and ahead_entry is not None and ahead_bwh is not None:
                 ahead_bwh = ahead_entry.connect(ahead_bwh)
-            number = i * self._replicas + self._replica
-            own = self._batch[i]
-            y_buh = self.model(
-                item.chunk,
-                x_buh,
-                self._seed,
-                self._iteration,
-                number,
-                own.documents,
-                own.positions_bs,
-                left_out,
-                ahead_bwh,
+            forward_pass = replace(
+                self._forward_pass(i), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
+            y_buh = self.model(item.chunk, x_buh, forward_pass)
+        left = losses.close()
         if self._training:
+            further = self._layer_losses.join(i, item.chunk, left)
             # The edge keeps the graph, but neither what came in nor the output, which is sent away.
-            graph = x_entry, ahead_entry, get_gradient_edge(y_buh), x_buh.shape[1:]
+            graph = x_entry, ahead_entry, get_gradient_edge(y_buh), further, x_buh.shape[1:]
             self.store.put("graph", i, graph, item.chunk)
             if self.plan.recomputes:
                 self.store.put("left_out", i, left_out, item.chunk)
+        self._non_finite.check(i, stage, f"a loss of a layer of stage {stage}", *left)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
+
+    def _input(self, i: int, stage: int) -> Tensor:
+        """Return what a stage reads."""
+        if stage == 0 and not self.plan.treatment.is_sharded:
+            return self._vocabulary.embed_whole(i)
+        x_buh: Tensor = self.store.take("input", i, stage)
+        return x_buh
+
+    def _forward_pass(self, i: int) -> ForwardPass:
+        """Return what a microbatch brings to any stage.
+
+        Dropout is seeded by the microbatch's number within the global batch.
+        """
+        seeds, own = None, self._batch[i]
+        if self._training:
+            number = i * self._replicas + self._replica
+            seeds = DropoutSeeds(self._seed, self._iteration, number)
+        return ForwardPass(seeds, documents=own.documents, positions_bs=own.positions_bs)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the tokens that follow, if this stage predicts from them."""
@@ -187,8 +204,9 @@ class StagePasses:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
-        x_entry, ahead_entry, edge, shape = self.store.take("graph", i, item.chunk)
-        torch.autograd.backward((edge,), (gradient.view(-1, *shape),))
+        x_entry, ahead_entry, edge, further, shape = self.store.take("graph", i, item.chunk)
+        sources = Source(edge, gradient.view(-1, *shape)), *further
+        torch.autograd.backward([s.edge for s in sources], [s.gradient for s in sources])
         if ahead_entry is not None:
             self._hand_back_ahead(i, ahead_entry.take_gradient())
         self._hand_back(i, stage, x_entry.take_gradient())

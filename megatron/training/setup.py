@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
@@ -211,18 +212,16 @@ def make_model(
         tensor_shard=(axis.rank, axis.size),
     )
     tensor = tensor_parallel(axis, groups.device, sequence_parallel=parallel.sequence_parallel)
-    model = RankModel(
-        config,
-        placement,
-        train.dtype,
+    site = Site(
         groups.device,
-        tensor,
-        train.recomputation,
-        vocab_recompute=train.vocab_recompute,
+        train.dtype,
+        tensor=tensor,
+        context=ContextParallel(groups.context),
+        recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
-        context=ContextParallel(groups.context),
     )
+    model = RankModel(config, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
     return model
 

@@ -8,7 +8,7 @@ from megatron.config.command_line import read
 from megatron.config.eight_bit_flags import eight_bit_config
 from megatron.config.resolve import resolve
 from megatron.config.transformer_engine import engine_multiplies
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 
 MOCK = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "

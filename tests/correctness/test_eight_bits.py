@@ -20,8 +20,8 @@ from reference.plain_gpt import GPTOptions, random_parameters
 from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.eight_bits import EightBitConfig
 
 GPT = GPTOptions(
     num_layers=4,

@@ -22,8 +22,8 @@ from reference.plain_eight_bits import linear_of
 from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig, Recipe
 from megatron.layers.recompute import Recomputation
-from megatron.model.eight_bits import EightBitConfig, Recipe
 
 WIDE = replace(GPT, num_layers=2, ffn_hidden_size=192)
 """Blocks of 128 end within a matrix, too."""

@@ -6,8 +6,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
@@ -47,19 +47,13 @@ LLAMA: Final = llama_of(GPT)
 
 def whole_model(
     config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: Kernels | None,
-    **options: Any,
+    site: Site,
 ) -> RankModel:
     """Return all layers and embeddings on one device, with sums of gradients.
 
     Args:
         config: the model; its vocabulary has at most ``ROWS`` entries.
-        dtype: of activations.
-        device: of the model.
-        kernels: of the model; ``None``: those that the device gets.
-        options: further arguments of ``RankModel``.
+        site: of the layers.
     """
     placement = place(
         config,
@@ -69,7 +63,7 @@ def whole_model(
         padded_vocab_size=ROWS,
         vocabulary_shard=None,
     )
-    model = RankModel(config, placement, dtype, device, kernels=kernels, **options)
+    model = RankModel(config, placement, site)
     give_main_grads(model)
     return model
 

@@ -7,8 +7,9 @@ from optimizer.entries import entries
 from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.linear import Linear
+from megatron.layers.linear import Linear, Way
 from megatron.layers.products import Products
+from megatron.layers.site import Site
 from megatron.optimizer.bucket import Bucket
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -21,8 +22,8 @@ def linear(
     products: Products[Any],
     *,
     bias: bool = True,
-    columns: TensorParallel = ALONE,
-    rows: TensorParallel = ALONE,
+    tensor: TensorParallel = ALONE,
+    parallel: Way | None = None,
 ) -> Linear:
     """Return a layer with main gradients, and weights of a seed.
 
@@ -30,19 +31,16 @@ def linear(
         features: in and out, of a rank.
         products: of the layer.
         bias: whether it has one.
-        columns: ranks that share the output.
-        rows: ranks that share the input.
+        tensor: ranks that share it.
+        parallel: what they share, outputs or inputs.
     """
-    layer = Linear(
-        features[0] * rows.size,
-        features[1] * columns.size,
-        bias=bias,
-        device=CPU,
-        dtype=torch.float32,
-        kernels=KERNELS,
-        columns=columns,
-        rows=rows,
-    )
+    site = Site(CPU, torch.float32, tensor=tensor, given_kernels=KERNELS)
+    inputs, outputs = features
+    if parallel == "columns":
+        outputs *= tensor.size
+    elif parallel == "rows":
+        inputs *= tensor.size
+    layer = Linear(inputs, outputs, site, bias=bias, parallel=parallel)
     layer.products = products
     generator = torch.Generator().manual_seed(2)
     for parameter in layer.parameters():

@@ -7,8 +7,10 @@ from optimizer.entries import entries
 from torch import Tensor
 
 from megatron.kernels.cpu.kernels import CpuKernels
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.optimizer.bucket import Bucket
 
 CPU = torch.device("cpu")
@@ -31,7 +33,7 @@ def two_microbatches(
     kernels: CpuKernels, *, split: bool, dtype: torch.dtype, forgets: bool = False
 ) -> Linear:
     """Return a layer that has summed its gradients over two microbatches."""
-    layer = Linear(6, 4, bias=True, device=CPU, dtype=dtype, kernels=kernels)
+    layer = Linear(6, 4, Site(CPU, dtype, given_kernels=kernels), bias=True)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
@@ -65,7 +67,7 @@ def test_sums_are_those_of_autograd_and_of_w_in_every_type() -> None:
 
 def test_without_a_sum_to_add_to_autograd_forms_the_gradient() -> None:
     kernels = AddsItself()
-    layer = Linear(6, 4, bias=False, device=CPU, dtype=torch.float32, kernels=kernels)
+    layer = Linear(6, 4, Site(CPU, torch.float32, given_kernels=kernels), bias=False)
     torch.nn.init.ones_(layer.weight)
     layer(torch.ones(3, 6)).sum().backward()
     assert kernels.added == 0

@@ -9,8 +9,10 @@ from torch import Tensor
 from megatron.kernels.choose import kernels_for
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.parallel import collectives
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -22,9 +24,9 @@ def test_weights_are_dropped_only_in_training() -> None:
     torch.manual_seed(0)
     layer = make_layer(dropout=0.5)
     x = torch.randn(2, 6, 12, dtype=torch.float64)
-    first, second = (DropoutSeeds(1, 0, microbatch, 0) for microbatch in range(2))
-    assert torch.equal(layer(x, seeds=first), layer(x, seeds=first))
-    assert not torch.equal(layer(x, seeds=first), layer(x, seeds=second))
+    first, second = (ForwardPass(DropoutSeeds(1, 0, microbatch, 0)) for microbatch in range(2))
+    assert torch.equal(layer(x, first), layer(x, first))
+    assert not torch.equal(layer(x, first), layer(x, second))
     torch.testing.assert_close(layer(x), make_layer()(x))
 
 
@@ -41,7 +43,7 @@ def test_ranks_drop_different_weights_of_equal_heads(
     axes = [without_groups(rank, 2, split_tokens=False) for rank in range(2)]
     layers = [make_layer(dropout=0.5, tensor=axis) for axis in axes]
     assert torch.equal(layers[0](x), layers[1](x))
-    first, second = (layer(x, seeds=DropoutSeeds(1, 0, 0, 0)) for layer in layers)
+    first, second = (layer(x, ForwardPass(DropoutSeeds(1, 0, 0, 0))) for layer in layers)
     assert torch.allclose(first, second) == fault
 
 
@@ -61,14 +63,11 @@ def make_layer(
         norms = (query, key)
     layer = SelfAttention(
         shape,
+        Site(CPU, torch.float64, tensor=tensor),
         bias=bias,
         qkv_bias=qkv_bias,
         dropout=dropout,
         qk_norms=norms,
-        device=CPU,
-        dtype=torch.float64,
-        kernels=KERNELS,
-        tensor=tensor,
     )
     generator = torch.Generator().manual_seed(1)
     for parameter in layer.parameters():
@@ -143,7 +142,7 @@ def test_layer_is_the_formula_on_megatrons_row_layout(
     )
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
     rotary = RotaryEmbedding(6, 9, 1.0, 10000, CPU) if rope else None
-    output, expected = layer(x, rotary), explicit_layer(layer, x, rope=rope)
+    output, expected = layer(x, ForwardPass(rope=rotary)), explicit_layer(layer, x, rope=rope)
     # the angles are kept in fp32
     torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
     inputs = [x, *layer.parameters()]
@@ -183,7 +182,7 @@ def test_ranks_that_share_heads_drop_other_weights() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(collectives, "all_reduce", lambda partial, operation, axis: partial)
             for seeds in (None, DropoutSeeds(1, 0, 0, 0), DropoutSeeds(1, 0, 0, 0)):
-                layer(x, seeds=seeds)
+                layer(x, ForwardPass(seeds))
     first, first_dropped, first_again, second, second_dropped, _ = contexts
     assert torch.equal(first, second)
     assert torch.equal(first_dropped, first_again)

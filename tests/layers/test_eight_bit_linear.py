@@ -14,10 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import DelayedScales, OwnScales
+from megatron.layers.weight_gradients import defer_weight_gradients
 
 IN, OUT = 32, 48
 FORMS = pytest.mark.parametrize("form", ["e4m3", "hybrid"])

@@ -18,10 +18,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import forget_main_grad, main_grad_of
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import ALONE, Alone, TensorParallel
 
@@ -49,10 +50,10 @@ def layer_of(
     products: Products[Any],
     *,
     bias: bool = True,
-    columns: TensorParallel = ALONE,
-    rows: TensorParallel = ALONE,
+    tensor: TensorParallel = ALONE,
+    parallel: Way | None = None,
 ) -> Linear:
-    return linear((IN, OUT), products, bias=bias, columns=columns, rows=rows)
+    return linear((IN, OUT), products, bias=bias, tensor=tensor, parallel=parallel)
 
 
 def microbatch(seed: int) -> tuple[Tensor, Tensor]:
@@ -217,13 +218,12 @@ class Gathering(Alone):
 @SPLIT
 @pytest.mark.parametrize("way", ["columns", "rows"])
 @RECIPES
-def test_ranks_gather_before_they_round(recipe: str, way: str, split: bool) -> None:
+def test_ranks_gather_before_they_round(recipe: str, way: Way, split: bool) -> None:
     """A rank with the others' tokens has the gradient of one that has all tokens itself."""
     x, grad = (tensor.detach() for tensor in microbatch(0))
     tensor = Gathering()
-    columns, rows = (tensor, ALONE) if way == "columns" else (ALONE, tensor)
     whole = layer_of(engine_products(recipe), bias=False)
-    shared = layer_of(engine_products(recipe), bias=False, columns=columns, rows=rows)
+    shared = layer_of(engine_products(recipe), bias=False, tensor=tensor, parallel=way)
     with torch.no_grad():
         shared.weight.copy_(whole.weight)
     later: list[Work] = []

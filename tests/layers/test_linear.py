@@ -15,9 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from megatron.kernels.autograd import apply
 from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.linear import Linear, defer_weight_gradients
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
 from megatron.model.transformer_layer import TransformerLayer
@@ -54,7 +57,7 @@ Work = Callable[[], None]
 
 
 def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, Bucket]:
-    layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
+    layer = TransformerLayer(config, 0, Site(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
     return layer, Bucket(entries(layer.named_parameters()), kernels_for(CPU, dtype))
 
@@ -71,7 +74,7 @@ def backwards(layer: TransformerLayer, config: ModelConfig, batch: list[Tensor])
     gradients = []
     for microbatch, x_bsh in enumerate(batch):
         x_bsh = x_bsh.clone().requires_grad_()
-        y_bsh = layer(x_bsh, rope, DropoutSeeds(1, 0, microbatch, 0))
+        y_bsh = layer(x_bsh, ForwardPass(DropoutSeeds(1, 0, microbatch, 0), rope))
         y_bsh.backward(torch.sin(y_bsh.detach() * 7))
         assert x_bsh.grad is not None
         gradients.append(x_bsh.grad)
@@ -140,12 +143,12 @@ def test_none_joins_the_backward_again() -> None:
 
 def make_linear(defer: Callable[[Work], None] | None, bias: bool = True) -> Linear:
     """A linear layer [3 -> 5] in float64, with its main gradients."""
-    kernels = kernels_for(CPU, torch.float64)
-    linear = Linear(3, 5, bias=bias, device=CPU, dtype=torch.float64, kernels=kernels)
+    site = Site(CPU, torch.float64)
+    linear = Linear(3, 5, site, bias=bias)
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
-    Bucket(entries(linear.named_parameters()), kernels)
+    Bucket(entries(linear.named_parameters()), site.kernels)
     linear.defer = defer
     return linear
 

@@ -7,9 +7,9 @@ import torch
 from kernels.formulas import explicit_geglu, explicit_gelu, explicit_squared_relu, explicit_swiglu
 from torch import Tensor
 
-from megatron.kernels.choose import kernels_for
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.mlp import MLP, Activation
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 
 CPU = torch.device("cpu")
 FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -21,8 +21,7 @@ FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def make_mlp(activation: Activation, dtype: torch.dtype, bias: bool = True) -> MLP:
-    kernels = kernels_for(CPU, dtype)
-    mlp = MLP(6, 10, activation=activation, bias=bias, device=CPU, dtype=dtype, kernels=kernels)
+    mlp = MLP(6, 10, Site(CPU, dtype), activation=activation, bias=bias)
     for parameter in mlp.parameters():
         torch.nn.init.normal_(parameter)
     return mlp

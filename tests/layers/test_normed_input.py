@@ -21,12 +21,13 @@ from megatron.kernels.cuda.transformer_engine import CUDNN_NORMS, load_transform
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bits import WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.linear import FactoredInput
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.norm import LayerNorm, NormKind, RMSNorm, build_norm
 from megatron.layers.normed_input import read_norm
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import Alone
 
@@ -138,9 +139,11 @@ def test_products_are_of_the_rounded_norm(
             x, part, grad, stream_grad = microbatch(seed)
             x.requires_grad_()
             part.requires_grad_()
-            stream, placeholder = read_norm(reader.layer, norm, x, part)
-            assert placeholder.untyped_storage().nbytes() == 4, "the norm itself is nowhere"
-            y = reader.layer(placeholder)
+            stream, factored = read_norm(reader.layer, norm, x, part)
+            assert isinstance(factored, FactoredInput)
+            memory = factored.placeholder.untyped_storage()
+            assert memory.nbytes() == 4, "the norm itself is nowhere"
+            y = reader.layer(factored)
             torch.autograd.backward([stream, y], [stream_grad, grad])
             total = (x + part).detach().double().requires_grad_()
             exact = formula(kind, total, *parameters, zero_centred=zero_centred)
@@ -311,6 +314,7 @@ def test_a_norm_comes_first_where_its_gradients_would_be_slow() -> None:
     norm = build_norm("RMSNorm", HIDDEN, EPSILON, torch.float32, CPU, ShortRows())
     reader, x = Reader("delayed", norm, split=False), microbatch(0)[0]
     _, normed = read_norm(reader.layer, norm, x, None)
+    assert isinstance(normed, Tensor)
     assert torch.equal(normed, norm(x))
 
 
@@ -322,12 +326,13 @@ def test_the_first_iteration_knows_no_scale_and_reads_the_norm() -> None:
     x, part, *_ = microbatch(0)
     stream, normed = read_norm(narrow_linear((HIDDEN, OUT), products), norm, x, part)
     assert torch.equal(stream, x + part)
+    assert isinstance(normed, Tensor)
     assert torch.equal(normed, norm(x + part))
 
 
-def test_another_input_than_the_one_that_is_expected_is_a_mistake() -> None:
+def test_a_factor_is_read_by_no_other_layer() -> None:
     norm = norm_of("RMSNorm", zero_centred=False)
-    reader, x = Reader("delayed", norm, split=False), microbatch(0)[0]
-    read_norm(reader.layer, norm, x, None)
-    with pytest.raises(AssertionError, match="another input was expected"):
-        reader.layer(x)
+    reader, other = (Reader("delayed", norm, split=False) for _ in range(2))
+    _, factored = read_norm(reader.layer, norm, microbatch(0)[0], None)
+    with pytest.raises(AssertionError, match="a factor of another layer"):
+        other.layer(factored)

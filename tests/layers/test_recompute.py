@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad
-from megatron.layers.recompute import PARTS, Again, Recomputation, prepare
+from megatron.layers.recompute import PARTS, Again, Recomputation
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.transformer_layer import TransformerLayer
@@ -108,16 +110,14 @@ class Chunk:
         self, model: ModelConfig, recomputation: Recomputation, dtype: torch.dtype, split: bool
     ) -> None:
         kernels = ReferenceKernels()
-        self.layers = torch.nn.ModuleList(
-            build_layer(model, i, CPU, dtype, kernels) for i in range(LAYERS)
-        )
+        site = Site(CPU, dtype, recomputation=recomputation, given_kernels=kernels)
+        self.layers = torch.nn.ModuleList(build_layer(model, i, site) for i in range(LAYERS))
         self.recomputation = recomputation
         self.later: list[Callable[[], None]] = []
         torch.manual_seed(1)
         for parameter in self.layers.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
             give_main_grad(parameter, torch.zeros_like(parameter, dtype=torch.float32))
-        prepare(self.layers, recomputation)
         defer_weight_gradients(self.layers, self.later.append if split else None)
         self.x = torch.randn(
             SAMPLES, model.seq_length, model.hidden_size, dtype=dtype, requires_grad=True
@@ -126,7 +126,7 @@ class Chunk:
     def forward(self, left_out: list[Again] | None = None) -> Tensor:
         def run(layer: torch.nn.Module, x: Tensor) -> Tensor:
             assert isinstance(layer, TransformerLayer)
-            result: Tensor = layer(x, None, DropoutSeeds(3, 0, 0, layer.layer_number))
+            result: Tensor = layer(x, ForwardPass(DropoutSeeds(3, 0, 0, layer.layer_number)))
             return result
 
         return self.recomputation.run(list(self.layers), run, self.x, left_out)

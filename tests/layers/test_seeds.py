@@ -9,6 +9,9 @@ from parallel.tensor_axis import without_groups
 
 from megatron.layers.dropout import DropoutSeeds, dropout
 from megatron.layers.seeds import stable_seed
+from megatron.layers.site import Site
+
+CPU = torch.device("cpu")
 
 
 def test_seed_fits_63_bits_and_tells_neighbours_apart() -> None:
@@ -29,7 +32,7 @@ def test_dropout_mask_belongs_to_seed_iteration_microbatch_and_layer(
     other: tuple[int, int, int, int],
 ) -> None:
     def mask(key: tuple[int, int, int, int], use: str = "embedding") -> torch.Tensor:
-        return dropout(torch.ones(256), 0.5, DropoutSeeds(*key), use)
+        return dropout(torch.ones(256), 0.5, DropoutSeeds(*key), use, Site(CPU, torch.float32))
 
     first = mask((1, 3, 4, 5))
     assert not torch.equal(first, mask(other))
@@ -45,7 +48,7 @@ def test_ranks_with_their_own_tokens_drop_what_one_rank_would(
     """Their parts side by side are the whole; for the backward each keeps a byte per element."""
     x_bsh = torch.randn(3, 8, 5).to(dtype).requires_grad_()
     seeds, probability = DropoutSeeds(1, 2, 3, 4), 0.3
-    whole = dropout(x_bsh, probability, seeds, "mlp output")
+    whole = dropout(x_bsh, probability, seeds, "mlp output", Site(CPU, dtype))
     parts, kept = [], list[torch.Tensor]()
 
     def keep(saved: torch.Tensor) -> torch.Tensor:
@@ -56,7 +59,8 @@ def test_ranks_with_their_own_tokens_drop_what_one_rank_would(
         tensor = without_groups(rank, size, split_tokens=True)
         own_buh = tensor.own_tokens(x_bsh)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-            parts.append(dropout(own_buh, probability, seeds, "mlp output", tensor))
+            site = Site(CPU, dtype, tensor=tensor)
+            parts.append(dropout(own_buh, probability, seeds, "mlp output", site))
     side_by_side = torch.cat(parts, dim=1)
     assert torch.equal(side_by_side.eq(0), whole.eq(0))
     tolerance = 0.0 if dtype == torch.float32 else 2**-7

@@ -1,7 +1,7 @@
 """Linear layers that ranks share: what they move when, and what they keep. Nobody else is there."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +10,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.kernels.choose import kernels_for
-from megatron.layers.linear import Linear
+from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import main_grad_of
-from megatron.layers.recompute import again
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, again
+from megatron.layers.site import Site
 from megatron.optimizer.bucket import Bucket
-from megatron.parallel.tensor import ALONE, Alone
+from megatron.parallel.tensor import Alone
 
 CPU = torch.device("cpu")
 T, B, U, IN, OUT = 2, 3, 4, 6, 10
-Way = Literal["columns", "rows"]
 
 
 class Waited:
@@ -86,23 +85,18 @@ class Products(TorchDispatchMode):
         return result
 
 
-def make_linear(way: Way, tensor: Noting, defer: Callable[[Any], None] | None = None) -> Linear:
-    kernels = kernels_for(CPU, torch.float64)
-    columns, rows = (tensor, ALONE) if way == "columns" else (ALONE, tensor)
-    linear = Linear(
-        IN,
-        OUT,
-        bias=True,
-        device=CPU,
-        dtype=torch.float64,
-        kernels=kernels,
-        columns=columns,
-        rows=rows,
-    )
+def make_linear(
+    way: Way,
+    tensor: Noting,
+    defer: Callable[[Any], None] | None = None,
+    recomputation: Recomputation = NO_RECOMPUTATION,
+) -> Linear:
+    site = Site(CPU, torch.float64, tensor=tensor, recomputation=recomputation)
+    linear = Linear(IN, OUT, site, bias=True, parallel=way)
     generator = torch.Generator().manual_seed(5)
     for parameter in linear.parameters():
         parameter.data.normal_(generator=generator)
-    Bucket(entries(linear.named_parameters()), kernels)
+    Bucket(entries(linear.named_parameters()), site.kernels)
     linear.defer = defer
     return linear
 
@@ -170,9 +164,9 @@ def test_nothing_whole_is_kept_for_a_backward_that_is_not_split() -> None:
 @pytest.mark.parametrize("split", [False, True])
 def test_computing_again_ends_before_a_last_product_that_ranks_add_up(split: bool) -> None:
     tensor, deferred = Noting(), list[Callable[[], None]]()
-    linear = make_linear("rows", tensor, deferred.append if split else None)
+    whole_layers = Recomputation(group=1)
+    linear = make_linear("rows", tensor, deferred.append if split else None, whole_layers)
     plain = make_linear("rows", Noting(), None)
-    linear.keeps_first = True
     x, other = (torch.ones((B, T * U, IN // T), dtype=torch.float64) for _ in range(2))
     for leaf in (x, other):
         leaf.requires_grad_()
@@ -204,10 +198,7 @@ def test_an_input_without_gradient_is_not_reduced(way: Way) -> None:
 
 def test_a_rank_alone_runs_pytorchs_own_linear() -> None:
     """So that what one rank computes, and how fast, has nothing to do with sharing."""
-    kernels = kernels_for(CPU, torch.float32)
-    linear = Linear(
-        IN, OUT, bias=True, device=CPU, dtype=torch.float32, kernels=kernels, rows=ALONE
-    )
+    linear = Linear(IN, OUT, Site(CPU, torch.float32), bias=True, parallel="rows")
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
     y = linear(torch.randn(B, U, IN, requires_grad=True))

@@ -12,9 +12,12 @@ from parallel.tensor_axis import shared_by_all
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
-from megatron.layers.linear import Defer, defer_weight_gradients
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.seeds import stable_seed
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import Defer, defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
@@ -111,7 +114,7 @@ def build(
     config: ModelConfig, placement: Placement, dtype: torch.dtype, tensor: TensorParallel = ALONE
 ) -> RankModel:
     """A stage with weights, none of them 0 or 1, that do not depend on the number of ranks."""
-    model = RankModel(config, placement, dtype, CPU, tensor)
+    model = RankModel(config, placement, Site(CPU, dtype, tensor=tensor))
     model.initialise(seed=11)
     with torch.no_grad():
         for owned in model.owned_parameters():
@@ -141,7 +144,7 @@ def run_stage(
     for number in range(MICROBATCHES):
         x_bsh, grad_bsh = (random_tensor(f"{of} {number}", shape).to(dtype) for of in "xg")
         x_buh = tensor.own_tokens(x_bsh).clone().requires_grad_()
-        y_buh = model(0, x_buh, seed=7, iteration=3, microbatch=number)
+        y_buh = model(0, x_buh, ForwardPass(DropoutSeeds(7, 3, number)))
         y_buh.backward(tensor.own_tokens(grad_bsh))
         assert x_buh.grad is not None
         run.outputs.append(y_buh.detach())

@@ -12,15 +12,17 @@ from kernels.engine_stand_in import installed, layernorm_fwd, rmsnorm_fwd
 from model.test_transformer_layer import CPU, GPT, LLAMA
 from torch import Tensor
 
-from megatron.kernels.choose import kernels_for
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.engine_products import EngineProducts
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import main_grad_of
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, prepare
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig, EightBitLayers, linear_layers
+from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.init import init_layer
 from megatron.model.ownership import owned_by
 from megatron.model.transformer_layer import TransformerLayer
@@ -65,19 +67,15 @@ def train(
     is_narrow: bool = True,
 ) -> dict[str, Tensor]:
     """All outputs and gradients of a layer, by name; the second iteration has delayed scales."""
-    kernels = kernels_for(CPU, dtype)
-    layer = build_layer(config, 0, CPU, dtype, kernels)
+    site = Site(CPU, dtype, recomputation=recomputation)
+    layer = build_layer(config, 0, site)
     init_layer(layer, 0, config, seed=1)
-    prepare(layer, recomputation)
     owned = [OptimizedParameter.of(each) for each in owned_by(layer, "", ALONE)]
-    Bucket(owned, kernels)
+    Bucket(owned, site.kernels)
     narrow = EightBitLayers(
         EightBitConfig(transformer_engine=True),
         linear_layers(layer, "") if is_narrow else (),
-        kernels,
-        CPU,
-        dtype,
-        norms_again="layernorm" in recomputation.parts,
+        site,
     )
     later: list[Callable[[], None]] = []
     defer_weight_gradients(layer, later.append if split else None)
@@ -104,7 +102,7 @@ def one(
     generator = torch.Generator().manual_seed(number)
     x, grad = (torch.randn(2, 32, 64, generator=generator).to(dtype) for _ in range(2))
     x.requires_grad_()
-    y = recomputation.run([layer], lambda own, x: own(x, rope), x)
+    y = recomputation.run([layer], lambda own, x: own(x, ForwardPass(rope=rope)), x)
     y.backward(grad * 1e-3)
     assert x.grad is not None
     return {f"output {number}": y.detach(), f"input's gradient {number}": x.grad}

@@ -14,9 +14,11 @@ from torch import Tensor
 from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad, main_grad_of
-from megatron.layers.recompute import Recomputation, prepare
+from megatron.layers.recompute import Part, Recomputation
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
@@ -55,19 +57,19 @@ def results(config: ModelConfig, kernels: Kernels, *, split: bool, again: bool) 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(DEVICE)
 
-    layer = build_layer(config, 0, DEVICE, torch.float32, kernels)
+    parts: frozenset[Part] = frozenset({"core_attn", "layernorm", "mlp"}) if again else frozenset()
+    site = Site(DEVICE, torch.float32, recomputation=Recomputation(parts), given_kernels=kernels)
+    layer = build_layer(config, 0, site)
     for parameter in layer.parameters():
         parameter.data.copy_(0.5 * drawn(*parameter.shape))
         give_main_grad(parameter, torch.zeros_like(parameter))
         parameter.grad = main_grad_of(parameter)
-    if again:
-        prepare(layer, Recomputation(frozenset({"core_attn", "layernorm", "mlp"})))
     work: list[Any] = []
     defer_weight_gradients(layer, work.append if split else None)
     rotation = layer_spec(config, 0).rotation
-    rope = None if rotation is None else rotation.build(DEVICE, torch.float32, kernels)
+    rope = None if rotation is None else rotation.build(site)
     x_bsh = drawn(2, 7, 24).requires_grad_()
-    y_bsh = layer(x_bsh, rope)
+    y_bsh = layer(x_bsh, ForwardPass(rope=rope))
     y_bsh.backward(drawn(2, 7, 24))
     with torch.no_grad():
         for each in work:

@@ -8,8 +8,8 @@ import torch
 from cuda_path import needs_gpus
 from torch import nn
 
-from megatron.kernels.choose import kernels_for
 from megatron.layers.seeds import stable_seed
+from megatron.layers.site import Site
 from megatron.model import init
 from megatron.model.config import ModelConfig
 from megatron.model.init import BLOCK_ROWS, init_layer, initialise
@@ -151,7 +151,7 @@ def test_a_gpu_has_the_numbers_of_the_cpu_if_asked_to() -> None:
 
 
 def initialised(layer_number: int, dtype: torch.dtype = torch.float32) -> TransformerLayer:
-    layer = TransformerLayer(CONFIG, layer_number, CPU, dtype, kernels_for(CPU, dtype))
+    layer = TransformerLayer(CONFIG, layer_number, Site(CPU, dtype))
     init_layer(layer, layer_number, CONFIG, seed=3)
     return layer
 

@@ -8,7 +8,7 @@ from correctness.model_kinds import LIKE
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions, parameter_shapes
 
-from megatron.kernels.choose import kernels_for
+from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import AttentionSpec, layer_spec
@@ -54,7 +54,7 @@ def test_layers_that_rotate_alike_share_a_table() -> None:
         placement = place(
             config, [(0, 0)], 0, layers=[4], padded_vocab_size=32, vocabulary_shard=None
         )
-        ropes = RankModel(config, placement, torch.float32, CPU).ropes
+        ropes = RankModel(config, placement, Site(CPU, torch.float32)).ropes
         assert list(ropes) == [0, 1, 2, 3]
         assert len({id(own) for own in ropes.values() if own is not None}) == tables
 
@@ -69,7 +69,7 @@ def test_a_window_that_hides_nothing_leaves_attention_to_the_fast_kernels() -> N
 @pytest.mark.parametrize("name", LIKE)
 def test_layers_have_the_parameters_of_the_plain_model(name: str) -> None:
     config = model(name)
-    layer = build_layer(config, 0, CPU, torch.float32, kernels_for(CPU, torch.float32))
+    layer = build_layer(config, 0, Site(CPU, torch.float32))
     assert isinstance(layer, ParallelLayer) == config.parallel_attn
     prefix = "decoder.layers.0."
     expected = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model.shared_stage import GPT, LLAMA, QWEN, WHOLE
 from parallel.tensor_axis import without_groups
 
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.cut_faults import faults_of_cut
 from megatron.model.ownership import OwnedParameter
@@ -40,7 +41,8 @@ def owned_by_rank(
     config: ModelConfig, rank: int, size: int, split_tokens: bool, device: str = "cpu"
 ) -> list[OwnedParameter]:
     tensor = without_groups(rank, size, split_tokens=split_tokens)
-    model = RankModel(config, WHOLE, torch.float32, torch.device(device), tensor)
+    site = Site(torch.device(device), torch.float32, tensor=tensor)
+    model = RankModel(config, WHOLE, site)
     if device == "cpu":
         model.initialise(seed=3)
     owned = list(model.owned_parameters())

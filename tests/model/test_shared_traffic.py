@@ -9,8 +9,10 @@ from model.shared_stage import BATCH, GPT, MIDDLE, build
 from parallel.tensor_axis import without_groups
 from torch import Tensor
 
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
@@ -68,7 +70,7 @@ def test_two_pairs_forward_and_two_backward(
     work: list[object] = []
     defer_weight_gradients(model, work.append if split_backward else None)
     shape = (BATCH, CONFIG.seq_length // tensor.sequence_parts, CONFIG.hidden_size)
-    y = model(0, torch.randn(shape, requires_grad=True), seed=1, iteration=0, microbatch=0)
+    y = model(0, torch.randn(shape, requires_grad=True), ForwardPass(DropoutSeeds(1, 0, 0)))
     count(sent, **({"all_gather": 2, "reduce_scatter": 2} if split_tokens else {"all_reduce": 2}))
     y.backward(torch.randn_like(y))
     if not split_tokens:

@@ -8,6 +8,9 @@ import torch
 from correctness.short_runs import LAYOUTS, Job, Layout
 from reference.plain_gpt import GPTOptions, parameter_shapes
 
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.site import Site
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.parallel.box import Box, check_tiling
@@ -51,8 +54,7 @@ def models(layout: Layout, options: GPTOptions) -> list[RankModel]:
                 padded_vocab_size=config.parallel.padded_vocab_size,
                 vocabulary_shard=None if layout.vocabulary == "none" else (rank, layout.ranks),
             ),
-            torch.float32,
-            CPU,
+            Site(CPU, torch.float32),
         )
         for rank in range(layout.ranks)
     ]
@@ -147,7 +149,7 @@ def test_dropout_and_weights_do_not_depend_on_the_placement(
         ranks = chunked(options, order, share, dropout=0.3)
         x_bsh = torch.randn(2, 5, options.hidden_size, generator=torch.Generator().manual_seed(1))
         for rank, chunk in order:
-            x_bsh = ranks[rank](chunk, x_bsh, seed=7, iteration=3, microbatch=2)
+            x_bsh = ranks[rank](chunk, x_bsh, ForwardPass(DropoutSeeds(7, 3, 2)))
         outputs.append(x_bsh)
     assert torch.equal(*outputs)
     assert outputs[0].isfinite().all()
@@ -170,6 +172,6 @@ def chunked(
         placement = place(
             config, stages, rank, layers=layers, padded_vocab_size=32, vocabulary_shard=None
         )
-        ranks.append(RankModel(config, placement, torch.float32, CPU))
+        ranks.append(RankModel(config, placement, Site(CPU, torch.float32)))
         ranks[-1].initialise(seed=11)
     return ranks

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.documents import Documents
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.model.stage import RankModel
 
 META = torch.device("meta")
@@ -42,7 +45,8 @@ def model_of(
 ) -> RankModel:
     """Return the whole model on the meta device."""
     kernels = counted_kernels(dtype)
-    model = whole_model(config, dtype, META, kernels, recomputation=recomputation, **options)
+    site = Site(META, dtype, recomputation=recomputation, given_kernels=kernels, **options)
+    model = whole_model(config, site)
     model.begin(training=True)
     return model
 
@@ -62,7 +66,8 @@ def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str]
     for chunk in model.chunks:
         defer_weight_gradients(chunk, work.append)
     with Operators() as operators:
-        y_bsh = model(0, x_bsh, 1, 0, 0, documents, ahead_bwh=ahead_bwh)
+        seeds = DropoutSeeds(1, 0, 0)
+        y_bsh = model(0, x_bsh, ForwardPass(seeds, documents=documents, ahead_bwh=ahead_bwh))
         torch.autograd.backward((y_bsh,), (torch.empty_like(y_bsh),))
         with torch.no_grad():
             for each in work:

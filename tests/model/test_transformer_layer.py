@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.kernels.choose import kernels_for
 from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
 from megatron.model.transformer_layer import TransformerLayer
@@ -41,7 +42,7 @@ QWEN = replace(LLAMA, swiglu=False, squared_relu=True, add_qkv_bias=True, rotary
 
 
 def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TransformerLayer:
-    layer = TransformerLayer(config, 0, CPU, dtype, kernels_for(CPU, dtype))
+    layer = TransformerLayer(config, 0, Site(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
     return layer
 
@@ -53,10 +54,10 @@ def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) ->
         assert isinstance(norm.weight, torch.Tensor)
         torch.nn.init.normal_(norm.weight)  # or the one would pass for the other
     rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU) if config is not GPT else None
-    x = torch.randn(2, 8, 16, dtype=torch.float64)
-    middle = x + layer.self_attention(layer.input_layernorm(x), rope)
+    turning, x = ForwardPass(rope=rope), torch.randn(2, 8, 16, dtype=torch.float64)
+    middle = x + layer.self_attention(layer.input_layernorm(x), turning)
     expected = middle + layer.mlp(layer.pre_mlp_layernorm(middle))
-    torch.testing.assert_close(layer(x, rope), expected)
+    torch.testing.assert_close(layer(x, turning), expected)
 
 
 def test_gradients_of_the_whole_block() -> None:
@@ -99,7 +100,7 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
     x = torch.randn(2, 8, 16, dtype=torch.float64)
 
     def run(microbatch: int) -> torch.Tensor:
-        y: torch.Tensor = layer(x, seeds=DropoutSeeds(1, 0, microbatch, 0))
+        y: torch.Tensor = layer(x, ForwardPass(DropoutSeeds(1, 0, microbatch, 0)))
         return y
 
     first = run(0)
@@ -112,9 +113,10 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
 def test_bf16_stays_close_to_float64(config: ModelConfig) -> None:
     config = replace(config, init_method_std=0.1)
     rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU, interleaved=config.rotary_interleaved)
+    turning = ForwardPass(rope=rope)
     x = torch.randn(2, 8, 16).bfloat16()
     narrow_layer, wide_layer = (make_layer(config, t) for t in (torch.bfloat16, torch.float64))
     wide_layer.load_state_dict(narrow_layer.state_dict())
-    narrow, wide = narrow_layer(x, rope), wide_layer(x.double(), rope)
+    narrow, wide = narrow_layer(x, turning), wide_layer(x.double(), turning)
     assert narrow.dtype == torch.bfloat16
     assert ((narrow.double() - wide).norm() / wide.norm()).item() < 1e-2

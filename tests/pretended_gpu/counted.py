@@ -15,14 +15,17 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions
-from megatron.layers.linear import defer_weight_gradients
+from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.recompute import Recomputation
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.model.stage import RankModel
 
 Where = Literal["pretended GPU", "meta"]
@@ -128,7 +131,8 @@ def _of_case(where: Where, case: Case) -> dict[str, Launches]:
     with _device(where) as (device, kernels), Counter() as counter:
         own = kernels(case.dtype)
         chosen = own if where == "meta" else None
-        model = whole_model(case.config, case.dtype, device, chosen, **case.options)
+        site = Site(device, case.dtype, given_kernels=chosen, **case.options)
+        model = whole_model(case.config, site)
         for parameter in {id(each): each for each in model.parameters()}.values():
             parameter.register_post_accumulate_grad_hook(adds(own))
         for name in ("whole", "split"):
@@ -145,7 +149,7 @@ def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, n
     ahead_bwh = _empty(case, device, 2, tokens + depths - 1) if depths else None
     grad = _empty(case, device, 2 * (1 + depths), tokens)
     with counter.part(f"{name} F"):
-        y_bsh = model(0, x_bsh, 1, 0, 0, ahead_bwh=ahead_bwh)
+        y_bsh = model(0, x_bsh, ForwardPass(DropoutSeeds(1, 0, 0), ahead_bwh=ahead_bwh))
     with counter.part(f"{name} B"):
         torch.autograd.backward((y_bsh,), (grad,))
     with counter.part(f"{name} W"), torch.no_grad():

@@ -21,10 +21,11 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.softmax import LossOptions
-from megatron.layers.linear import defer_weight_gradients
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
@@ -148,7 +149,7 @@ def _count_layer(counter: Counter, kernels: Kernels) -> None:
         attention_dropout=0.0,
         hidden_dropout=0.0,
     )
-    layer = TransformerLayer(config, 0, DEVICE, torch.bfloat16, kernels)
+    layer = TransformerLayer(config, 0, Site(DEVICE, torch.bfloat16, given_kernels=kernels))
     for parameter in layer.parameters():
         give_main_grad(parameter, torch.empty(parameter.shape, device=DEVICE))
         parameter.register_post_accumulate_grad_hook(adds(kernels))
@@ -158,7 +159,7 @@ def _count_layer(counter: Counter, kernels: Kernels) -> None:
         x_bsh = torch.empty(1, TOKENS, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
         x_bsh.requires_grad_()
         with counter.part("F"):
-            y_bsh = layer(x_bsh, None)
+            y_bsh = layer(x_bsh)
         grad = torch.empty_like(y_bsh)
         with counter.part("split B" if split else "B"):
             torch.autograd.backward((y_bsh,), (grad,))

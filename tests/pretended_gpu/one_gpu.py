@@ -15,7 +15,7 @@ from pretended_gpu.launches import Counter, Part, count, launch_rows, step_rows
 from pretended_gpu.pool import GpuPool
 
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.model import stage
+from megatron.layers import site
 from megatron.model.flops import iteration_flops
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.groups import single_rank
@@ -71,7 +71,7 @@ def _kernels(which: str) -> AbstractContextManager[Any]:
     """Return a context in which models get these kernels."""
     if which == "chosen":
         return nullcontext()
-    return patch.object(stage, "kernels_for", lambda device, dtype: ReferenceKernels())
+    return patch.object(site, "kernels_for", lambda device, dtype: ReferenceKernels())
 
 
 def tables(gpus: GpuPool) -> list[str]:

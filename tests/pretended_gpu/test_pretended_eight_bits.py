@@ -17,8 +17,8 @@ from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
-from megatron.model.eight_bits import EightBitConfig
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")

@@ -35,6 +35,10 @@ class Microbatch(Protocol):
     def positions(self) -> torch.Tensor | None:
         """Not read here: positions other than those of the sample."""
 
+    @property
+    def valid_share(self) -> float | None:
+        """Not read here: what a rank has of tokens that count, if ranks share samples."""
+
 
 @dataclass(frozen=True, eq=False)
 class RandomMicrobatch:
@@ -46,6 +50,7 @@ class RandomMicrobatch:
         loss_mask: float32 [b, s].
         document_starts: documents are not told apart.
         positions: these are those of the sample.
+        valid_share: nobody shares the samples.
     """
 
     tokens: torch.Tensor
@@ -53,6 +58,7 @@ class RandomMicrobatch:
     loss_mask: torch.Tensor
     document_starts: None = None
     positions: None = None
+    valid_share: None = None
 
     @classmethod
     def draw(

@@ -87,6 +87,7 @@ def test_all_of_an_iteration_lies_in_one_buffer(dtype: torch.dtype, apart: bool)
             float(source.loss_mask.sum()),
             None if starts is None else Documents.of(starts, torch.clone),
             source.positions if apart else None,
+            mean_weight=float(source.loss_mask.sum()) * (3.0 / (2 * 3 * 21)),
         )
         assert same(found, expected)
         tensors = [found.tokens_n, found.targets_n, found.positions_bs]

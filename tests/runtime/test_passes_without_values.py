@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
@@ -85,16 +86,15 @@ class Rank:
         self.tensor = tensor_parallel(axis, META, sequence_parallel=sequence_parallel)
         context = ContextParallel(ConnectedAxis("context", 0, tuple(range(context_ranks))))
         dtype = torch.bfloat16
-        self.model = RankModel(
-            config,
-            placement,
-            dtype,
+        site = Site(
             META,
-            self.tensor,
+            dtype,
+            tensor=self.tensor,
             context=context,
-            kernels=counted_kernels(dtype),
+            given_kernels=counted_kernels(dtype),
             **options,
         )
+        self.model = RankModel(config, placement, site)
         give_main_grads(self.model)
         self.store = ActivationStore()
         self.passes = StagePasses(self.model, self.plan, rank, self.store, seed=1)

@@ -12,7 +12,7 @@ from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import prepared, whole_and_resumed
 
 from megatron.config.run_config import RunConfig
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 
 DELAYED = EightBitConfig(history=2, takes_largest=True)
 ANEW = "--fp8-recipe delayed begins anew"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megatron.layers.site import Site
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement
@@ -142,7 +143,7 @@ def make_stage(case: BenchmarkCase, index: int, stages: int, device: torch.devic
         input_shard=vocabulary if stage.is_first else None,
         output_shard=vocabulary if stage.is_last else None,
     )
-    ours = RankModel(config, placement, case.torch_dtype, device)
+    ours = RankModel(config, placement, Site(device, case.torch_dtype))
     ours.initialise(SEED)
     stage.load_state_dict({own.name: own.parameter for own in ours.owned_parameters()}, assign=True)
     return stage

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS
 from megatron.model.placement import place
@@ -253,5 +254,5 @@ def tensor_shapes(model: ModelConfig) -> dict[str, Shape]:
         padded_vocab_size=model.vocab_size,
         vocabulary_shard=None,
     )
-    whole = RankModel(model, placement, torch.float32, torch.device("meta"))
+    whole = RankModel(model, placement, Site(torch.device("meta"), torch.float32))
     return {owned.name: owned.global_shape for owned in whole.owned_parameters()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.site import Site
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
@@ -54,7 +55,8 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     device = torch.device("meta")
     axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
     tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
-    model = RankModel(config.model, placement, config.train.dtype, device, tensor)
+    site = Site(device, config.train.dtype, tensor=tensor)
+    model = RankModel(config.model, placement, site)
     replicas = parallel.replicas
     whole = keeps_whole(config.optimizer)
     buckets = make_buckets(

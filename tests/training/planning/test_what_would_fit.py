@@ -9,7 +9,7 @@ from training.planning.test_dry_run import config, few
 
 from megatron.config.recompute_flags import EVERY_LAYER
 from megatron.config.run_config import RunConfig
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
 from megatron.training.planning.dry_run import dry_run

@@ -9,6 +9,7 @@ import torch
 
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
+from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
@@ -70,18 +71,18 @@ class CountedRank:
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
-        self._model = model = RankModel(
-            subject.model,
-            part.placement,
-            subject.dtype,
+        site = Site(
             META,
-            self._tensor(),
-            part.recomputation,
-            vocab_recompute=subject.vocab_recompute,
+            subject.dtype,
+            tensor=self._tensor(),
+            context=ContextParallel(self._groups.context),
+            recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
-            context=ContextParallel(self._groups.context),
-            kernels=counted_kernels(subject.dtype),
+            given_kernels=counted_kernels(subject.dtype),
+        )
+        self._model = model = RankModel(
+            subject.model, part.placement, site, vocab_recompute=subject.vocab_recompute
         )
         owned = list(model.owned_parameters())
         self._parameters = _elements(owned)

@@ -8,9 +8,9 @@ import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.config import DocumentsConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.model.placement import Placement, place
 from megatron.parallel.grid import Grid
 from megatron.schedules.plan import Plan

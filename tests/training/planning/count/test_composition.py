@@ -9,9 +9,9 @@ import pytest
 from training.planning.count.counting import FURTHER, LLAMA, MODEL, counted, plan_of, run_of
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount, RankCount, Step

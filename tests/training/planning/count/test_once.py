@@ -7,7 +7,7 @@ import pytest
 from training.planning.count.counting import LLAMA, counted, run_of
 
 from megatron.config.run_config import RunConfig
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning.dry_run import dry_run

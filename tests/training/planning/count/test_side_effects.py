@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training.planning.count.counting import MODEL, counted, run_of
 
-from megatron.model.eight_bits import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.simulator.costs.count import RankCount
 from megatron.training.planning.count import optimizer
 from megatron.training.planning.count import run as counting_run

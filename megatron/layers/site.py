@@ -1,0 +1,62 @@
+"""The site of a layer: what it is built in. A new axis is a field here, and changes no signature.
+
+Every part of a layer is built from its own sizes and the site. The site says where parameters live
+and in which type, which kernels compute, which ranks share the layer, what the backward computes
+again and what is multiplied in 8 bits.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from megatron.kernels.choose import kernels_for
+from megatron.kernels.face import Kernels
+from megatron.kernels.wide_norms import WideNorms
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
+from megatron.parallel.tensor import ALONE, TensorParallel
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the layers of a rank are built in.
+
+    Attributes:
+        device: where parameters live.
+        dtype: of parameters and activations.
+        tensor: the ranks that share the layers.
+        context: the ranks that share every sequence.
+        recomputation: what the backward computes again.
+        wide_stream: the residual stream, and the tensors between stages, are in fp32.
+        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
+        given_kernels: take the place of the fastest kernels for the device and the type, and form
+            the norms of a wide stream too; ``None``: kernels are chosen.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    tensor: TensorParallel = ALONE
+    context: ContextParallel = WHOLE_SEQUENCES
+    recomputation: Recomputation = NO_RECOMPUTATION
+    wide_stream: bool = False
+    eight_bits: EightBitConfig | None = None
+    given_kernels: Kernels | None = None
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The kernels of the device and the type."""
+        return self.given_kernels or kernels_for(self.device, self.dtype)
+
+    @cached_property
+    def stream_kernels(self) -> Kernels:
+        """The kernels for norms of the residual stream."""
+        if not self.wide_stream:
+            return self.kernels
+        return WideNorms(self.device, kernels=self.given_kernels)
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Type of the residual stream."""
+        return torch.float32 if self.wide_stream else self.dtype
