@@ -41,10 +41,13 @@ def test_cells_of_eight_gpus_are_as_near_as_with_shares_of_their_own() -> None:
     assert mean(errors) <= 2.72
 
 
-def test_peaks_are_within_three_percent_in_the_mean() -> None:
-    errors = [abs(own.memory) for own in said()]
-    assert len(errors) == sum(errors.runs for errors in PAPER.values())
-    assert mean(errors) < 3
+def test_peaks_are_within_two_percent_but_for_split_vocabularies_in_v_half() -> None:
+    found = said()
+    assert len(found) == sum(errors.runs for errors in PAPER.values())
+    assert mean(abs(own.memory) for own in found) < 1
+    for own in found:
+        open_cause = (own.cell.schedule, own.cell.method) == ("v-half", "Vocab-1")
+        assert abs(own.memory) < (4 if open_cause else 2.1)
 
 
 def test_what_a_dry_run_may_say_of_the_paper_is_what_the_docs_say() -> None:

@@ -1,10 +1,12 @@
 """vocabulary_runs.py: passes of the vocabulary, and the memory of the paper's runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from megatron.schedules.treatments import TREATMENTS
 from tools.predictions.counted_layer import Shape
-from tools.predictions.vocabulary_memory import parameters, peak
+from tools.predictions.vocabulary_memory import parameters, peak, sizes
 from tools.predictions.vocabulary_runs import VocabularyRun, vocabulary_passes
 
 GPT = Shape(3072, 24, 2048, 256_000, dropout=True)
@@ -20,15 +22,29 @@ def test_passes_have_the_products_of_their_treatment(name: str) -> None:
             assert passes[kind].flops == products * one
 
 
-def test_memory_by_hand() -> None:
-    """One rank and one microbatch: a layer, the whole vocabulary, and B at work."""
-    run = VocabularyRun(GPT, 1, 1, 1, "1f1b", "none", shortened=False)
-    u, logits = GPT.activation, GPT.tokens * GPT.vocab_size
-    both = 2 * GPT.vocab_size * GPT.hidden_size
-    static = 16 * (GPT.parameters + GPT.seq_length * GPT.hidden_size + both)
-    kept = GPT.kept + 2 * u + 4 * logits
-    assert parameters(run) == [static // 16]
-    assert peak(run) == static + kept + max(9 * u + 2 * logits, both - kept)
+@pytest.mark.parametrize(("seq_length", "in_step"), [(2048, True), (8192, False)])
+def test_memory_by_hand(seq_length: int, in_step: bool) -> None:
+    """One rank and one microbatch: a layer, the whole vocabulary, and B or the step at work."""
+    gpt = replace(GPT, seq_length=seq_length)
+    run = VocabularyRun(gpt, 1, 1, 1, "1f1b", "none", shortened=False)
+    u, logits = gpt.activation, gpt.tokens * gpt.vocab_size
+    both = 2 * gpt.vocab_size * gpt.hidden_size
+    count = gpt.parameters + gpt.seq_length * gpt.hidden_size + both
+    kept = gpt.kept + 2 * u + 4 * logits
+    in_backward = 16 * count + kept + max(9 * u + 2 * logits, both - kept)
+    assert parameters(run) == [count]
+    assert (20 * count > in_backward) == in_step
+    assert peak(run) == (20 * count if in_step else in_backward)
+
+
+def test_a_dense_gradient_comes_beside_what_waits_for_w() -> None:
+    """A B without W has let go of the layer when it forms the input layer's gradient."""
+    dense = 2 * GPT.vocab_size * GPT.hidden_size
+    for schedule, layers, freed in (("1f1b", 2, GPT.kept), ("v-half", 4, 0)):
+        run = VocabularyRun(GPT, layers, 2, 4, schedule, "none", shortened=False)
+        working = sizes(run).working["B"]
+        assert isinstance(working, list)
+        assert working[0][0] == dense - freed
 
 
 def test_a_split_vocabulary_levels_memory() -> None:

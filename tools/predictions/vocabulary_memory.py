@@ -1,7 +1,8 @@
 """Peak memory of the runs of arXiv 2411.05288, from what Megatron-LM keeps and works with.
 
 What the first stage and the passes of the vocabulary hold follows the authors' code
-(github.com/sail-sg/VocabularyParallelism) and Megatron-LM's.
+(github.com/sail-sg/VocabularyParallelism; of V-Half sail-sg/zero-bubble-pipeline-parallelism) and
+Megatron-LM's.
 """
 
 from typing import Final
@@ -14,6 +15,10 @@ from tools.predictions.vocabulary_runs import VocabularyRun
 PARAMETER: Final = 16
 """Bytes of a parameter with ``--fp16``: weight and gradient (2 each), Adam's fp32 weight, mean and
 variance (12)."""
+
+STEP: Final = 4
+"""Bytes of a parameter that the optimizer's step takes beside: fp32 copies of its gradient
+(``_copy_model_grads_to_main_grads``), when no activations are held."""
 
 HELD_LOGIT: Final = 4
 WORKING_LOGIT: Final = 2
@@ -38,7 +43,8 @@ RECEIVED: Final = 2
 
 def peak(run: VocabularyRun) -> float:
     """Return the bytes of the fullest rank of a run."""
-    return max(peak_bytes(run.program.plan, sizes(run)))
+    step = (PARAMETER + STEP) * max(parameters(run))
+    return max(step, *peak_bytes(run.program.plan, sizes(run)))
 
 
 def sizes(run: VocabularyRun) -> Sizes:
@@ -61,7 +67,8 @@ def sizes(run: VocabularyRun) -> Sizes:
         kept[last[0]][last[1]] += exponentials
         for kind in ("F", "B"):
             working[kind][last[0]][last[1]] += WORKING_LOGIT * logits
-        at_end = dense - kept[first[0]][first[1]]  # by then B has let go of the layers
+        # By then B has let go of the layers, unless ``WeightGradStore`` keeps their factors for W.
+        at_end = dense - (kept[first[0]][first[1]] if run.chunks == 1 else 0)
         working["B"][first[0]][first[1]] = max(working["B"][first[0]][first[1]], at_end)
         factors = [list(own) for own in kept]
         factors[last[0]][last[1]] -= (HELD_LOGIT - HALF) * logits
