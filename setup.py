@@ -60,7 +60,6 @@ setup(
         "torch>=2.6",
         "numpy>=1.26",
         "sentencepiece>=0.2",
-        "tyro>=0.9",
         "rich>=13",
     ],
     extras_require={

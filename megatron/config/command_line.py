@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import tyro
+from textwrap import fill
 
 from megatron.config.checks import check
-from megatron.config.declare import all_declarations, filled, parser_of, parser_of_given
+from megatron.config.declare import (
+    Declaration,
+    all_declarations,
+    declarations,
+    filled,
+    groups_of,
+)
 from megatron.config.flags import Flags
 from megatron.config.resolve import number_of_replicas, resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.saved_model import add_saved_model
 from megatron.config.words import sort_words
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,13 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     Raises:
         SystemExit: with 0 after ``--help``.
     """
+    if not {"-h", "--help"}.isdisjoint(argv):
+        if speak:
+            print(help_text(Flags))
+        raise SystemExit(0)
     words = sort_words(argv, all_declarations(Flags), world_size)
     add_saved_model(words)
-    if not {"-h", "--help"}.isdisjoint(argv):
-        _parsed(parser_of(Flags), ["--help"], speak)
-    given: object = _parsed(parser_of_given(Flags, words.given), words.words, speak)
-    flags = with_default_batch(filled(Flags, vars(given)), world_size)
+    flags = with_default_batch(filled(Flags, words.given), world_size)
     found = check(flags, world_size, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
@@ -83,21 +86,25 @@ def with_default_batch(flags: Flags, world_size: int) -> Flags:
     return replace(flags, train=replace(train, global_batch_size=batch))
 
 
-def _parsed(parser: type[T], words: Sequence[str], speak: bool) -> T:
-    """Return what the words make of a dataclass that is annotated for tyro."""
-    try:
-        return tyro.cli(
-            parser,
-            prog="pretrain_gpt.py",
-            args=words,
-            config=(
-                tyro.conf.OmitArgPrefixes,
-                tyro.conf.FlagCreatePairsOff,
-                tyro.conf.HelptextFromCommentsOff,
-            ),
-            console_outputs=speak,
-        )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise ValueError(f"{' '.join(words)}: these words make no flags; see --help") from end
+def help_text(flags: type) -> str:
+    """Return the meaning of every flag, group by group.
+
+    Args:
+        flags: dataclass of groups.
+    """
+    lines = ["usage: pretrain_gpt.py [flags]", "", str(flags.__doc__)]
+    for group in groups_of(flags).values():
+        lines += ["", f"{str(group.__doc__).rstrip('.')}:"]
+        for declared in declarations(group):
+            words = f"{declared.facts.help} ({_default(declared)})"
+            lines.append(f"  {declared.option} {declared.metavar}".rstrip())
+            lines.append(fill(words, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
+    return "\n".join(lines)
+
+
+def _default(declared: Declaration) -> str:
+    words = declared.default_words
+    return words if words == "required" else f"default: {words}"
+
+
+_INDENT = " " * 8

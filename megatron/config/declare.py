@@ -11,12 +11,11 @@ between alternatives. ``pairing`` judges them.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     Literal,
     TypeVar,
@@ -25,8 +24,6 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-
-import tyro
 
 from megatron.simulator.costs.redistribute import MOST_LAYERS
 
@@ -189,6 +186,14 @@ class Declaration:
             return f"{given}: choose one of {', '.join(self.choices)}{instead}"
         return self._no_number(words[0])
 
+    def value(self, words: Sequence[str]) -> Any:
+        """Return the value of the words behind the flag, in which there is no fault."""
+        if self.kind is bool:
+            return True
+        if get_origin(self.kind) is tuple:
+            return tuple(words)
+        return words[0] if get_origin(self.kind) is Literal else self.kind(words[0])
+
     def _no_number(self, word: str) -> str | None:
         """Return the fault of the word of a flag for a number; ``None`` if it is one."""
         if self.kind not in (int, float):
@@ -208,7 +213,7 @@ class Declaration:
         return word in self.choices
 
     def _dashed(self, words: Sequence[str]) -> str | None:
-        """The first word that the parser would take for a flag; numbers may be negative."""
+        """The first word that looks like a flag; numbers may be negative."""
         if self.choices or self.kind in (int, float):
             return None
         dashed = (word for word in words if word.startswith("-"))
@@ -265,68 +270,22 @@ def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
     return Declaration(field.name, kind, field.default, field.metadata["facts"])
 
 
-def parser_of(flags: type[T]) -> type[T]:
-    """Derive the same dataclass of groups with annotations for tyro, the parser.
-
-    If a required flag is missing, its value becomes ``None``, so that the checks can report all
-    missing flags at once.
-    """
-    groups = [
-        (name, _parser_group(group), dataclasses.field())
-        for name, group in groups_of(flags).items()
-    ]
-    namespace = {"__doc__": flags.__doc__}
-    return dataclasses.make_dataclass(
-        flags.__name__, groups, bases=(flags,), namespace=namespace, frozen=True
-    )
-
-
-def parser_of_given(flags: type, options: Collection[str]) -> type:
-    """Derive a flat dataclass with annotations for tyro that has some of the flags.
-
-    To learn all of them takes tyro a tenth of a second, several times what some take.
+def filled(flags: type[T], given: Mapping[str, Sequence[str]]) -> T:
+    """Return a dataclass of groups with what the words of a command line say.
 
     Args:
-        flags: dataclass of groups.
-        options: which flags, as they stand on a command line.
+        flags: its class.
+        given: the words behind each flag that is given, of which none is unreadable; every other
+            flag has its default, and ``None`` if it is required.
     """
-    declared = all_declarations(flags)
-    fields = [_parser_field(declared[option]) for option in options]
-    return dataclasses.make_dataclass("Given", fields, frozen=True)
 
+    def value(declared: Declaration) -> Any:
+        if declared.option in given:
+            return declared.value(given[declared.option])
+        return None if declared.default is dataclasses.MISSING else declared.default
 
-def filled(flags: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of groups with some values by name, and defaults for the rest.
-
-    If a required flag is missing, its value becomes ``None``, as with ``parser_of``.
-    """
     groups = {
-        name: group(
-            **{own.name: values.get(own.name, _parser_default(own)) for own in declarations(group)}
-        )
+        name: group(**{own.name: value(own) for own in declarations(group)})
         for name, group in groups_of(flags).items()
     }
     return flags(**groups)
-
-
-def _parser_default(declared: Declaration) -> Any:
-    return None if declared.default is dataclasses.MISSING else declared.default
-
-
-def _parser_field(declared: Declaration) -> tuple[str, Any, Any]:
-    required, default = declared.default is dataclasses.MISSING, _parser_default(declared)
-    hint = None
-    if required or declared.facts.unset:
-        hint = f"({'required' if required else 'default: ' + declared.facts.unset})"
-    argument = tyro.conf.arg(
-        help=declared.facts.help, metavar=declared.metavar or None, help_behavior_hint=hint
-    )
-    kind = declared.kind if default is not None else declared.kind | None
-    return declared.name, Annotated[kind, argument], dataclasses.field(default=default)
-
-
-def _parser_group(group: type) -> type:
-    fields = [_parser_field(declared) for declared in declarations(group)]
-    return dataclasses.make_dataclass(
-        group.__name__, fields, bases=(group,), namespace={"__doc__": group.__doc__}, frozen=True
-    )

@@ -1,13 +1,11 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import tyro
 from command_lines import with_flags
 
 from megatron.config import checks, job_rules
@@ -555,16 +553,6 @@ def test_a_word_that_begins_with_a_dash_hides_no_other_mistake(base: dict[str, s
     assert [line.split(":")[0] for line in lines] == ["--profile-dir -x", "--data-path", "--lr 0.0"]
     assert "./-x" in lines[0]
     assert "[WEIGHT] PREFIX" in lines[1]
-
-
-def test_words_that_the_parser_refuses_are_an_error_like_any_other(
-    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        sys.exit(2)
-
-    monkeypatch.setattr(tyro, "cli", refuse)
-    assert "see --help" in refusal(base)
 
 
 def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
