@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.declare import Declaration, declarations, groups_of
-    from megatron.config.flags import Flags
+    from megatron.config.declare import Declaration, declarations
+    from megatron.config.flags import GROUPS
     from megatron.config.foreign.answer import Answer
     from megatron.config.foreign.missing import FEATURES
     from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
@@ -34,7 +34,7 @@ def _ours() -> Iterator[str]:
     yield ""
     yield "Written by `python tools/flags_page.py` from `megatron/config/flags.py` and"
     yield "`megatron/config/foreign/`. Names and defaults are Megatron-LM's."
-    for group in groups_of(Flags).values():
+    for group in GROUPS:
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"
         yield "|---|---|---|"

@@ -7,13 +7,13 @@ reported only once.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NoReturn, cast
+from typing import NoReturn
 
-from megatron.config.declare import all_declarations
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags, Rule
+from megatron.config.flags import DECLARED, LogFlags
 from megatron.config.job_rules import job_notes, job_rules
 from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
-from megatron.config.rules import NOTES, RULES, Rule
+from megatron.config.rules import NOTES, RULES
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Fi
         world_size: ranks of the job.
         unreadable: flags that have their default only because what decides them could not be read.
     """
-    declared = all_declarations(Flags)
-    given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
+    declared = DECLARED
+    given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
     values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
-    dry_run = flags.log.dry_run
+    dry_run = flags[LogFlags].dry_run
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
     mistakes += _lines((*RULES, *job_rules(world_size, dry_run)), sound)
     notes = [
@@ -86,5 +86,4 @@ class _Sound(SimpleNamespace):
 
 
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
-    groups = {name: _Sound(vars(group), faulty) for name, group in vars(flags).items()}
-    return cast(Flags, SimpleNamespace(**groups))
+    return Flags({kind: _Sound(vars(group), faulty) for kind, group in flags.groups.items()})

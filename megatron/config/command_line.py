@@ -7,12 +7,11 @@ from textwrap import fill
 from megatron.config.checks import check
 from megatron.config.declare import (
     Declaration,
-    all_declarations,
+    Flags,
     declarations,
     filled,
-    groups_of,
 )
-from megatron.config.flags import Flags
+from megatron.config.flags import DECLARED, GROUPS, TrainFlags
 from megatron.config.resolve import number_of_replicas, resolve
 from megatron.config.run_config import RunConfig
 from megatron.config.saved_model import add_saved_model
@@ -68,32 +67,28 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         if speak:
-            print(help_text(Flags))
+            print(help_text(GROUPS))
         raise SystemExit(0)
-    words = sort_words(argv, all_declarations(Flags), world_size)
+    words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words)
-    flags = with_default_batch(filled(Flags, words.given), world_size)
+    flags = with_default_batch(filled(GROUPS, words.given), world_size)
     found = check(flags, world_size, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
 
 def with_default_batch(flags: Flags, world_size: int) -> Flags:
     """Give an iteration one microbatch of every replica, if its batch size is not given."""
-    train = flags.train
+    train = flags[TrainFlags]
     if train.global_batch_size is not None or train.micro_batch_size is None:
         return flags
     batch = train.micro_batch_size * number_of_replicas(flags, world_size)
-    return replace(flags, train=replace(train, global_batch_size=batch))
+    return flags.replaced(replace(train, global_batch_size=batch))
 
 
-def help_text(flags: type) -> str:
-    """Return the meaning of every flag, group by group.
-
-    Args:
-        flags: dataclass of groups.
-    """
-    lines = ["usage: pretrain_gpt.py [flags]", "", str(flags.__doc__)]
-    for group in groups_of(flags).values():
+def help_text(groups: Sequence[type]) -> str:
+    """Return the meaning of every flag, group by group."""
+    lines = ["usage: pretrain_gpt.py [flags]", "", _PURPOSE]
+    for group in groups:
         lines += ["", f"{str(group.__doc__).rstrip('.')}:"]
         for declared in declarations(group):
             words = f"{declared.facts.help} ({_default(declared)})"
@@ -107,4 +102,5 @@ def _default(declared: Declaration) -> str:
     return words if words == "required" else f"default: {words}"
 
 
+_PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."
 _INDENT = " " * 8

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.flags import ModelFlags, ParallelFlags
+from megatron.config.layer_flags import LayerFlags
 
 
 def _sequence(flags: Flags) -> Iterator[str]:
-    ranks, length = flags.parallel.context_parallel_size, flags.model.seq_length
+    ranks, length = flags[ParallelFlags].context_parallel_size, flags[ModelFlags].seq_length
     if ranks == 1:
         return
-    tensor = flags.parallel.tensor_model_parallel_size
-    parts = tensor if flags.parallel.sequence_parallel else 1
+    tensor = flags[ParallelFlags].tensor_model_parallel_size
+    parts = tensor if flags[ParallelFlags].sequence_parallel else 1
     if length % (2 * ranks):
         yield (
             f"--context-parallel-size {ranks} does not divide --seq-length {length} into two equal "
@@ -25,7 +27,7 @@ def _sequence(flags: Flags) -> Iterator[str]:
 
 
 def _next_tokens(flags: Flags) -> Iterator[str]:
-    ranks, depths = flags.parallel.context_parallel_size, flags.layers.mtp_num_layers
+    ranks, depths = flags[ParallelFlags].context_parallel_size, flags[LayerFlags].mtp_num_layers
     if ranks > 1 and depths:
         yield (
             f"--mtp-num-layers {depths} with --context-parallel-size {ranks}: the tokens that "

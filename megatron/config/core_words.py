@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from megatron.config.declare import all_declarations, option_of
-from megatron.config.flags import Flags, ModelFlags
+from megatron.config.declare import option_of
+from megatron.config.flags import DECLARED, ModelFlags
 from megatron.config.layer_flags import LayerFlags
 
 _RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
@@ -45,7 +45,7 @@ def words_of(saved: Mapping[str, Any], given: Sequence[str]) -> list[str]:
 
 def _told(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the flags that differ from our defaults, and their values."""
-    declared = all_declarations(Flags)
+    declared = DECLARED
     for field in [*fields(ModelFlags), *fields(LayerFlags)]:
         value = saved.get(field.name)
         if field.name in _OPPOSITES and _OPPOSITES[field.name] in saved:

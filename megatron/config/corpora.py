@@ -7,7 +7,8 @@ from typing import Final
 
 from megatron.config.corpus_flags import CorpusFlags
 from megatron.config.data_flags import evaluation_sets, parse_data_path
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.flags import DataFlags, LogFlags
 from megatron.config.run_config import EvaluationSet
 from megatron.config.side_files import json_of, text_of
 from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
@@ -18,8 +19,8 @@ SPLITS: Final = ("train", "valid", "test")
 
 def names_data(flags: Flags) -> bool:
     """Whether any flag names corpora."""
-    own = flags.corpora
-    return bool(flags.data.data_path or own.data_args_path) or gives_splits(own)
+    own = flags[CorpusFlags]
+    return bool(flags[DataFlags].data_path or own.data_args_path) or gives_splits(own)
 
 
 def gives_splits(flags: CorpusFlags) -> bool:
@@ -35,10 +36,10 @@ def shared_blend(flags: Flags) -> Blend:
     Raises:
         ValueError: the words make no blend, or their file cannot be read.
     """
-    file = flags.corpora.data_args_path
+    file = flags[CorpusFlags].data_args_path
     if file is None:
-        return parse_data_path(flags.data.data_path)
-    if flags.log.dry_run:
+        return parse_data_path(flags[DataFlags].data_path)
+    if flags[LogFlags].dry_run:
         return ()
     words = text_of("--data-args-path", file).split()
     if not words:
@@ -52,8 +53,8 @@ def own_paths(flags: Flags) -> OwnPaths | None:
     Raises:
         ValueError: words make no blend, their file cannot be read, or there is nothing to train on.
     """
-    own = flags.corpora
-    if not gives_splits(own) or (flags.log.dry_run and _in_a_file(own)):
+    own = flags[CorpusFlags]
+    if not gives_splits(own) or (flags[LogFlags].dry_run and _in_a_file(own)):
         return None
     paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
     if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
@@ -92,8 +93,8 @@ def _in_a_file(own: CorpusFlags) -> bool:
 
 def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
     """Return the sets that have documents; all of them if there is a fault in the flags."""
-    if not gives_splits(flags.corpora):
-        return evaluation_sets(flags.data.split)
+    if not gives_splits(flags[CorpusFlags]):
+        return evaluation_sets(flags[DataFlags].split)
     try:
         paths = own_paths(flags)
     except ValueError:
@@ -114,13 +115,13 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
     """
     paths = own_paths(flags)
     if paths is None:
-        file = flags.corpora.data_args_path
+        file = flags[CorpusFlags].data_args_path
         flag = "--data-path" if file is None else f"--data-args-path {file}:"
         named = [(flag, prefix) for _, prefix in shared_blend(flags)]
     else:
         of_valid = tuple(share for blend in paths.valid for share in blend)
         blends = zip(SPLITS, (paths.train, of_valid, paths.test), strict=True)
-        kind = "weighted-split-paths" if gives_weighted_splits(flags.corpora) else "data-path"
+        kind = "weighted-split-paths" if gives_weighted_splits(flags[CorpusFlags]) else "data-path"
         named = [(f"--{name}-{kind}", share.prefix) for name, blend in blends for share in blend]
     yield from dict.fromkeys(named)
 

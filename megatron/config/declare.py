@@ -234,6 +234,30 @@ def _is_number(word: str) -> bool:
     return True
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """The flags of a command line, by group: ``flags[ModelFlags].num_layers``.
+
+    Attributes:
+        groups: an instance of every group, by its class.
+    """
+
+    groups: Mapping[type, Any]
+
+    def __getitem__(self, group: type[T]) -> T:
+        """Return the flags of a group."""
+        flags: T = self.groups[group]
+        return flags
+
+    def replaced(self, *groups: Any) -> "Flags":
+        """Return the same flags but for some groups."""
+        return Flags({**self.groups, **{type(group): group for group in groups}})
+
+
+Rule = Callable[[Flags], Iterator[str]]
+"""Yields a line on everything that it has to say about flags."""
+
+
 @cache
 def declarations(group: type) -> Sequence[Declaration]:
     """The flags of a group, in order."""
@@ -241,15 +265,10 @@ def declarations(group: type) -> Sequence[Declaration]:
     return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
 
 
-def groups_of(flags: type) -> Mapping[str, type]:
-    """Return the groups in a dataclass of groups, by name."""
-    return get_type_hints(flags)
-
-
 @cache
-def all_declarations(flags: type) -> Mapping[str, Declaration]:
-    """Return the declarations of all groups, by the flag as it stands on a command line."""
-    found = [d for group in groups_of(flags).values() for d in declarations(group)]
+def all_declarations(groups: tuple[type, ...]) -> Mapping[str, Declaration]:
+    """Return the declarations of some groups, by the flag as it stands on a command line."""
+    found = [declaration for group in groups for declaration in declarations(group)]
     return {declaration.option: declaration for declaration in found}
 
 
@@ -270,11 +289,11 @@ def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
     return Declaration(field.name, kind, field.default, field.metadata["facts"])
 
 
-def filled(flags: type[T], given: Mapping[str, Sequence[str]]) -> T:
-    """Return a dataclass of groups with what the words of a command line say.
+def filled(groups: Sequence[type], given: Mapping[str, Sequence[str]]) -> Flags:
+    """Return the flags with what the words of a command line say.
 
     Args:
-        flags: its class.
+        groups: of all flags.
         given: the words behind each flag that is given, of which none is unreadable; every other
             flag has its default, and ``None`` if it is required.
     """
@@ -284,8 +303,6 @@ def filled(flags: type[T], given: Mapping[str, Sequence[str]]) -> T:
             return declared.value(given[declared.option])
         return None if declared.default is dataclasses.MISSING else declared.default
 
-    groups = {
-        name: group(**{own.name: value(own) for own in declarations(group)})
-        for name, group in groups_of(flags).items()
-    }
-    return flags(**groups)
+    return Flags(
+        {group: group(**{own.name: value(own) for own in declarations(group)}) for group in groups}
+    )

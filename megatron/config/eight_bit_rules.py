@@ -7,8 +7,9 @@ from typing import Final
 import torch
 
 from megatron.config.cluster_rules import on_cuda
-from megatron.config.eight_bit_flags import FORMAT, PACKAGE
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.eight_bit_flags import FORMAT, PACKAGE, EightBitFlags
+from megatron.config.flags import ModelFlags, ParallelFlags, TrainFlags
 from megatron.config.tensor_rules import sound_model
 from megatron.config.transformer_engine import asks_for_engine, engine_multiplies, lack_of_engine
 from megatron.kernels.eight_bits import MULTIPLE
@@ -23,7 +24,7 @@ _BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
 
 
 def _blocks(flags: Flags) -> Iterator[str]:
-    own = flags.eight_bits
+    own = flags[EightBitFlags]
     if own.fp8_format and own.fp8_recipe in _BLOCKS and not asks_for_engine(flags):
         yield (
             f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
@@ -33,7 +34,7 @@ def _blocks(flags: Flags) -> Iterator[str]:
 
 
 def _ends(flags: Flags) -> Iterator[str]:
-    own, layers = flags.eight_bits, flags.model.num_layers
+    own, layers = flags[EightBitFlags], flags[ModelFlags].num_layers
     if own.fp8_format is None or not own.first_last_layers_bf16:
         return
     start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
@@ -45,14 +46,14 @@ def _ends(flags: Flags) -> Iterator[str]:
 
 
 def _widths(flags: Flags) -> Iterator[str]:
-    form = flags.eight_bits.fp8_format
+    form = flags[EightBitFlags].fp8_format
     if form is None:
         return
     try:
         model = sound_model(flags)
     except ValueError:  # another rule tells it
         return
-    ranks = flags.parallel.tensor_model_parallel_size
+    ranks = flags[ParallelFlags].tensor_model_parallel_size
     heads = model.num_attention_heads * model.kv_channels
     widths = {
         "--hidden-size": model.hidden_size,
@@ -75,14 +76,14 @@ def _widths(flags: Flags) -> Iterator[str]:
 
 
 def _tokens(flags: Flags) -> Iterator[str]:
-    own, samples = flags.eight_bits, flags.train.micro_batch_size
+    own, samples = flags[EightBitFlags], flags[TrainFlags].micro_batch_size
     if own.fp8_format is None or samples is None:
         return
     if own.no_fp8_wgrad and not asks_for_engine(flags):
         return
     products, multiple = _products(flags)
-    parts = flags.parallel.context_parallel_size
-    tokens = samples * flags.model.seq_length / parts
+    parts = flags[ParallelFlags].context_parallel_size
+    tokens = samples * flags[ModelFlags].seq_length / parts
     if tokens % multiple:
         shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
         instead = "" if asks_for_engine(flags) else ", or add --no-fp8-wgrad"
@@ -90,13 +91,13 @@ def _tokens(flags: Flags) -> Iterator[str]:
         yield (
             f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
             f"{multiple}, but --micro-batch-size {samples} x --seq-length "
-            f"{flags.model.seq_length}{shared} is {tokens:g}: change one of them{instead}"
+            f"{flags[ModelFlags].seq_length}{shared} is {tokens:g}: change one of them{instead}"
         )
 
 
 def _products(flags: Flags) -> tuple[str, int]:
     """Return what products are called, and of what the sizes of their factors are multiples."""
-    recipe = flags.eight_bits.fp8_recipe
+    recipe = flags[EightBitFlags].fp8_recipe
     if recipe in _BLOCKS:
         return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]
     return "products in 8 bits", MULTIPLE
@@ -104,7 +105,7 @@ def _products(flags: Flags) -> tuple[str, int]:
 
 def eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Say what the GPUs of this machine lack, if they are used."""
-    form = flags.eight_bits.fp8_format
+    form = flags[EightBitFlags].fp8_format
     if form is None or not on_cuda(flags) or engine_multiplies(flags):
         return
     for number in range(torch.cuda.device_count()):
@@ -125,7 +126,7 @@ def eight_bits_of_device(flags: Flags) -> Iterator[str]:
 
 def transformer_engine_of_device(flags: Flags) -> Iterator[str]:
     """Say what is missing for Transformer Engine's products, where PyTorch's are no substitute."""
-    recipe = flags.eight_bits.fp8_recipe
+    recipe = flags[EightBitFlags].fp8_recipe
     if asks_for_engine(flags) and recipe in _BLOCKS and (lack := lack_of_engine(flags)):
         yield (
             f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe tensorwise or "
@@ -135,14 +136,14 @@ def transformer_engine_of_device(flags: Flags) -> Iterator[str]:
 
 def pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that PyTorch multiplies, by the same recipe."""
-    recipe = flags.eight_bits.fp8_recipe
+    recipe = flags[EightBitFlags].fp8_recipe
     if asks_for_engine(flags) and recipe not in _BLOCKS and (lack := lack_of_engine(flags)):
         yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
 
 
 def eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
     """Note that CPUs gain nothing."""
-    form = flags.eight_bits.fp8_format
+    form = flags[EightBitFlags].fp8_format
     if form is not None and not on_cuda(flags):
         yield (
             f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "

@@ -23,6 +23,7 @@ from megatron.config.declare import (
     SEED,
     SHARE,
     WIDTH,
+    all_declarations,
     flag,
     required,
     up_to,
@@ -320,26 +321,28 @@ class LogFlags:
 
 
 # fmt: on
-@dataclass(frozen=True)
-class Flags:
-    """Pretrain GPT with vocabulary parallelism in pipeline parallelism."""
+GROUPS: Final = (
+    ModelFlags,
+    LayerFlags,
+    ParallelFlags,
+    PipelineFlags,
+    TrainFlags,
+    PrecisionFlags,
+    EightBitFlags,
+    RecomputeFlags,
+    OptimizerFlags,
+    DataFlags,
+    TokenizerFlags,
+    CorpusFlags,
+    FillFlags,
+    ReplicaFlags,
+    ClusterFlags,
+    CheckpointFlags,
+    GuardFlags,
+    LogFlags,
+    RecordFlags,
+)
+"""All groups, in the order of the help."""
 
-    model: ModelFlags
-    layers: LayerFlags
-    parallel: ParallelFlags
-    pipeline: PipelineFlags
-    train: TrainFlags
-    precision: PrecisionFlags
-    eight_bits: EightBitFlags
-    recompute: RecomputeFlags
-    optimizer: OptimizerFlags
-    data: DataFlags
-    tokenizer: TokenizerFlags
-    corpora: CorpusFlags
-    fill: FillFlags
-    replicas: ReplicaFlags
-    cluster: ClusterFlags
-    checkpoint: CheckpointFlags
-    guard: GuardFlags
-    log: LogFlags
-    records: RecordFlags
+DECLARED: Final = all_declarations(GROUPS)
+"""All flags, as they stand on a command line."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.record_flags import RecordFlags
 
 TENSORBOARD: Final = ("tensorboard", "tensorboardX")
 """Packages that write for TensorBoard; the first that is installed does it."""
@@ -21,17 +22,17 @@ def is_installed(package: str) -> bool:
 
 def tensorboard_rule(flags: Flags) -> Iterator[str]:
     """``--tensorboard-dir`` needs a package that writes for TensorBoard."""
-    if flags.records.tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
+    if flags[RecordFlags].tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
         yield (
-            f"--tensorboard-dir {flags.records.tensorboard_dir}: neither "
+            f"--tensorboard-dir {flags[RecordFlags].tensorboard_dir}: neither "
             f"{' nor '.join(TENSORBOARD)} is installed: pip install tensorboard, or use --log-jsonl"
         )
 
 
 def wandb_rule(flags: Flags) -> Iterator[str]:
     """``--wandb-project`` needs the client of Weights & Biases."""
-    if flags.records.wandb_project is not None and not is_installed("wandb"):
+    if flags[RecordFlags].wandb_project is not None and not is_installed("wandb"):
         yield (
-            f"--wandb-project {flags.records.wandb_project}: wandb is not installed: "
+            f"--wandb-project {flags[RecordFlags].wandb_project}: wandb is not installed: "
             "pip install wandb, or use --log-jsonl or --tensorboard-dir"
         )

@@ -10,23 +10,32 @@ import torch
 
 from megatron.config.cluster_rules import CLUSTER_NOTES, on_cuda
 from megatron.config.corpora import prefixes
-from megatron.config.declare import cut, options_of
+from megatron.config.declare import Flags, Rule, cut, options_of
 from megatron.config.eight_bit_rules import (
     eight_bits_of_device,
     eight_bits_on_cpus,
     pytorch_for_transformer_engine,
     transformer_engine_of_device,
 )
-from megatron.config.flags import Flags
+from megatron.config.flags import (
+    DataFlags,
+    LogFlags,
+    ModelFlags,
+    ParallelFlags,
+    PipelineFlags,
+    TrainFlags,
+)
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.installed import tensorboard_rule, wandb_rule
 from megatron.config.lengths import growth_of
 from megatron.config.long_run_flags import ReplicaFlags
+from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.optimizer_impl import IMPLEMENTATION_OF_MACHINE
 from megatron.config.pipeline_asks import treatment_of
 from megatron.config.pipeline_flags import settle_pipeline, size_faults
+from megatron.config.precision_flags import PrecisionFlags
 from megatron.config.resolve import number_of_replicas, ranks_of_replica, vocabulary
-from megatron.config.rules import Rule
+from megatron.config.tokenizer_flags import TokenizerFlags
 from megatron.data.indexed import IndexedDataset
 from megatron.model.distribution import distribute
 from megatron.schedules.counted import counted
@@ -60,10 +69,10 @@ def job_notes(world_size: int, dry_run: bool) -> tuple[Rule, ...]:
 
 
 def _one_replica(world_size: int, flags: Flags) -> Iterator[str]:
-    if number_of_replicas(flags, world_size) * flags.parallel.context_parallel_size > 1:
+    if number_of_replicas(flags, world_size) * flags[ParallelFlags].context_parallel_size > 1:
         return
-    more = " (--dry-run-replicas N plans more)" if flags.log.dry_run else ""
-    for option, value in options_of(ReplicaFlags, flags.replicas):
+    more = " (--dry-run-replicas N plans more)" if flags[LogFlags].dry_run else ""
+    for option, value in options_of(ReplicaFlags, flags[ReplicaFlags]):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
 
@@ -73,9 +82,9 @@ def _plan_size(world_size: int, flags: Flags) -> Iterator[str]:
 
 
 def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
-    size, asked = ranks_of_replica(flags.parallel), _asked_for_a_replica(flags)
+    size, asked = ranks_of_replica(flags[ParallelFlags]), _asked_for_a_replica(flags)
     if size > world_size:
-        sizes = flags.parallel
+        sizes = flags[ParallelFlags]
         lower = world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
         lowered = f", or lower it to {lower}" if lower else ", or lower both"
         yield (
@@ -91,13 +100,13 @@ def _ranks(world_size: int, flags: Flags) -> Iterator[str]:
     else:
         yield from _share_of_the_batch(world_size // size, flags)
         yield from _shares_of_growing_batches(world_size // size, flags)
-        if world_size > size or flags.parallel.context_parallel_size > 1:
+        if world_size > size or flags[ParallelFlags].context_parallel_size > 1:
             yield from _gathering(flags)
 
 
 def _asked_for_a_replica(flags: Flags) -> str:
     """Return the flags that say how many ranks a replica has, with what they come to."""
-    sizes = flags.parallel
+    sizes = flags[ParallelFlags]
     pipeline = f"--pipeline-model-parallel-size {sizes.pipeline_model_parallel_size}"
     others = [
         f"{flag} {size}"
@@ -114,14 +123,14 @@ def _asked_for_a_replica(flags: Flags) -> str:
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
-    if not flags.replicas.overlap_param_gather:
+    if not flags[ReplicaFlags].overlap_param_gather:
         return
-    if not flags.replicas.use_distributed_optimizer:
+    if not flags[ReplicaFlags].use_distributed_optimizer:
         yield (
             "--overlap-param-gather: every replica updates all parameters, so that nothing is "
             "gathered: add --use-distributed-optimizer, or leave it out"
         )
-    if flags.optimizer.enable_optimizer_post_validation:
+    if flags[OptimizerFlags].enable_optimizer_post_validation:
         yield (
             "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
             "that may be undone is gathered at once; leave one of them out"
@@ -130,12 +139,12 @@ def _gathering(flags: Flags) -> Iterator[str]:
 
 def _predicted_replicas(world_size: int, flags: Flags) -> Iterator[str]:
     """Judge the replicas of a dry run as those of a job, whose ranks it does not need."""
-    size, replicas = ranks_of_replica(flags.parallel), flags.log.dry_run_replicas
+    size, replicas = ranks_of_replica(flags[ParallelFlags]), flags[LogFlags].dry_run_replicas
     yield from _ranks(size * replicas if replicas else max(size, world_size), flags)
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
-    batch, micro = flags.train.global_batch_size, flags.train.micro_batch_size
+    batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
     if batch is None or replicas == 1 or batch % micro or not batch % (micro * replicas):
         return
     near = max(1, batch // (micro * replicas)) * micro * replicas
@@ -147,7 +156,7 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
 
 def _plan_file(world_size: int, flags: Flags) -> Iterator[str]:
     """Compare a plan's file with the flags; every difference has a line of its own."""
-    file, train = flags.pipeline.schedule_file, flags.train
+    file, train = flags[PipelineFlags].schedule_file, flags[TrainFlags]
     if file is None:
         return
     try:
@@ -157,7 +166,7 @@ def _plan_file(world_size: int, flags: Flags) -> Iterator[str]:
         return
     share = (train.micro_batch_size or 1) * number_of_replicas(flags, world_size)
     batch = train.global_batch_size or share
-    ranks = flags.parallel.pipeline_model_parallel_size
+    ranks = flags[ParallelFlags].pipeline_model_parallel_size
     for misfit in misfits(plan, ranks, batch // share, treatment_of(flags)):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
@@ -175,16 +184,16 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     except ValueError:
         return  # the rules about the flags tell it
     if layers.kind != "redis":
-        spread = partial(distribute, layers, flags.model.num_layers, len(plan.stages))
+        spread = partial(distribute, layers, flags[ModelFlags].num_layers, len(plan.stages))
         yield from _faults(spread)
 
 
 def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
     try:
-        growth = growth_of(flags.train)
+        growth = growth_of(flags[TrainFlags])
     except ValueError:
         return  # the rules about the flags tell it
-    train = flags.train
+    train = flags[TrainFlags]
     unit = train.micro_batch_size * replicas
     if growth is not None and not growth.are_multiples(unit):
         given, sizes = (
@@ -200,10 +209,10 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
-    if flags.parallel.device == "cuda" and not cuda:
+    if flags[ParallelFlags].device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
-    if cuda and flags.parallel.device != "cpu" and local_ranks > torch.cuda.device_count():
+    if cuda and flags[ParallelFlags].device != "cpu" and local_ranks > torch.cuda.device_count():
         yield (
             f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "
             "devices and every rank needs its own: start as many ranks as devices, or use "
@@ -212,7 +221,7 @@ def _device(flags: Flags) -> Iterator[str]:
 
 
 def _backend(flags: Flags) -> Iterator[str]:
-    if flags.parallel.distributed_backend == "gloo" and on_cuda(flags):
+    if flags[ParallelFlags].distributed_backend == "gloo" and on_cuda(flags):
         yield (
             "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
             "leave it out, or compute on CPUs with --device cpu"
@@ -220,8 +229,8 @@ def _backend(flags: Flags) -> Iterator[str]:
 
 
 def _backend_of_cpus(flags: Flags) -> Iterator[str]:
-    if flags.parallel.distributed_backend == "nccl" and not on_cuda(flags):
-        why = why_gpus_are_out_of_reach() if flags.parallel.device == "auto" else None
+    if flags[ParallelFlags].distributed_backend == "nccl" and not on_cuda(flags):
+        why = why_gpus_are_out_of_reach() if flags[ParallelFlags].device == "auto" else None
         yield (
             f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
             "communicate with gloo"
@@ -229,7 +238,7 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
 
 
 def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
-    for is_asked, name in ((flags.train.bf16, "bf16"), (flags.precision.fp16, "fp16")):
+    for is_asked, name in ((flags[TrainFlags].bf16, "bf16"), (flags[PrecisionFlags].fp16, "fp16")):
         if is_asked and not on_cuda(flags) and not _cpu_multiplies(name):
             yield (
                 f"--{name} makes this run slower: this CPU has no instructions for {name} products "
@@ -262,8 +271,10 @@ def _data_files(flags: Flags) -> Iterator[str]:
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:
-    needless = flags.log.dry_run or flags.data.mock_data
-    if flags.tokenizer.tokenizer_type is None and not (needless and flags.tokenizer.vocab_size):
+    needless = flags[LogFlags].dry_run or flags[DataFlags].mock_data
+    if flags[TokenizerFlags].tokenizer_type is None and not (
+        needless and flags[TokenizerFlags].vocab_size
+    ):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
             "FILE, another type that docs/data.md lists, or NullTokenizer with --vocab-size N for "

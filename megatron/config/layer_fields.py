@@ -3,14 +3,16 @@
 from dataclasses import fields
 from typing import Any
 
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.flags import ModelFlags
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.model.config import ModelConfig, Pattern
 
 
 def layer_fields(flags: Flags) -> dict[str, Any]:
     """The fields of the model about what its layers are made of."""
-    layers = flags.layers
+    layers = flags[LayerFlags]
     names = {field.name for field in fields(ModelConfig)}
     same = {name: value for name, value in vars(layers).items() if name in names}
     derived = {
@@ -21,16 +23,18 @@ def layer_fields(flags: Flags) -> dict[str, Any]:
     if layers.query_pre_attn_scalar is not None:
         derived["softmax_scale"] = layers.query_pre_attn_scalar**-0.5
     if layers.scale_embeddings_by_hidden_size:
-        derived["embedding_multiplier"] = flags.model.hidden_size**0.5
+        derived["embedding_multiplier"] = flags[ModelFlags].hidden_size ** 0.5
     return same | derived
 
 
 def window_pattern(flags: Flags) -> Pattern:
     """Which layers have the window; errors as of ``parse_pattern``."""
-    words = flags.layers.window_attn_skip_freq
-    return parse_pattern("--window-attn-skip-freq", words, 0, flags.model.num_layers)
+    words = flags[LayerFlags].window_attn_skip_freq
+    return parse_pattern("--window-attn-skip-freq", words, 0, flags[ModelFlags].num_layers)
 
 
 def no_rope_pattern(flags: Flags) -> Pattern:
     """Which layers do not rotate; errors as of ``parse_pattern``."""
-    return parse_pattern("--no-rope-freq", flags.layers.no_rope_freq, 1, flags.model.num_layers)
+    return parse_pattern(
+        "--no-rope-freq", flags[LayerFlags].no_rope_freq, 1, flags[ModelFlags].num_layers
+    )

@@ -1,18 +1,19 @@
 """The rules about what layers are made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from megatron.config.corpus_flags import CorpusFlags
-from megatron.config.declare import options_of
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags, Rule, options_of
+from megatron.config.flags import ModelFlags
 from megatron.config.layer_fields import no_rope_pattern, window_pattern
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.layer_patterns import parse_window
 
 
 def _window(flags: Flags) -> Iterator[str]:
     try:
-        parse_window(flags.layers.window_size)
+        parse_window(flags[LayerFlags].window_size)
     except ValueError as error:
         yield str(error)
 
@@ -32,7 +33,7 @@ def _unrotated_layers(flags: Flags) -> Iterator[str]:
 
 
 def _predicted_tokens(flags: Flags) -> Iterator[str]:
-    depths, length = flags.layers.mtp_num_layers, flags.model.seq_length
+    depths, length = flags[LayerFlags].mtp_num_layers, flags[ModelFlags].seq_length
     if not depths:
         return
     given = f"--mtp-num-layers {depths}"
@@ -41,18 +42,18 @@ def _predicted_tokens(flags: Flags) -> Iterator[str]:
             f"{given} predicts tokens behind the end of every sample, which has --seq-length "
             f"{length}: lower it"
         )
-    for option, value in options_of(CorpusFlags, flags.corpora):
+    for option, value in options_of(CorpusFlags, flags[CorpusFlags]):
         if value and option in ("--reset-attention-mask", "--reset-position-ids"):
             yield (
                 f"{given} with {option}: the tokens that follow may be of another document, and "
                 "its layers see the whole sample: leave one of them out"
             )
-    if flags.model.position_embedding_type == "learned_absolute":
+    if flags[ModelFlags].position_embedding_type == "learned_absolute":
         yield (
             f"{given} with --position-embedding-type learned_absolute needs the table of the first "
             "stage on the last one too: use rope, alibi or none"
         )
-    if flags.layers.embed_layernorm:
+    if flags[LayerFlags].embed_layernorm:
         yield (
             f"{given} with --embed-layernorm needs the norm of the first stage on the last one "
             "too: leave one of them out"
@@ -60,14 +61,14 @@ def _predicted_tokens(flags: Flags) -> Iterator[str]:
 
 
 def _wide_window(flags: Flags) -> Iterator[str]:
-    words, length = flags.layers.window_size, flags.model.seq_length
-    if words is None or list(_window(flags)) or flags.layers.rotary_base_local is not None:
+    words, length = flags[LayerFlags].window_size, flags[ModelFlags].seq_length
+    if words is None or list(_window(flags)) or flags[LayerFlags].rotary_base_local is not None:
         return
     if (parse_window(words) or 0) >= length - 1:
         yield f"--window-size {words} changes nothing: a sample has {length} tokens"
 
 
-LAYER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+LAYER_RULES: Final[tuple[Rule, ...]] = (
     _window,
     _window_layers,
     _unrotated_layers,
@@ -75,5 +76,5 @@ LAYER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 )
 """The rules about the flags of layers; see ``megatron.config.rules``."""
 
-LAYER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_wide_window,)
+LAYER_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)
 """The rules about flags of layers that change nothing beside the others."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from megatron.config.declare import all_declarations, option_of
-from megatron.config.flags import Flags
+from megatron.config.declare import option_of
+from megatron.config.flags import DECLARED
 
 FREE: Final = frozenset(
     {
@@ -43,7 +43,7 @@ def model_flags(model: Model) -> dict[str, list[str]]:
     Args:
         model: its fields.
     """
-    declared = all_declarations(Flags)
+    declared = DECLARED
     found: dict[str, list[str]] = {}
     for name in model:
         for option, value in _flags_of(name, model):

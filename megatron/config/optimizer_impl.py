@@ -1,12 +1,14 @@
 """Whose AdamW a run takes: what is asked for, and what this machine has."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
 from megatron.config.cluster_rules import on_cuda
-from megatron.config.declare import option_of
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags, Rule, option_of
+from megatron.config.flags import LogFlags, TrainFlags
+from megatron.config.optimizer_flags import OptimizerFlags
+from megatron.config.precision_flags import PrecisionFlags
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.optimizer.config import Implementation
 
@@ -18,8 +20,8 @@ INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 def implementation_of(flags: Flags) -> Implementation:
     """Return whose AdamW updates."""
-    asked = flags.optimizer.optimizer_impl
-    if not _updates(flags) or flags.log.dry_run:
+    asked = flags[OptimizerFlags].optimizer_impl
+    if not _updates(flags) or flags[LogFlags].dry_run:
         return "local"
     if asked == "auto":
         needs = _lack_of_own(flags) is not None and not _is_narrow(flags)
@@ -31,11 +33,11 @@ def implementation_of(flags: Flags) -> Implementation:
 
 def _updates(flags: Flags) -> bool:
     """Whether Adam has anything to update."""
-    return flags.optimizer.optimizer != "sgd" and not flags.train.skip_train
+    return flags[OptimizerFlags].optimizer != "sgd" and not flags[TrainFlags].skip_train
 
 
 def _is_narrow(flags: Flags) -> bool:
-    return any(getattr(flags.precision, name) != "fp32" for name in _NARROW)
+    return any(getattr(flags[PrecisionFlags], name) != "fp32" for name in _NARROW)
 
 
 def _lack_of_own(flags: Flags) -> str | None:
@@ -57,20 +59,21 @@ def _lack_of_apex(flags: Flags) -> str | None:
 
 
 def _narrow_types(flags: Flags) -> Iterator[str]:
-    if flags.optimizer.optimizer_impl != "apex" or not _updates(flags):
+    if flags[OptimizerFlags].optimizer_impl != "apex" or not _updates(flags):
         return
     for name in _NARROW:
-        if getattr(flags.precision, name) != "fp32":
+        if getattr(flags[PrecisionFlags], name) != "fp32":
             yield (
-                f"{option_of(name)} {getattr(flags.precision, name)} does not go with {_FLAG} "
+                f"{option_of(name)} {getattr(flags[PrecisionFlags], name)} does not go with "
+                f"{_FLAG} "
                 "apex, whose gradients and moments are fp32 as the master weights are: use fp32, "
                 f"or leave {_FLAG} out"
             )
 
 
 def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
-    asked = flags.optimizer.optimizer_impl
-    if flags.log.dry_run and asked != "auto" and _updates(flags):
+    asked = flags[OptimizerFlags].optimizer_impl
+    if flags[LogFlags].dry_run and asked != "auto" and _updates(flags):
         yield (
             f"{_FLAG} {asked} changes nothing in a dry run, which counts the bytes of a step that "
             "moves each of them once"
@@ -79,7 +82,7 @@ def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
 
 def _taken_instead(flags: Flags) -> Iterator[str]:
     """Note that what is asked for is not here, or is what there is anyway."""
-    asked = flags.optimizer.optimizer_impl
+    asked = flags[OptimizerFlags].optimizer_impl
     if not _updates(flags) or asked == "auto":
         return
     own = _lack_of_own(flags)
@@ -95,7 +98,7 @@ def _taken_instead(flags: Flags) -> Iterator[str]:
 
 def _neither_is_here(flags: Flags) -> Iterator[str]:
     """Say what ``auto`` takes on GPUs where no kernel updates in one pass."""
-    is_auto = flags.optimizer.optimizer_impl == "auto" and _updates(flags)
+    is_auto = flags[OptimizerFlags].optimizer_impl == "auto" and _updates(flags)
     if not is_auto or not on_cuda(flags) or (own := _lack_of_own(flags)) is None:
         return
     apex = "it takes no 16 bits" if _is_narrow(flags) else _lack_of_apex(flags)
@@ -108,12 +111,10 @@ def _neither_is_here(flags: Flags) -> Iterator[str]:
         )
 
 
-IMPLEMENTATION_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_narrow_types,)
+IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_narrow_types,)
 """The mistakes that they find make a run impossible."""
 
-IMPLEMENTATION_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
-    _predicted_as_one_pass,
-)
+IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (_predicted_as_one_pass,)
 """The flags that they find change nothing beside the others."""
 
 IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)

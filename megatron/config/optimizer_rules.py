@@ -1,10 +1,11 @@
 """The rules about the optimizer and its rates, and notes on those of its flags that are idle."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.declare import option_of
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags, Rule, option_of
+from megatron.config.flags import LogFlags, TrainFlags
+from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.resolve_optimizer import learning_rate_spans
 from megatron.optimizer.newton_schulz import coefficients
 
@@ -12,7 +13,7 @@ _ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last st
 
 
 def _learning_rates(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     if optimizer.min_lr > optimizer.lr:
         yield f"--min-lr {optimizer.min_lr} is above --lr {optimizer.lr}: lower it"
     if optimizer.lr_warmup_init > optimizer.lr:
@@ -20,15 +21,15 @@ def _learning_rates(flags: Flags) -> Iterator[str]:
 
 
 def _decoupled_rate(flags: Flags) -> Iterator[str]:
-    peak, floor = flags.optimizer.decoupled_lr, flags.optimizer.decoupled_min_lr
+    peak, floor = flags[OptimizerFlags].decoupled_lr, flags[OptimizerFlags].decoupled_min_lr
     if peak is None:
         return
     if floor is not None and floor > peak:
         yield f"--decoupled-min-lr {floor} is above --decoupled-lr {peak}: lower it"
-    elif floor is None and flags.optimizer.min_lr > peak:
+    elif floor is None and flags[OptimizerFlags].min_lr > peak:
         yield (
-            f"--decoupled-lr {peak} is below --min-lr {flags.optimizer.min_lr}, to which it would "
-            "rise: give --decoupled-min-lr too"
+            f"--decoupled-lr {peak} is below --min-lr {flags[OptimizerFlags].min_lr}, to which it "
+            "would rise: give --decoupled-min-lr too"
         )
 
 
@@ -38,39 +39,40 @@ def _units(flags: Flags) -> Iterator[str]:
     for name in _in_wrong_unit(flags):
         flag = option_of(name)
         yield (
-            f"{flag} {getattr(flags.optimizer, name)} does not go with --train-{wanted}: use "
+            f"{flag} {getattr(flags[OptimizerFlags], name)} does not go with --train-{wanted}: use "
             f"{flag.replace(unit, wanted)}, or --train-{unit}"
         )
 
 
 def _units_of_spans(flags: Flags) -> tuple[str, str]:
     """The unit that no span of the learning rate may have, and that which it must."""
-    in_samples = flags.train.train_samples is not None
+    in_samples = flags[TrainFlags].train_samples is not None
     return ("iters", "samples") if in_samples else ("samples", "iters")
 
 
 def _in_wrong_unit(flags: Flags) -> list[str]:
     unit, _ = _units_of_spans(flags)
     names = (f"lr_decay_{unit}", f"lr_warmup_{unit}", f"lr_wsd_decay_{unit}")
-    return [name for name in names if getattr(flags.optimizer, name)]
+    return [name for name in names if getattr(flags[OptimizerFlags], name)]
 
 
 def _warmup(flags: Flags) -> Iterator[str]:
     if _in_wrong_unit(flags):
         return  # told by the rule of the units; spans of two units cannot be compared
-    decay, warmup, _ = learning_rate_spans(flags.optimizer, flags.train)
+    decay, warmup, _ = learning_rate_spans(flags[OptimizerFlags], flags[TrainFlags])
     names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
-    given = next((name for name in names if getattr(flags.optimizer, name)), None)
+    given = next((name for name in names if getattr(flags[OptimizerFlags], name)), None)
     if given is not None and decay and warmup >= decay:
         yield (
-            f"{option_of(given)} {getattr(flags.optimizer, given)}: the warm-up of {warmup:g} "
+            f"{option_of(given)} {getattr(flags[OptimizerFlags], given)}: the warm-up of "
+            f"{warmup:g} "
             f"samples is not shorter than the {decay} samples of the decay: shorten it, or "
             "lengthen --lr-decay-iters or --lr-decay-samples"
         )
 
 
 def _annealing(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     spans = (optimizer.lr_wsd_decay_iters, optimizer.lr_wsd_decay_samples)
     if optimizer.lr_decay_style == "WSD" and spans == (None, None):
         _, unit = _units_of_spans(flags)
@@ -81,7 +83,7 @@ def _annealing(flags: Flags) -> Iterator[str]:
 
 
 def _weight_decay(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     style, start, end = (
         optimizer.weight_decay_incr_style,
         optimizer.start_weight_decay,
@@ -104,7 +106,7 @@ def _weight_decay(flags: Flags) -> Iterator[str]:
 
 
 def _newton_schulz(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     if optimizer.optimizer == "muon":
         try:
             coefficients(optimizer.muon_coefficient_type, optimizer.muon_num_ns_steps)
@@ -113,7 +115,7 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 
 
 def _idle_decay(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
         return  # a constant rate needs the decay span only if the warm-up is a share of it
     for name in ("lr_decay_iters", "lr_decay_samples"):
@@ -122,7 +124,7 @@ def _idle_decay(flags: Flags) -> Iterator[str]:
 
 
 def _idle_ends(flags: Flags) -> Iterator[str]:
-    optimizer = flags.optimizer
+    optimizer = flags[OptimizerFlags]
     if optimizer.weight_decay_incr_style == "constant":
         for name in _ENDS:
             if getattr(optimizer, name) == optimizer.weight_decay:
@@ -133,14 +135,14 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
 
 
 def _predicted_without_products(flags: Flags) -> Iterator[str]:
-    if flags.log.dry_run and flags.optimizer.optimizer == "muon":
+    if flags[LogFlags].dry_run and flags[OptimizerFlags].optimizer == "muon":
         yield (
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
             "moves: its products are not counted"
         )
 
 
-OPTIMIZER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
     _learning_rates,
     _decoupled_rate,
     _units,
@@ -151,7 +153,7 @@ OPTIMIZER_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 )
 """The mistakes that they find make a run impossible."""
 
-OPTIMIZER_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
     _idle_decay,
     _idle_ends,
     _predicted_without_products,

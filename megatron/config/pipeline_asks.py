@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
-from megatron.config.declare import option_of
+from megatron.config.declare import Flags, option_of
 from megatron.config.flags import (
     AUTO_TREATMENT,
     DEFAULT_SCHEDULE,
     DEFAULT_TREATMENT,
-    Flags,
+    ModelFlags,
     ParallelFlags,
     PipelineFlags,
 )
@@ -53,7 +53,7 @@ class Ask(NamedTuple):
 
 def schedule_of(flags: Flags) -> str:
     """Return the schedule that the flags ask for."""
-    whole = len(layout_of(flags)) <= flags.parallel.pipeline_model_parallel_size
+    whole = len(layout_of(flags)) <= flags[ParallelFlags].pipeline_model_parallel_size
     return _agreed(schedules_asked(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
 
 
@@ -64,7 +64,7 @@ def treatment_of(flags: Flags) -> str:
 
 def compares_treatments(flags: Flags) -> bool:
     """Whether the flags let the plan choose the treatment of the vocabulary."""
-    return flags.parallel.vocab_parallel == AUTO_TREATMENT
+    return flags[ParallelFlags].vocab_parallel == AUTO_TREATMENT
 
 
 def treatments_of(flags: Flags) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
     """
     if not compares_treatments(flags):
         return (treatment_of(flags),)
-    whole = bool(given_flags(flags.pipeline, *ACCOUNTS))
+    whole = bool(given_flags(flags[PipelineFlags], *ACCOUNTS))
     fixed = bool(distributions(flags))
     known = (TREATMENTS[name] for name in COMPARED_TREATMENTS)
     return tuple(
@@ -87,9 +87,9 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
 
 def distributions(flags: Flags) -> list[str]:
     """Return all given flags on the layers of the stages, redistribution first."""
-    listed = flags.pipeline.layer_distribution != "redis"
+    listed = flags[PipelineFlags].layer_distribution != "redis"
     names = (*(["layer_distribution"] if listed else []), LAYOUT, *ENDS, *ACCOUNTS)
-    return [*redistributing(flags), *given_flags(flags.pipeline, *names)]
+    return [*redistributing(flags), *given_flags(flags[PipelineFlags], *names)]
 
 
 def redistributing(flags: Flags) -> list[str]:
@@ -108,7 +108,7 @@ def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
 
 def schedules_asked(flags: Flags) -> Iterator[Ask]:
     """Yield the flags that ask for a schedule."""
-    pipeline = flags.pipeline
+    pipeline = flags[PipelineFlags]
     if pipeline.zero_bubble_v_schedule:
         setup = pipeline.zero_bubble_v_schedule_mem_setup
         name = "--zero-bubble-v-schedule"
@@ -128,7 +128,9 @@ def schedules_asked(flags: Flags) -> Iterator[Ask]:
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:
     """Yield the flags that ask for a treatment of the vocabulary."""
-    return chain(_split_vocabulary(flags.parallel), _redistributed(flags.pipeline), _named(flags))
+    return chain(
+        _split_vocabulary(flags[ParallelFlags]), _redistributed(flags[PipelineFlags]), _named(flags)
+    )
 
 
 def _split_vocabulary(flags: ParallelFlags) -> Iterator[Ask]:
@@ -148,16 +150,16 @@ def _redistributed(flags: PipelineFlags) -> Iterator[Ask]:
 
 
 def _named(flags: Flags) -> Iterator[Ask]:
-    if (name := flags.parallel.vocab_parallel) is not None:
+    if (name := flags[ParallelFlags].vocab_parallel) is not None:
         compared = name == AUTO_TREATMENT
         yield Ask(f"--vocab-parallel {name}", COMPARED_TREATMENTS if compared else (name,))
 
 
 def chunks_of(flags: Flags) -> int | None:
     """Return the chunks of a rank if flags give them; 0 if they make no whole number."""
-    pipeline, ranks = flags.pipeline, flags.parallel.pipeline_model_parallel_size
+    pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
-        chunks, rest = divmod(flags.model.num_layers, layers * ranks)
+        chunks, rest = divmod(flags[ModelFlags].num_layers, layers * ranks)
     elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):
         chunks, rest = divmod(len(layout), ranks)
     else:
@@ -167,13 +169,13 @@ def chunks_of(flags: Flags) -> int | None:
 
 def leaves_one_chunk(flags: Flags) -> bool:
     """Whether flags give every rank one chunk, which asks for no chunks, as in Megatron."""
-    named = flags.pipeline.pipeline_schedule in CHUNKED_SCHEDULES
+    named = flags[PipelineFlags].pipeline_schedule in CHUNKED_SCHEDULES
     return not named and chunks_of(flags) == 1
 
 
 def layout_of(flags: Flags) -> tuple[int, ...]:
     """Return the layers of a layout's stages; none if it is not given or cannot be read."""
-    return readable_layout(flags.pipeline.pipeline_model_parallel_layout)
+    return readable_layout(flags[PipelineFlags].pipeline_model_parallel_layout)
 
 
 def given_flags(flags: PipelineFlags, *names: str) -> list[str]:

@@ -3,10 +3,11 @@
 Flags that ask for different things are refused together.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags, Rule
+from megatron.config.flags import ParallelFlags, PipelineFlags, TrainFlags
 from megatron.config.pipeline_asks import (
     ACCOUNTS,
     AUTO_FLAG,
@@ -69,14 +70,14 @@ def size_faults(flags: Flags, replicas: int) -> Iterator[str]:
     Yields:
         A line that begins with the flag of the largest number.
     """
-    train, ranks = flags.train, flags.parallel.pipeline_model_parallel_size
+    train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
     of_a_microbatch = train.micro_batch_size * replicas
     microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
     forwards = ranks * chunks * microbatches
     if forwards <= MOST_FORWARDS:
         return
-    asked = [*given_flags(flags.pipeline, *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
+    asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
     worst = max(
         (microbatches, f"--global-batch-size {train.global_batch_size}"),
         (chunks, asked),
@@ -111,7 +112,7 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
     """Refuse to compare treatments beside a flag, a plan or costs that belong to one of them."""
     if not compares_treatments(flags):
         return
-    pipeline = flags.pipeline
+    pipeline = flags[PipelineFlags]
     for ask in treatments_asked(flags):
         if ask.flag != AUTO_FLAG:
             yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
@@ -131,7 +132,7 @@ def _auto_treatment_note(flags: Flags) -> Iterator[str]:
 
 
 def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
-    costs, schedule = flags.pipeline.measured_costs, schedule_of(flags)
+    costs, schedule = flags[PipelineFlags].measured_costs, schedule_of(flags)
     if TRAITS[schedule].compares and costs is not None:
         yield (
             f"--measured-costs {costs} are those of one schedule's stages, and "
@@ -142,7 +143,7 @@ def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
 
 def _file_of_schedule(flags: Flags) -> Iterator[str]:
     schedule = schedule_of(flags)
-    if schedule in FILE_SCHEDULES and flags.pipeline.schedule_file is None:
+    if schedule in FILE_SCHEDULES and flags[PipelineFlags].schedule_file is None:
         yield (
             f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
             "tools/simulate.py --save-plan writes such files"
@@ -150,7 +151,7 @@ def _file_of_schedule(flags: Flags) -> Iterator[str]:
 
 
 def _limit_of_schedule(flags: Flags) -> Iterator[str]:
-    schedule, limit = schedule_of(flags), flags.pipeline.zero_bubble_max_pending_backward
+    schedule, limit = schedule_of(flags), flags[PipelineFlags].zero_bubble_max_pending_backward
     if TRAITS[schedule].needs_memory_limit and limit is None:
         yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
@@ -161,7 +162,7 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
 """The rules about flags of the pipeline that change nothing beside the others."""
 
-PIPELINE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+PIPELINE_RULES: Final[tuple[Rule, ...]] = (
     _one_schedule,
     _one_treatment,
     _auto_treatment_rule,

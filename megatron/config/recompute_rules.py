@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.flags import Flags
-from megatron.config.recompute_flags import is_selective
+from megatron.config.declare import Flags
+from megatron.config.recompute_flags import RecomputeFlags, is_selective
 from megatron.layers.recompute import PARTS
 
 _ELSEWHERE: Final = {
@@ -17,16 +17,16 @@ _ELSEWHERE: Final = {
 
 
 def _modules(flags: Flags) -> Iterator[str]:
-    if not is_selective(flags.recompute):
+    if not is_selective(flags[RecomputeFlags]):
         return
-    for name in flags.recompute.recompute_modules:
+    for name in flags[RecomputeFlags].recompute_modules:
         if name not in PARTS:
             why = _ELSEWHERE.get(name, "no part of a layer has this name")
             yield f"--recompute-modules {name}: {why}; take some of {', '.join(PARTS)}"
 
 
 def _method(flags: Flags) -> Iterator[str]:
-    asked = flags.recompute
+    asked = flags[RecomputeFlags]
     if asked.recompute_granularity == "full" and asked.recompute_method is None:
         yield (
             "--recompute-granularity full does not say which layers: add --recompute-method "

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.cluster_flags import block_limits, links_of, ranks_of_machine
+from megatron.config.cluster_flags import ClusterFlags, block_limits, links_of, ranks_of_machine
 from megatron.config.copied import copied
 from megatron.config.corpora import (
     flags_of_corpora,
@@ -21,24 +21,30 @@ from megatron.config.corpora import (
     sets_to_evaluate,
     shared_blend,
 )
+from megatron.config.corpus_flags import CorpusFlags
 from megatron.config.data_flags import parse_split
-from megatron.config.eight_bit_flags import eight_bit_config
-from megatron.config.fill_flags import fill_config
+from megatron.config.declare import Flags
+from megatron.config.eight_bit_flags import EightBitFlags, eight_bit_config
+from megatron.config.fill_flags import FillFlags, fill_config
 from megatron.config.flags import (
     DRY_RUN_GPU,
     SCHEDULE_PROFILE_ITERATIONS,
-    Flags,
+    DataFlags,
     LogFlags,
+    ModelFlags,
     ParallelFlags,
+    PipelineFlags,
+    TrainFlags,
 )
 from megatron.config.guard_flags import parse_iterations
 from megatron.config.layer_fields import layer_fields
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.lengths import growth_of, iterations
-from megatron.config.long_run_flags import CheckpointFlags, GuardFlags
+from megatron.config.long_run_flags import CheckpointFlags, GuardFlags, ReplicaFlags
 from megatron.config.pipeline_asks import treatments_of
 from megatron.config.pipeline_flags import settle_pipeline
 from megatron.config.precision_flags import PrecisionFlags
-from megatron.config.recompute_flags import recomputation_of
+from megatron.config.recompute_flags import RecomputeFlags, recomputation_of
 from megatron.config.record_flags import RecordFlags
 from megatron.config.resolve_optimizer import optimizer_config
 from megatron.config.run_config import (
@@ -51,7 +57,7 @@ from megatron.config.run_config import (
     RunConfig,
     TrainConfig,
 )
-from megatron.config.tokenizer_flags import tokenizer_config
+from megatron.config.tokenizer_flags import TokenizerFlags, tokenizer_config
 from megatron.config.transformer_engine import engine_multiplies
 from megatron.data.config import DataConfig
 from megatron.data.tokenizers.build import build_tokenizer
@@ -83,37 +89,37 @@ def resolve(flags: Flags, notes: tuple[str, ...] = (), world_size: int = 1) -> R
         parallel=layouts[0],
         alternatives=layouts if len(layouts) > 1 else (),
         train=train_config(flags, replicas),
-        checkpoint=checkpoint_config(flags.checkpoint, flags.train.skip_train),
-        guard=guard_config(flags.guard, flags.parallel.distributed_timeout_minutes),
+        checkpoint=checkpoint_config(flags[CheckpointFlags], flags[TrainFlags].skip_train),
+        guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
-            flags.data,
-            data_path=() if gives_splits(flags.corpora) else shared_blend(flags),
+            flags[DataFlags],
+            data_path=() if gives_splits(flags[CorpusFlags]) else shared_blend(flags),
             own_paths=own_paths(flags),
             named_by=flags_of_corpora(flags),
-            full_validation=flags.corpora.full_validation,
-            reset_attention_mask=flags.corpora.reset_attention_mask,
-            reset_position_ids=flags.corpora.reset_position_ids,
+            full_validation=flags[CorpusFlags].full_validation,
+            reset_attention_mask=flags[CorpusFlags].reset_attention_mask,
+            reset_position_ids=flags[CorpusFlags].reset_position_ids,
             prefetch=reads_ahead(flags),
-            split=parse_split(flags.data.split),
-            seq_length=flags.model.seq_length,
-            seed=flags.train.seed,
+            split=parse_split(flags[DataFlags].split),
+            seq_length=flags[ModelFlags].seq_length,
+            seed=flags[TrainFlags].seed,
             eod_token=eod_token,
-            added_entries=max(0, vocab_size - (flags.tokenizer.vocab_size or vocab_size)),
-            cache_path=flags.data.data_cache_path,
-            fill=fill_config(flags.fill, flags.tokenizer),
+            added_entries=max(0, vocab_size - (flags[TokenizerFlags].vocab_size or vocab_size)),
+            cache_path=flags[DataFlags].data_cache_path,
+            fill=fill_config(flags[FillFlags], flags[TokenizerFlags]),
         ),
         log=log_config(flags),
         notes=notes,
-        dry_run=dry_run_config(flags.log) if flags.log.dry_run else None,
+        dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
     )
 
 
 def number_of_replicas(flags: Flags, world_size: int) -> int:
     """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
-    named = flags.log.dry_run_replicas if flags.log.dry_run else None
-    return named or max(1, world_size // ranks_of_replica(flags.parallel))
+    named = flags[LogFlags].dry_run_replicas if flags[LogFlags].dry_run else None
+    return named or max(1, world_size // ranks_of_replica(flags[ParallelFlags]))
 
 
 def ranks_of_replica(flags: ParallelFlags) -> int:
@@ -139,10 +145,10 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
         given: all flags.
         replicas: of the model.
     """
-    alike = replicas * given.parallel.context_parallel_size
+    alike = replicas * given[ParallelFlags].context_parallel_size
     if alike == 1:
         return ReplicaConfig()
-    flags = given.replicas
+    flags = given[ReplicaFlags]
     return ReplicaConfig(
         size=alike,
         overlap=flags.overlap_grad_reduce,
@@ -157,17 +163,17 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 def rank_order(flags: Flags, replicas: int) -> Order:
     """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
-    if flags.replicas.use_tp_pp_dp_mapping:
+    if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"
-    sizes = flags.parallel
+    sizes = flags[ParallelFlags]
     grid = Grid(
         sizes.tensor_model_parallel_size,
         replicas,
         sizes.pipeline_model_parallel_size,
         context_size=sizes.context_parallel_size,
     )
-    ranks = ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run)
-    return flags.cluster.rank_order or fewest_hops(grid, ranks or grid.world_size)
+    ranks = ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run)
+    return flags[ClusterFlags].rank_order or fewest_hops(grid, ranks or grid.world_size)
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
@@ -207,9 +213,9 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
-    given = flags.tokenizer
-    kind = given.tokenizer_type or ("NullTokenizer" if flags.data.mock_data else None)
-    if kind is None or (flags.log.dry_run and given.vocab_size):
+    given = flags[TokenizerFlags]
+    kind = given.tokenizer_type or ("NullTokenizer" if flags[DataFlags].mock_data else None)
+    if kind is None or (flags[LogFlags].dry_run and given.vocab_size):
         return given.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
     tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
@@ -218,7 +224,7 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
 
 def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     """The model's shape; MLP width, key/value heads and head width as Megatron derives them."""
-    model, layers = flags.model, flags.layers
+    model, layers = flags[ModelFlags], flags[LayerFlags]
     heads, hidden = model.num_attention_heads, model.hidden_size
     gated = model.swiglu or layers.geglu
     ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
@@ -245,11 +251,11 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         replicas: of the model.
         treatment: of the vocabulary.
     """
-    parallel, pipeline = flags.parallel, settle_pipeline(flags, treatment)
+    parallel, pipeline = flags[ParallelFlags], settle_pipeline(flags, treatment)
     cuda, own_gpu = on_cuda(flags), known_gpu(flags)
     layout = copied(
         ParallelConfig,
-        flags.pipeline,
+        flags[PipelineFlags],
         pipeline_size=parallel.pipeline_model_parallel_size,
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
@@ -262,14 +268,14 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         timeout_minutes=parallel.distributed_timeout_minutes,
         virtual_stages=pipeline.virtual_stages,
         layers=pipeline.layers,
-        memory_limit=flags.pipeline.zero_bubble_max_pending_backward,
-        recompute_ahead=flags.recompute.recompute_ahead,
+        memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
+        recompute_ahead=flags[RecomputeFlags].recompute_ahead,
         replicas=replica_config(flags, replicas),
-        ranks_per_machine=ranks_of_machine(flags.cluster, dry_run=flags.log.dry_run),
-        numa_binding=cuda and not flags.cluster.no_numa_binding,
-        nccl_blocks=block_limits(flags.cluster),
+        ranks_per_machine=ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run),
+        numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
+        nccl_blocks=block_limits(flags[ClusterFlags]),
         gpu=own_gpu,
-        links=None if own_gpu is None else links_of(flags.cluster, own_gpu),
+        links=None if own_gpu is None else links_of(flags[ClusterFlags], own_gpu),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
@@ -277,13 +283,13 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
 
 def reads_ahead(flags: Flags) -> bool:
     """Whether a thread reads the next batch: on GPUs the host has nothing else to do."""
-    workers = flags.corpora.num_workers
+    workers = flags[CorpusFlags].num_workers
     return on_cuda(flags) if workers is None else workers > 0
 
 
 def on_cuda(flags: Flags) -> bool:
     """Whether the run computes on GPUs."""
-    return flags.parallel.device != "cpu" and torch.cuda.is_available()
+    return flags[ParallelFlags].device != "cpu" and torch.cuda.is_available()
 
 
 def known_gpu(flags: Flags) -> Gpu | None:
@@ -291,8 +297,8 @@ def known_gpu(flags: Flags) -> Gpu | None:
 
     A rank asks only for the name of its own GPU, which is the same on all ranks.
     """
-    if flags.log.dry_run:
-        return gpu(flags.log.dry_run_gpu or DRY_RUN_GPU)
+    if flags[LogFlags].dry_run:
+        return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU)
     if not on_cuda(flags):
         return None
     index = int(os.environ.get("LOCAL_RANK") or 0)
@@ -309,7 +315,7 @@ def gpu_with_memory(name: str) -> Gpu | None:
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Length, batches and precision; only a set with documents is evaluated."""
-    flags, sets = given.train, sets_to_evaluate(given)
+    flags, sets = given[TrainFlags], sets_to_evaluate(given)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
     between = evaluates and "validation" in sets and not flags.skip_train
@@ -319,27 +325,28 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         global_batch_size=length.batch,
         train_iters=length.total,
         dtype=activation_dtype(given),
-        gradient_dtype=gradient_dtype(given.precision),
+        gradient_dtype=gradient_dtype(given[PrecisionFlags]),
         wide_stream=(
-            given.precision.fp32_residual_connection and activation_dtype(given) != torch.float32
+            given[PrecisionFlags].fp32_residual_connection
+            and activation_dtype(given) != torch.float32
         ),
         eval_interval=flags.eval_interval if between else None,
         final_sets=sets if evaluates else (),
-        full_validation=given.corpora.full_validation,
+        full_validation=given[CorpusFlags].full_validation,
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,
-        vocab_recompute=given.parallel.vocab_recompute,
-        recomputation=recomputation_of(given.recompute),
-        eight_bits=eight_bit_config(given.eight_bits, by_engine=engine_multiplies(given)),
+        vocab_recompute=given[ParallelFlags].vocab_recompute,
+        recomputation=recomputation_of(given[RecomputeFlags]),
+        eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
     )
 
 
 def activation_dtype(flags: Flags) -> torch.dtype:
     """The type of parameters and activations."""
-    if flags.precision.fp16:
+    if flags[PrecisionFlags].fp16:
         return torch.float16
-    return torch.bfloat16 if flags.train.bf16 else torch.float32
+    return torch.bfloat16 if flags[TrainFlags].bf16 else torch.float32
 
 
 def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
@@ -359,9 +366,11 @@ def log_config(flags: Flags) -> LogConfig:
     """Printed lines, traces, measurements and records."""
     return copied(
         LogConfig,
-        flags.log,
-        profile_schedule_end=profiled_iterations(flags.log)[1],
-        records=record_config(flags.records, flags.checkpoint.save, flags.train.skip_train),
+        flags[LogFlags],
+        profile_schedule_end=profiled_iterations(flags[LogFlags])[1],
+        records=record_config(
+            flags[RecordFlags], flags[CheckpointFlags].save, flags[TrainFlags].skip_train
+        ),
     )
 
 

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from megatron.config.copied import copied
-from megatron.config.flags import Flags, TrainFlags
+from megatron.config.declare import Flags
+from megatron.config.flags import TrainFlags
 from megatron.config.lengths import iterations
 from megatron.config.optimizer_flags import OptimizerFlags
 from megatron.config.optimizer_impl import implementation_of
@@ -40,7 +41,7 @@ def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
 
 def optimizer_config(flags: Flags) -> OptimizerConfig:
     """The optimizer and its rates, their spans in samples."""
-    optimizer, train = flags.optimizer, flags.train
+    optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
     spans = learning_rate_spans(optimizer, train)
     return copied(
         OptimizerConfig,
@@ -51,10 +52,10 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
         weight_decay_samples=train.train_samples or iterations(train).samples,
         muon=muon_config(optimizer),
         post_validation=optimizer.enable_optimizer_post_validation,
-        loss_scale=loss_scale_config(flags.precision),
+        loss_scale=loss_scale_config(flags[PrecisionFlags]),
         implementation=implementation_of(flags),
-        exp_avg_dtype=flags.precision.exp_avg_dtype,
-        exp_avg_sq_dtype=flags.precision.exp_avg_sq_dtype,
+        exp_avg_dtype=flags[PrecisionFlags].exp_avg_dtype,
+        exp_avg_sq_dtype=flags[PrecisionFlags].exp_avg_sq_dtype,
     )
 
 

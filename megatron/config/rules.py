@@ -4,17 +4,20 @@ A line begins with the flag at fault and names the way out. ``RULES`` lists all 
 ``NOTES`` find flags that change nothing beside others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from megatron.config.context_rules import CONTEXT_RULES
 from megatron.config.corpus_rules import CORPUS_NOTES, CORPUS_RULES
+from megatron.config.declare import Flags, Rule
 from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.eight_bit_rules import EIGHT_BIT_RULES
-from megatron.config.flags import Flags
+from megatron.config.flags import LogFlags, ModelFlags, TrainFlags
 from megatron.config.guard_rules import GUARD_NOTES, GUARD_RULES
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.layer_rules import LAYER_NOTES, LAYER_RULES
 from megatron.config.lengths import growth_of, iterations
+from megatron.config.long_run_flags import CheckpointFlags
 from megatron.config.optimizer_impl import IMPLEMENTATION_NOTES, IMPLEMENTATION_RULES
 from megatron.config.optimizer_rules import OPTIMIZER_NOTES, OPTIMIZER_RULES
 from megatron.config.pipeline_flags import PIPELINE_NOTES, PIPELINE_RULES
@@ -23,11 +26,9 @@ from megatron.config.recompute_rules import RECOMPUTE_RULES
 from megatron.config.resolve import profiled_iterations
 from megatron.config.tensor_rules import TENSOR_NOTES, TENSOR_RULES
 
-Rule = Callable[[Flags], Iterator[str]]
-
 
 def _heads(flags: Flags) -> Iterator[str]:
-    model, heads = flags.model, flags.model.num_attention_heads
+    model, heads = flags[ModelFlags], flags[ModelFlags].num_attention_heads
     if model.kv_channels is None and model.hidden_size % heads:
         yield (
             f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
@@ -41,8 +42,8 @@ def _heads(flags: Flags) -> Iterator[str]:
 
 
 def _mlp(flags: Flags) -> Iterator[str]:
-    model = flags.model
-    gate = "--swiglu" if model.swiglu else "--geglu" if flags.layers.geglu else None
+    model = flags[ModelFlags]
+    gate = "--swiglu" if model.swiglu else "--geglu" if flags[LayerFlags].geglu else None
     if gate and model.ffn_hidden_size is None and model.hidden_size < 24:
         yield (
             f"{gate} with --hidden-size {model.hidden_size} leaves an MLP without width, "
@@ -51,7 +52,7 @@ def _mlp(flags: Flags) -> Iterator[str]:
 
 
 def _positions(flags: Flags) -> Iterator[str]:
-    model, positions = flags.model, flags.model.max_position_embeddings
+    model, positions = flags[ModelFlags], flags[ModelFlags].max_position_embeddings
     if positions is not None and model.seq_length > positions:
         yield (
             f"--seq-length {model.seq_length} is longer than --max-position-embeddings "
@@ -60,7 +61,7 @@ def _positions(flags: Flags) -> Iterator[str]:
 
 
 def _rotation(flags: Flags) -> Iterator[str]:
-    model = flags.model
+    model = flags[ModelFlags]
     if model.position_embedding_type != "rope":
         return
     head = model.kv_channels or model.hidden_size // model.num_attention_heads
@@ -73,7 +74,7 @@ def _rotation(flags: Flags) -> Iterator[str]:
 
 
 def _batches(flags: Flags) -> Iterator[str]:
-    batch, micro = flags.train.global_batch_size, flags.train.micro_batch_size
+    batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
     if batch is not None and batch % micro:
         below = batch // micro * micro
         near = f"{below} or {below + micro}" if below else f"{micro}"
@@ -85,13 +86,13 @@ def _batches(flags: Flags) -> Iterator[str]:
 
 def _growing_batches(flags: Flags) -> Iterator[str]:
     try:
-        growth_of(flags.train)
+        growth_of(flags[TrainFlags])
     except ValueError as error:
         yield str(error)
 
 
 def _length(flags: Flags) -> Iterator[str]:
-    train = flags.train
+    train = flags[TrainFlags]
     if (train.train_iters is None) == (train.train_samples is None):
         given = "neither is given" if train.train_iters is None else "both are given"
         yield f"--train-iters or --train-samples: {given}; give one of them"
@@ -104,12 +105,15 @@ def _length(flags: Flags) -> Iterator[str]:
 
 
 def _idle_without_training(flags: Flags) -> Iterator[str]:
-    if flags.train.skip_train and flags.checkpoint.save is not None:
-        yield f"--save {flags.checkpoint.save} changes nothing: --skip-train trains nothing to save"
+    if flags[TrainFlags].skip_train and flags[CheckpointFlags].save is not None:
+        yield (
+            f"--save {flags[CheckpointFlags].save} changes nothing: --skip-train trains "
+            "nothing to save"
+        )
 
 
 def _trace(flags: Flags) -> Iterator[str]:
-    log = flags.log
+    log = flags[LogFlags]
     if not log.profile:
         return
     if log.profile_step_end <= log.profile_step_start:
@@ -117,7 +121,7 @@ def _trace(flags: Flags) -> Iterator[str]:
             f"--profile-step-end {log.profile_step_end} is not after --profile-step-start "
             f"{log.profile_step_start}: nothing would be traced; raise it"
         )
-    last = iterations(flags.train).last
+    last = iterations(flags[TrainFlags]).last
     if log.profile_step_start > last > 0:
         yield (
             f"--profile-step-start {log.profile_step_start} is after the last iteration, "
@@ -126,7 +130,7 @@ def _trace(flags: Flags) -> Iterator[str]:
 
 
 def _schedule_profile(flags: Flags) -> Iterator[str]:
-    start, end = profiled_iterations(flags.log)
+    start, end = profiled_iterations(flags[LogFlags])
     if start is None or end is None:
         return
     if end <= start:
@@ -134,14 +138,14 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
             f"--profile-schedule-end {end} is not after --profile-schedule-start {start}: nothing "
             "would be measured; raise it"
         )
-    if flags.log.save_measured_costs is None and not flags.log.replan:
+    if flags[LogFlags].save_measured_costs is None and not flags[LogFlags].replan:
         yield (
             f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
             "--save-measured-costs FILE, --replan or both"
         )
-    last = iterations(flags.train).last
-    if 0 < last < end - (not flags.log.replan):
-        more = ", and --replan needs one more after them" if flags.log.replan else ""
+    last = iterations(flags[TrainFlags]).last
+    if 0 < last < end - (not flags[LogFlags].replan):
+        more = ", and --replan needs one more after them" if flags[LogFlags].replan else ""
         yield (
             f"--profile-schedule-start {start} measures the iterations before {end} "
             f"(--profile-schedule-end){more}, but the last is {last}: lower them"

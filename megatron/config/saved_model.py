@@ -12,8 +12,8 @@ from typing import Any, Final
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
-from megatron.config.declare import Declaration, all_declarations
-from megatron.config.flags import Flags
+from megatron.config.declare import Declaration
+from megatron.config.flags import DECLARED
 from megatron.config.model_words import model_flags
 from megatron.config.words import SortedWords
 
@@ -33,7 +33,7 @@ def add_saved_model(words: SortedWords) -> None:
     if where is None:
         words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
         return
-    declared, given = all_declarations(Flags), set(words.given)
+    declared, given = DECLARED, set(words.given)
     added = {
         option: values
         for option, values in model_flags(model).items()

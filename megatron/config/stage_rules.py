@@ -3,10 +3,12 @@
 Several flags say so in their own way. Those that do not go together are refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from megatron.config.flags import DEFAULT_SCHEDULE, Flags
+from megatron.config.declare import Flags, Rule
+from megatron.config.flags import DEFAULT_SCHEDULE, ModelFlags, ParallelFlags, PipelineFlags
+from megatron.config.layer_flags import LayerFlags
 from megatron.config.pipeline_asks import (
     ACCOUNTS,
     CHUNKS,
@@ -33,7 +35,7 @@ _LONGEST_COUNT: Final = 8
 
 def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
     """Return how the layers are spread over the stages with a treatment of the vocabulary."""
-    pipeline = flags.pipeline
+    pipeline = flags[PipelineFlags]
     text = pipeline.layer_distribution
     if TREATMENTS[treatment].redistributed:
         return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
@@ -54,18 +56,18 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
 
 def _whole_note(flags: Flags) -> Iterator[str]:
     if leaves_one_chunk(flags):
-        for given in given_flags(flags.pipeline, *reversed(CHUNKS)):
+        for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS)):
             yield f"{given} changes nothing: it leaves every rank one stage"
 
 
 def _chunk_rule(flags: Flags) -> Iterator[str]:
     chunks = chunks_of(flags)
-    for given in given_flags(flags.pipeline, *reversed(CHUNKS))[:1]:
+    for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS))[:1]:
         if chunks == 0:
             yield (
-                f"{given} does not divide the --num-layers {flags.model.num_layers} of "
-                f"{counted(flags.parallel.pipeline_model_parallel_size, 'rank')}: change one of "
-                "them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
+                f"{given} does not divide the --num-layers {flags[ModelFlags].num_layers} of "
+                f"{counted(flags[ParallelFlags].pipeline_model_parallel_size, 'rank')}: change one "
+                "of them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
         if chunks == 1 and not leaves_one_chunk(flags):
             yield (
@@ -77,18 +79,18 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
 
 
 def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
-    for given in given_flags(flags.pipeline, "num_layers_per_virtual_pipeline_stage"):
+    for given in given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage"):
         yield from _beside(given, distributions(flags))
 
 
 def _layout_rule(flags: Flags) -> Iterator[str]:
-    pipeline = flags.pipeline
+    pipeline = flags[PipelineFlags]
     if (text := pipeline.pipeline_model_parallel_layout) is not None:
         yield from layout_faults(
             text,
-            num_layers=flags.model.num_layers,
-            depths=flags.layers.mtp_num_layers,
-            ranks=flags.parallel.pipeline_model_parallel_size,
+            num_layers=flags[ModelFlags].num_layers,
+            depths=flags[LayerFlags].mtp_num_layers,
+            ranks=flags[ParallelFlags].pipeline_model_parallel_size,
             chunks=pipeline.num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),
         )
@@ -98,7 +100,7 @@ def _layout_note(flags: Flags) -> Iterator[str]:
     treatment = treatment_of(flags)
     if layout_of(flags) and TREATMENTS[treatment].is_sharded:
         yield (
-            f"{LAYOUT_FLAG} {flags.pipeline.pipeline_model_parallel_layout} says where the "
+            f"{LAYOUT_FLAG} {flags[PipelineFlags].pipeline_model_parallel_layout} says where the "
             f"transformer layers are and nothing else: {treatment} splits the embedding (E) and "
             "the output layer with its loss (L) over all ranks"
         )
@@ -108,7 +110,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage where they cannot apply."""
     schedule = schedule_of(flags)
     if schedule in CHUNKED_SCHEDULES:
-        for end in given_flags(flags.pipeline, *ENDS):
+        for end in given_flags(flags[PipelineFlags], *ENDS):
             yield (
                 f"{end} is about one of several stages of a rank with --pipeline-schedule "
                 f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
@@ -117,11 +119,11 @@ def _end_rule(flags: Flags) -> Iterator[str]:
 
 def _last_stage_rule(flags: Flags) -> Iterator[str]:
     """Refuse more layers of the last stage than there are, where its layers may be chosen."""
-    last, layers = flags.pipeline.final_stage_num_layers, flags.model.num_layers
+    last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ModelFlags].num_layers
     if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
         return
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
-    if flags.parallel.pipeline_model_parallel_size * chunks == 1 and last != layers:
+    if flags[ParallelFlags].pipeline_model_parallel_size * chunks == 1 and last != layers:
         yield (
             f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
             "stage: leave it out"
@@ -137,7 +139,7 @@ def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
     treatment = treatment_of(flags)
     if TREATMENTS[treatment].is_sharded:
-        for account in given_flags(flags.pipeline, *ACCOUNTS):
+        for account in given_flags(flags[PipelineFlags], *ACCOUNTS):
             yield (
                 f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
                 f"{treatment} spreads it over all ranks: leave it out"
@@ -145,21 +147,21 @@ def _account_rule(flags: Flags) -> Iterator[str]:
 
 
 def _distribution_rule(flags: Flags) -> Iterator[str]:
-    text = flags.pipeline.layer_distribution
+    text = flags[PipelineFlags].layer_distribution
     redistributed = redistributing(flags)
     if redistributed:
         others = [flag for flag in distributions(flags) if flag not in redistributed]
         yield from _beside(redistributed[0], others)
-    elif layout := given_flags(flags.pipeline, LAYOUT):
+    elif layout := given_flags(flags[PipelineFlags], LAYOUT):
         yield from _beside(layout[0], [flag for flag in distributions(flags) if flag != layout[0]])
     elif text not in (None, "even"):
         yield from _beside(
-            f"--layer-distribution {text}", given_flags(flags.pipeline, *ENDS, *ACCOUNTS)
+            f"--layer-distribution {text}", given_flags(flags[PipelineFlags], *ENDS, *ACCOUNTS)
         )
 
 
 def _distribution_words(flags: Flags) -> Iterator[str]:
-    text = flags.pipeline.layer_distribution
+    text = flags[PipelineFlags].layer_distribution
     words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
     if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
         yield (
@@ -178,8 +180,8 @@ def _spread_rule(flags: Flags) -> Iterator[str]:
         return
     chunks = chunks_of(flags) or traits.chunks
     try:
-        stages = flags.parallel.pipeline_model_parallel_size * chunks
-        distribute(distribution, flags.model.num_layers, stages)
+        stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
+        distribute(distribution, flags[ModelFlags].num_layers, stages)
     except ValueError as error:
         yield str(error)
 
@@ -194,10 +196,10 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
         yield f"{flag} and {other} both say how many layers a stage has: give one of them"
 
 
-STAGE_NOTES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (_whole_note, _layout_note)
+STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _layout_note)
 """The rules about flags of the stages that change nothing beside the others."""
 
-_FLAG_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
+_FLAG_RULES: Final[tuple[Rule, ...]] = (
     _chunk_rule,
     _chunk_layers_rule,
     _layout_rule,
@@ -209,5 +211,5 @@ _FLAG_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (
 )
 """What each of these flags may say, and beside which others."""
 
-STAGE_RULES: Final[tuple[Callable[[Flags], Iterator[str]], ...]] = (*_FLAG_RULES, _spread_rule)
+STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)
 """The rules about the flags of the stages; see ``megatron.config.rules``."""

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TypeVar
 
-from megatron.config.flags import Flags, ModelFlags
+from megatron.config.declare import Flags
+from megatron.config.flags import ModelFlags, ParallelFlags
 from megatron.config.layer_flags import LayerFlags
 from megatron.config.resolve import model_config
 from megatron.model.config import ModelConfig
@@ -14,7 +15,7 @@ Group = TypeVar("Group", ModelFlags, LayerFlags)
 
 
 def _cuts(flags: Flags) -> Iterator[str]:
-    ranks, sequence = _size(flags), flags.parallel.sequence_parallel
+    ranks, sequence = _size(flags), flags[ParallelFlags].sequence_parallel
     if ranks == 1:
         return
     try:
@@ -36,11 +37,8 @@ def sound_model(flags: Flags) -> ModelConfig:
     Raises:
         ValueError: they ask for none.
     """
-    groups = {
-        "model": _whole(ModelFlags, flags.model),
-        "layers": _whole(LayerFlags, flags.layers),
-    }
-    return model_config(Flags(**(vars(flags) | groups)), vocab_size=1)
+    model, layers = _whole(ModelFlags, flags[ModelFlags]), _whole(LayerFlags, flags[LayerFlags])
+    return model_config(flags.replaced(model, layers), vocab_size=1)
 
 
 def _whole(kind: type[Group], group: Group) -> Group:
@@ -49,7 +47,7 @@ def _whole(kind: type[Group], group: Group) -> Group:
 
 
 def _no_parts(flags: Flags) -> Iterator[str]:
-    if flags.parallel.sequence_parallel and _size(flags) == 1:
+    if flags[ParallelFlags].sequence_parallel and _size(flags) == 1:
         yield (
             "--sequence-parallel changes nothing at --tensor-model-parallel-size 1: the sequence "
             "is split over tensor-parallel ranks"
@@ -57,7 +55,7 @@ def _no_parts(flags: Flags) -> Iterator[str]:
 
 
 def _size(flags: Flags) -> int:
-    return flags.parallel.tensor_model_parallel_size
+    return flags[ParallelFlags].tensor_model_parallel_size
 
 
 TENSOR_RULES = (_cuts,)

@@ -1,13 +1,14 @@
 """Whether Transformer Engine multiplies: it is asked for, and is here with a GPU that it knows."""
 
 from megatron.config.cluster_rules import on_cuda
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.eight_bit_flags import EightBitFlags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 
 
 def asks_for_engine(flags: Flags) -> bool:
     """Return whether Transformer Engine shall multiply."""
-    own = flags.eight_bits
+    own = flags[EightBitFlags]
     return own.fp8_format is not None and own.transformer_impl == "transformer_engine"
 
 
@@ -16,7 +17,7 @@ def lack_of_engine(flags: Flags) -> str | None:
     if not on_cuda(flags):
         return "it multiplies on GPUs only"
     try:
-        return load_transformer_engine().why_not(flags.eight_bits.fp8_recipe)
+        return load_transformer_engine().why_not(flags[EightBitFlags].fp8_recipe)
     except ValueError as error:
         return f"{error}; pip install --no-build-isolation transformer_engine[pytorch] may bring it"
 

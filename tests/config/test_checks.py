@@ -10,7 +10,8 @@ from command_lines import with_flags
 
 from megatron.config import checks, job_rules
 from megatron.config.command_line import parse
-from megatron.config.flags import Flags
+from megatron.config.declare import Flags
+from megatron.config.flags import ModelFlags
 from megatron.data.indexed import IndexedWriter
 from megatron.optimizer.lr_schedule import rates
 from megatron.training.planning.run_plan import make_run_plan
@@ -453,7 +454,7 @@ def test_a_rule_that_asks_for_what_is_no_flag_fails(
     """Such a rule would be silent for ever if that passed for a flag with a faulty value."""
 
     def rule(flags: Flags) -> Iterator[str]:
-        yield str(getattr(flags.model, "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
+        yield str(getattr(flags[ModelFlags], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
 
     monkeypatch.setattr(checks, "RULES", (rule,))
     with pytest.raises(AttributeError, match="number_of_layers"):

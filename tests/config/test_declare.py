@@ -17,11 +17,10 @@ from megatron.config.declare import (
     filled,
     flag,
 )
-from megatron.config.flags import Flags, ModelFlags
+from megatron.config.flags import DECLARED, ModelFlags
 from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
 from megatron.config.words import sort_words
 
-DECLARED = all_declarations(Flags)
 RUN = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
     "--lr 1e-3 --train-iters 10 --vocab-size 999 --device cpu --dry-run --bf16"
@@ -133,13 +132,6 @@ class MoreModelFlags(ModelFlags):
 
 
 @dataclass(frozen=True)
-class MoreFlags:
-    """All flags of this test."""
-
-    model: MoreModelFlags
-
-
-@dataclass(frozen=True)
 class MultipliedConfig:
     """What the new flag is for."""
 
@@ -150,16 +142,16 @@ class MultipliedConfig:
 
 def test_one_line_makes_a_flag() -> None:
     """It is parsed, told in the help, checked and copied to the field of its name."""
-    declared = all_declarations(MoreFlags)
+    declared = all_declarations((MoreModelFlags,))
     assert "--embedding-multiplier FLOAT\n        Factor of the embedding. (default: 1.0)" in (
-        help_text(MoreFlags)
+        help_text([MoreModelFlags])
     )
     line = "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 3"
 
     def read(more: str) -> Any:
         found = sort_words(f"{line} {more}".split(), declared)
         assert not found.mistakes
-        return filled(MoreFlags, found.given).model
+        return filled([MoreModelFlags], found.given)[MoreModelFlags]
 
     def mistakes(model: MoreModelFlags) -> list[str]:
         values = {"--" + name.replace("_", "-"): value for name, value in vars(model).items()}

@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from megatron.config.declare import all_declarations
-from megatron.config.flags import Flags
+from megatron.config.flags import DECLARED
 from megatron.config.foreign.answer import Answers
 from megatron.config.foreign.missing import FEATURES
 from megatron.config.foreign.noted import noted
@@ -17,7 +16,7 @@ ROWS: Final = (
 )
 """All answers, in their order: another name of ours before a note, a note before a refusal."""
 
-_OURS: Final = all_declarations(Flags)
+_OURS: Final = DECLARED
 
 OTHER_FLAGS: Final = Answers([row for row in ROWS if row[0] not in _OURS])
 """The answers to flags that do not exist here. Of several the first that fits counts."""
