@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.declare import Declaration, declarations
-    from megatron.config.flags import GROUPS
+    from megatron.config.declare import Declaration
     from megatron.config.foreign.answer import Answer
     from megatron.config.foreign.missing import FEATURES
     from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+    from megatron.config.groups import declarations
+    from megatron.config.topics import GROUPS
 
 
 ROWS = (*OTHER_FLAGS.rows, *OTHER_VALUES.rows)
@@ -32,8 +33,8 @@ def page() -> str:
 def _ours() -> Iterator[str]:
     yield "# Flags"
     yield ""
-    yield "Written by `python tools/flags_page.py` from `megatron/config/flags.py` and"
-    yield "`megatron/config/foreign/`. Names and defaults are Megatron-LM's."
+    yield "Written by `python tools/flags_page.py` from the declarations in `megatron/config/`."
+    yield "Names and defaults are Megatron-LM's."
     for group in GROUPS:
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"

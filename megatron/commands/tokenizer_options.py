@@ -3,8 +3,9 @@
 import argparse
 from typing import get_origin
 
-from megatron.config.declare import Declaration, declarations
-from megatron.config.tokenizer_flags import TokenizerFlags, tokenizer_config
+from megatron.config.declare import Declaration
+from megatron.config.groups import declarations
+from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 

@@ -1,19 +1,18 @@
 """Finds all mistakes of a command line at once, and all flags that change nothing.
 
+The declarations of flags judge their values, each alone and beside the others. Then come the rules.
 If a rule reads a value that is itself a mistake, the rule stops silently. Each mistake is therefore
 reported only once.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
 from typing import NoReturn
 
-from megatron.config.declare import Flags, Rule
-from megatron.config.flags import DECLARED, LogFlags
-from megatron.config.job_rules import job_notes, job_rules
-from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
-from megatron.config.rules import NOTES, RULES
+from megatron.config.declare import Declaration, Facts
+from megatron.config.groups import Flags, Rule
+from megatron.config.topics import DECLARED, NOTES, RULES, job_notes, job_rules
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,11 @@ class Findings:
     notes: list[str]
 
 
-def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Findings:
+def check(flags: Flags, unreadable: Collection[str] = ()) -> Findings:
     """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
-        world_size: ranks of the job.
         unreadable: flags that have their default only because what decides them could not be read.
     """
     declared = DECLARED
@@ -43,12 +41,11 @@ def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Fi
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
-    dry_run = flags[LogFlags].dry_run
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
-    mistakes += _lines((*RULES, *job_rules(world_size, dry_run)), sound)
+    mistakes += _lines((*RULES, *job_rules(flags)), sound)
     notes = [
         *idle_notes(declared, sound_values),
-        *_lines((*NOTES, *job_notes(world_size, dry_run)), sound),
+        *_lines((*NOTES, *job_notes(flags)), sound),
     ]
     return Findings(mistakes, notes)
 
@@ -86,4 +83,92 @@ class _Sound(SimpleNamespace):
 
 
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
-    return Flags({kind: _Sound(vars(group), faulty) for kind, group in flags.groups.items()})
+    groups = {kind: _Sound(vars(group), faulty) for kind, group in flags.groups.items()}
+    return Flags(groups, flags.world_size)
+
+
+def value_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Find the flags whose own values are mistakes: missing, or out of range.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of flags; ``None``: not given.
+
+    Yields:
+        The flag, and a line on its fault that begins with the flag.
+    """
+    for option, value in values.items():
+        declaration, allowed = declared[option], declared[option].facts.range
+        if value is None and declaration.default is MISSING:
+            yield option, f"{option} is missing: {declaration.facts.help}"
+        if isinstance(value, (int, float)) and allowed and not allowed.contains(value):
+            yield option, f"{declaration.shown(value)}: must be {allowed.words}"
+
+
+def pairing_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[str]:
+    """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of all flags that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        A line on each fault, which begins with the flag.
+    """
+    holds = _judge(values)
+    for given, facts in _asking(declared, values):
+        if facts.needs and not any(holds(c, True) for c in facts.needs.split(" or ")):
+            yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
+        for condition in facts.excludes.split(" or "):
+            if holds(condition, False):
+                other = condition.split()[0]
+                yield (
+                    f"{given} does not go with {declared[other].shown(values[other])}: give one of "
+                    "them and leave the other out"
+                )
+
+
+def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
+    """Find flags that change nothing beside the others, as they do in Megatron.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of all flags that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        A line on each, which begins with the flag.
+    """
+    holds = _judge(values)
+    for given, facts in _asking(declared, values):
+        wanted = facts.idle_without.split(" or ") if facts.idle_without else []
+        if wanted and not any(holds(condition, True) for condition in wanted):
+            yield f"{given} changes nothing without {facts.idle_without}"
+        for condition in facts.idle_with.split(" or "):
+            if holds(condition, False):
+                yield f"{given} changes nothing with {condition}"
+
+
+def _asking(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, Facts]]:
+    """Yield every flag that asks for something, as it is given, with the facts about it."""
+    for option, value in values.items():
+        declaration = declared[option]
+        if declaration.asks(value):
+            yield declaration.shown(value), declaration.facts
+
+
+def _judge(values: Mapping[str, object]) -> Callable[[str, bool], bool]:
+    """Return what judges a condition; of a flag that is a mistake itself, as its caller wants."""
+
+    def holds(condition: str, unknown: bool) -> bool:
+        option, _, word = condition.partition(" ")
+        if option not in values:
+            return unknown
+        return str(values[option]) == word if word else bool(values[option])
+
+    return holds

@@ -5,16 +5,13 @@ from dataclasses import dataclass, replace
 from textwrap import fill
 
 from megatron.config.checks import check
-from megatron.config.declare import (
-    Declaration,
-    Flags,
-    declarations,
-    filled,
-)
-from megatron.config.flags import DECLARED, GROUPS, TrainFlags
-from megatron.config.resolve import number_of_replicas, resolve
-from megatron.config.run_config import RunConfig
+from megatron.config.declare import Declaration
+from megatron.config.groups import Flags, declarations, filled
+from megatron.config.parallelism import number_of_replicas
+from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
+from megatron.config.topics import DECLARED, GROUPS
+from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
 
 
@@ -51,7 +48,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     found = read(argv, world_size, speak)
     if found.mistakes:
         raise ValueError("\n".join(found.mistakes))
-    return resolve(found.flags, found.notes, world_size)
+    return resolve(found.flags, found.notes)
 
 
 def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
@@ -71,17 +68,17 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words)
-    flags = with_default_batch(filled(GROUPS, words.given), world_size)
-    found = check(flags, world_size, words.unreadable)
+    flags = with_default_batch(filled(GROUPS, words.given, world_size))
+    found = check(flags, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
 
-def with_default_batch(flags: Flags, world_size: int) -> Flags:
+def with_default_batch(flags: Flags) -> Flags:
     """Give an iteration one microbatch of every replica, if its batch size is not given."""
     train = flags[TrainFlags]
     if train.global_batch_size is not None or train.micro_batch_size is None:
         return flags
-    batch = train.micro_batch_size * number_of_replicas(flags, world_size)
+    batch = train.micro_batch_size * number_of_replicas(flags)
     return flags.replaced(replace(train, global_batch_size=batch))
 
 

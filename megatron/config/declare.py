@@ -11,18 +11,14 @@ between alternatives. ``pairing`` judges them.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import (
     Any,
     Literal,
     TypeVar,
-    Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from megatron.simulator.costs.redistribute import MOST_LAYERS
@@ -232,77 +228,3 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """The flags of a command line, by group: ``flags[ModelFlags].num_layers``.
-
-    Attributes:
-        groups: an instance of every group, by its class.
-    """
-
-    groups: Mapping[type, Any]
-
-    def __getitem__(self, group: type[T]) -> T:
-        """Return the flags of a group."""
-        flags: T = self.groups[group]
-        return flags
-
-    def replaced(self, *groups: Any) -> "Flags":
-        """Return the same flags but for some groups."""
-        return Flags({**self.groups, **{type(group): group for group in groups}})
-
-
-Rule = Callable[[Flags], Iterator[str]]
-"""Yields a line on everything that it has to say about flags."""
-
-
-@cache
-def declarations(group: type) -> Sequence[Declaration]:
-    """The flags of a group, in order."""
-    hints = get_type_hints(group)
-    return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
-
-
-@cache
-def all_declarations(groups: tuple[type, ...]) -> Mapping[str, Declaration]:
-    """Return the declarations of some groups, by the flag as it stands on a command line."""
-    found = [declaration for group in groups for declaration in declarations(group)]
-    return {declaration.option: declaration for declaration in found}
-
-
-def options_of(group: type, flags: object) -> Iterator[tuple[str, object]]:
-    """Yield the flags of a group as they stand on a command line, with their values.
-
-    Args:
-        group: class of the group.
-        flags: the values by name.
-    """
-    for declaration in declarations(group):
-        yield declaration.option, getattr(flags, declaration.name)
-
-
-def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
-    if get_origin(kind) in (Union, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return Declaration(field.name, kind, field.default, field.metadata["facts"])
-
-
-def filled(groups: Sequence[type], given: Mapping[str, Sequence[str]]) -> Flags:
-    """Return the flags with what the words of a command line say.
-
-    Args:
-        groups: of all flags.
-        given: the words behind each flag that is given, of which none is unreadable; every other
-            flag has its default, and ``None`` if it is required.
-    """
-
-    def value(declared: Declaration) -> Any:
-        if declared.option in given:
-            return declared.value(given[declared.option])
-        return None if declared.default is dataclasses.MISSING else declared.default
-
-    return Flags(
-        {group: group(**{own.name: value(own) for own in declarations(group)}) for group in groups}
-    )

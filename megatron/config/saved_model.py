@@ -13,8 +13,8 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
 from megatron.config.declare import Declaration
-from megatron.config.flags import DECLARED
 from megatron.config.model_words import model_flags
+from megatron.config.topics import DECLARED
 from megatron.config.words import SortedWords
 
 USE: Final = "--use-checkpoint-args"

@@ -11,7 +11,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.config.layout import ParallelConfig
+from megatron.config.run_config import RunConfig
+from megatron.config.train import TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.model.config import ModelConfig

@@ -8,7 +8,7 @@ import pytest
 
 from megatron.commands.arguments import Parser, add_plan_flags, add_size_flags, request_of
 from megatron.commands.simulate_schedule import parse_arguments
-from megatron.config.flags import DECLARED
+from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan_flags import PLAN_FLAGS

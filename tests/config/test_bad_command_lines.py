@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatron.config.command_line import parse, read
 from megatron.config.declare import Declaration
-from megatron.config.flags import DECLARED
+from megatron.config.topics import DECLARED
 
 LONGEST = 400
 """Characters of a line about a mistake."""

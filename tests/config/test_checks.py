@@ -8,10 +8,10 @@ import pytest
 import torch
 from command_lines import with_flags
 
-from megatron.config import checks, job_rules
+from megatron.config import checks, cluster
 from megatron.config.command_line import parse
-from megatron.config.declare import Flags
-from megatron.config.flags import ModelFlags
+from megatron.config.groups import Flags
+from megatron.config.model import ModelFlags
 from megatron.data.indexed import IndexedWriter
 from megatron.optimizer.lr_schedule import rates
 from megatron.training.planning.run_plan import make_run_plan
@@ -585,7 +585,7 @@ def test_a_precision_without_instructions_for_it_is_noted(
     cpuinfo = tmp_path / "cpuinfo"
     if flags is not None:
         cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
-    monkeypatch.setattr(job_rules, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(cluster, "CPUINFO", cpuinfo)
     option = f"--{precision}"
     notes = parse(command_line(base, option), 1).notes
     assert [note.split()[0] for note in notes] == ([] if precision in fast else [option])
@@ -597,7 +597,7 @@ def test_nccl_on_cpus_is_noted_with_the_reason_why_gpus_are_out_of_reach(
     base: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(job_rules, "why_gpus_are_out_of_reach", lambda: "an old driver")
+    monkeypatch.setattr(cluster, "why_gpus_are_out_of_reach", lambda: "an old driver")
     (note,) = parse(command_line(base, "--distributed-backend nccl --device auto"), 1).notes
     assert note.startswith("--distributed-backend nccl changes nothing: an old driver; ranks on")
     (note,) = parse(command_line(base, "--distributed-backend nccl"), 1).notes

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from command_lines import with_flags
 
+from megatron.config.checks import idle_notes, pairing_mistakes, value_mistakes
 from megatron.config.command_line import help_text, parse
-from megatron.config.copied import copied
-from megatron.config.declare import (
-    COUNT,
-    Declaration,
-    all_declarations,
-    filled,
-    flag,
-)
-from megatron.config.flags import DECLARED, ModelFlags
-from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
+from megatron.config.declare import COUNT, Declaration, flag
+from megatron.config.groups import all_declarations, copied, filled
+from megatron.config.model import ModelFlags
+from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 
 RUN = (

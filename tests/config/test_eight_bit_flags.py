@@ -5,9 +5,8 @@ import torch
 from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
-from megatron.config.eight_bit_flags import EightBitFlags, eight_bit_config
-from megatron.config.resolve import resolve
-from megatron.config.transformer_engine import engine_multiplies
+from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.run_config import resolve
 from megatron.model.eight_bits import EightBitConfig
 
 MOCK = (

@@ -1,7 +1,7 @@
 """docs/flags.md says what the declarations say."""
 
-from megatron.config.flags import DECLARED
 from megatron.config.foreign.tables import OTHER_FLAGS
+from megatron.config.topics import DECLARED
 from tools.flags_page import PAGE, page
 
 

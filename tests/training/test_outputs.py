@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.config.run_config import LogConfig, RecordConfig
+from megatron.config.log import LogConfig
+from megatron.config.records import RecordConfig
 from megatron.native import files
 from megatron.training.outputs import check_outputs, why_unwritten
 from megatron.training.profiling.torch_trace import profiler

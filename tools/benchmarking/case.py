@@ -7,13 +7,11 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.run_config import (
-    LogConfig,
-    ParallelConfig,
-    ReplicaConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron.config.layout import ParallelConfig
+from megatron.config.log import LogConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
 from megatron.model.config import ModelConfig

@@ -2,7 +2,7 @@
 
 Each row is refused in the same words wherever it is asked for. Some of its flags change nothing
 where the feature is not asked for: those are noted there. Whoever builds a feature deletes its row,
-and declares its flags in ``megatron/config/flags.py``.
+and declares its flags in the file of their topic.
 """
 
 from typing import Final

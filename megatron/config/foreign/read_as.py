@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from megatron.config.flags import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.foreign.answer import Row, rows
 from megatron.config.foreign.conditions import WITH_TABLE
 from megatron.config.foreign.line import SHORTER_TOKENS, Condition, Line
+from megatron.config.log import SCHEDULE_PROFILE_ITERATIONS
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 _TIMERS = (

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from megatron.config.flags import DECLARED
 from megatron.config.foreign.answer import Answers
 from megatron.config.foreign.missing import FEATURES
 from megatron.config.foreign.noted import noted
 from megatron.config.foreign.read_as import read_as
+from megatron.config.topics import DECLARED
 
 ROWS: Final = (
     *read_as(),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from megatron.config.run_config import LogConfig
+from megatron.config.log import LogConfig
 from megatron.native.files import atomic_path
 from megatron.training.outputs import why_unwritten
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.flags import DECLARED
 from megatron.config.foreign.answer import Answer, Answers, rows, spelling
 from megatron.config.foreign.line import Line, at_one, without
 from megatron.config.foreign.missing import FEATURES
 from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES, ROWS
+from megatron.config.topics import DECLARED
 from megatron.config.words import SortedWords, sort_words
 
 MEGATRON = [
