@@ -5,11 +5,14 @@ If a rule reads a value that is itself a mistake, the rule stops silently. Each 
 reported only once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import NoReturn
 
+from megatron.config.conditions import alternatives, holds
 from megatron.config.declare import Declaration, Facts
 from megatron.config.groups import Flags, Rule
 from megatron.config.topics import DECLARED, NOTES, RULES, job_notes, job_rules
@@ -87,6 +90,29 @@ def _without(flags: Flags, faulty: Collection[str]) -> Flags:
     return Flags(groups, flags.world_size)
 
 
+@dataclass(frozen=True)
+class _Values:
+    """The values of flags, for conditions.
+
+    Attributes:
+        by_option: without the values that are mistakes; ``None``: not given.
+    """
+
+    by_option: Mapping[str, object]
+
+    def asks(self, option: str) -> bool | None:
+        return bool(self.by_option[option]) if option in self.by_option else None
+
+    def has(self, option: str, pattern: str) -> bool | None:
+        if option not in self.by_option:
+            return None
+        return fnmatchcase(str(self.by_option[option]), pattern)
+
+    def number(self, name: str) -> float:
+        value = self.by_option.get(name)
+        return value if isinstance(value, (int, float)) else math.nan
+
+
 def value_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
@@ -119,12 +145,12 @@ def pairing_mistakes(
     Yields:
         A line on each fault, which begins with the flag.
     """
-    holds = _judge(values)
+    line = _Values(values)
     for given, facts in _asking(declared, values):
-        if facts.needs and not any(holds(c, True) for c in facts.needs.split(" or ")):
+        if facts.needs and holds(facts.needs, line) is False:
             yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
-        for condition in facts.excludes.split(" or "):
-            if holds(condition, False):
+        for condition in alternatives(facts.excludes):
+            if holds(condition, line):
                 other = condition.split()[0]
                 yield (
                     f"{given} does not go with {declared[other].shown(values[other])}: give one of "
@@ -142,13 +168,12 @@ def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]
     Yields:
         A line on each, which begins with the flag.
     """
-    holds = _judge(values)
+    line = _Values(values)
     for given, facts in _asking(declared, values):
-        wanted = facts.idle_without.split(" or ") if facts.idle_without else []
-        if wanted and not any(holds(condition, True) for condition in wanted):
+        if facts.idle_without and holds(facts.idle_without, line) is False:
             yield f"{given} changes nothing without {facts.idle_without}"
-        for condition in facts.idle_with.split(" or "):
-            if holds(condition, False):
+        for condition in alternatives(facts.idle_with):
+            if holds(condition, line):
                 yield f"{given} changes nothing with {condition}"
 
 
@@ -160,15 +185,3 @@ def _asking(
         declaration = declared[option]
         if declaration.asks(value):
             yield declaration.shown(value), declaration.facts
-
-
-def _judge(values: Mapping[str, object]) -> Callable[[str, bool], bool]:
-    """Return what judges a condition; of a flag that is a mistake itself, as its caller wants."""
-
-    def holds(condition: str, unknown: bool) -> bool:
-        option, _, word = condition.partition(" ")
-        if option not in values:
-            return unknown
-        return str(values[option]) == word if word else bool(values[option])
-
-    return holds

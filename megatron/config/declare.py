@@ -4,9 +4,7 @@ A group of flags is a frozen dataclass, and each field is a flag with a name and
 ``required`` adds its default, its meaning, its allowed values, and the flags that it needs or
 excludes. Help, parsing, checks and the page of all flags follow from these declarations.
 
-A condition, as in ``needs`` and ``excludes``, is written like a command line. ``--profile`` holds
-if the flag is given, ``--lr-decay-style constant`` if the flag has this value. ``or`` stands
-between alternatives. ``pairing`` judges them.
+``conditions`` tells how conditions are written, as in ``needs`` and ``excludes``.
 """
 
 import dataclasses

@@ -12,6 +12,7 @@ from typing import Any, Final
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
+from megatron.config.conditions import alternatives
 from megatron.config.declare import Declaration
 from megatron.config.model_words import model_flags
 from megatron.config.topics import DECLARED
@@ -49,7 +50,7 @@ def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Dec
 
     def excluded_by(one: str) -> set[str]:
         facts = declared[one].facts if one in declared else None
-        conditions = facts.excludes.split(" or ") if facts and facts.excludes else []
+        conditions = alternatives(facts.excludes) if facts else ()
         return {condition.split()[0] for condition in conditions}
 
     others = (one for one in given if option in excluded_by(one))
