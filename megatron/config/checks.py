@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from megatron.config.conditions import alternatives, holds
 from megatron.config.declare import Declaration, Facts
-from megatron.config.groups import Flags, Rule
-from megatron.config.topics import DECLARED, NOTES, RULES, job_notes, job_rules
+from megatron.config.groups import Flags, Rule, all_declarations
 
 
 @dataclass(frozen=True)
@@ -31,26 +30,26 @@ class Findings:
     notes: list[str]
 
 
-def check(flags: Flags, unreadable: Collection[str] = ()) -> Findings:
+def check(
+    flags: Flags, rules: Iterable[Rule], notes: Iterable[Rule], unreadable: Collection[str] = ()
+) -> Findings:
     """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
+        rules: which find mistakes.
+        notes: rules, which find what changes nothing.
         unreadable: flags that have their default only because what decides them could not be read.
     """
-    declared = DECLARED
+    declared = all_declarations(tuple(flags.groups))
     given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
     values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
-    mistakes += _lines((*RULES, *job_rules(flags)), sound)
-    notes = [
-        *idle_notes(declared, sound_values),
-        *_lines((*NOTES, *job_notes(flags)), sound),
-    ]
-    return Findings(mistakes, notes)
+    mistakes += _lines(rules, sound)
+    return Findings(mistakes, [*idle_notes(declared, sound_values), *_lines(notes, sound)])
 
 
 def _lines(rules: Iterable[Rule], flags: Flags) -> list[str]:

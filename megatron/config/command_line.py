@@ -10,7 +10,7 @@ from megatron.config.groups import Flags, declarations, filled
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
-from megatron.config.topics import DECLARED, GROUPS
+from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, job_rules
 from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
 
@@ -67,9 +67,10 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
             print(help_text(GROUPS))
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
-    add_saved_model(words)
+    add_saved_model(words, DECLARED)
     flags = with_default_batch(filled(GROUPS, words.given, world_size))
-    found = check(flags, words.unreadable)
+    rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
+    found = check(flags, rules, notes, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
 

@@ -13,7 +13,7 @@ from megatron.config.data import (
     parse_data_path,
     parse_split,
 )
-from megatron.config.declare import cut
+from megatron.config.declare import cut, is_number
 from megatron.config.groups import Flags, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.parallelism import on_cuda
@@ -151,7 +151,7 @@ def flags_of_corpora(flags: Flags) -> tuple[tuple[str, Path], ...]:
 def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
     """Return a blend of one corpus for each of some prefixes."""
     for word in words:
-        if _is_number(word) and not os.path.exists(f"{word}.idx"):
+        if is_number(word) and not os.path.exists(f"{word}.idx"):
             raise ValueError(
                 f"{source}: {word!r} looks like a weight, and --multiple-validation-sets evaluates "
                 "every corpus by itself: give prefixes only"
@@ -180,14 +180,6 @@ def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[st
             raise ValueError(f"{flag}: {name} is neither a text nor a list of words: {form}")
         found[name] = value.split() if isinstance(value, str) else [str(word) for word in value]
     return found, {name: f"{flag}, {name}" for name in SPLITS}
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def reads_ahead(flags: Flags) -> bool:

@@ -212,7 +212,7 @@ class Declaration:
             return None
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
-        return next((word for word in dashed if not (weights and _is_number(word))), None)
+        return next((word for word in dashed if not (weights and is_number(word))), None)
 
 
 def cut(word: str, most: int = 40) -> str:
@@ -220,7 +220,8 @@ def cut(word: str, most: int = 40) -> str:
     return word if len(word) <= most else f"{word[:most]}..."
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether a word is a number."""
     try:
         float(word)
     except ValueError:

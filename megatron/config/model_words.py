@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any, Final
 
 from megatron.config.declare import option_of
+from megatron.config.groups import all_declarations
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
-from megatron.config.topics import DECLARED
 
 FREE: Final = frozenset(
     {
@@ -40,6 +40,9 @@ _PATTERNS: Final = {
 """Patterns of layers: their flags, and what an N-th layer has where these give a number."""
 
 
+_DECLARED: Final = all_declarations((ModelFlags, LayerFlags))
+"""The flags that make a model, but for its vocabulary."""
+
 Model = Mapping[str, Any]
 """The fields of a ``ModelConfig`` by name, as a checkpoint keeps them."""
 
@@ -52,13 +55,12 @@ def model_flags(model: Model) -> dict[str, list[str]]:
     Args:
         model: its fields.
     """
-    declared = DECLARED
     found: dict[str, list[str]] = {}
     for name in model:
         for option, value in _flags_of(name, model):
-            if option not in declared or value is False or value is None:
+            if option not in _DECLARED or value is False or value is None:
                 continue
-            if value != declared[option].default:
+            if value != _DECLARED[option].default:
                 found[option] = [] if value is True else [str(value)]
     return found
 
@@ -154,7 +156,6 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the flags that differ from our defaults, and their values."""
-    declared = DECLARED
     for field in [*fields(ModelFlags), *fields(LayerFlags)]:
         value = saved.get(field.name)
         if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:
@@ -162,7 +163,7 @@ def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (tuple, list)):
             value = ",".join(map(str, value))
         is_word = isinstance(value, (bool, int, float, str))
-        if is_word and value is not False and value != declared[option_of(field.name)].default:
+        if is_word and value is not False and value != _DECLARED[option_of(field.name)].default:
             yield option_of(field.name), value
     size = saved.get("vocab_size") or saved.get("padded_vocab_size")
     if size is not None:

@@ -15,14 +15,18 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.config.conditions import alternatives
 from megatron.config.declare import Declaration
 from megatron.config.model_words import model_flags
-from megatron.config.topics import DECLARED
 from megatron.config.words import SortedWords
 
 USE: Final = "--use-checkpoint-args"
 
 
-def add_saved_model(words: SortedWords) -> None:
-    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
+def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> None:
+    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none.
+
+    Args:
+        words: of the command line.
+        declared: all flags, as they stand on a command line.
+    """
     if USE not in words.given or "--load" not in words.given:
         return
     root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]
@@ -34,7 +38,7 @@ def add_saved_model(words: SortedWords) -> None:
     if where is None:
         words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
         return
-    declared, given = DECLARED, set(words.given)
+    given = set(words.given)
     added = {
         option: values
         for option, values in model_flags(model).items()

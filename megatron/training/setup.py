@@ -11,8 +11,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.layout import ParallelConfig
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales

@@ -8,7 +8,7 @@ import pytest
 import torch
 from command_lines import with_flags
 
-from megatron.config import checks, cluster
+from megatron.config import cluster
 from megatron.config.command_line import parse
 from megatron.config.groups import Flags
 from megatron.config.model import ModelFlags
@@ -456,7 +456,7 @@ def test_a_rule_that_asks_for_what_is_no_flag_fails(
     def rule(flags: Flags) -> Iterator[str]:
         yield str(getattr(flags[ModelFlags], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
 
-    monkeypatch.setattr(checks, "RULES", (rule,))
+    monkeypatch.setattr("megatron.config.command_line.RULES", (rule,))
     with pytest.raises(AttributeError, match="number_of_layers"):
         parse(command_line(base, "--num-layers 0"), 1)
 

@@ -1,6 +1,6 @@
 """A line on how the ranks of a job lie in machines, and on what connects them."""
 
-from megatron.config.layout import ParallelConfig
+from megatron.config.run_config import ParallelConfig
 from megatron.schedules.counted import counted
 from megatron.simulator.costs.collective_time import Path
 

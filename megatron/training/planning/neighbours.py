@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from megatron.config.layout import ParallelConfig
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import SCHEDULES

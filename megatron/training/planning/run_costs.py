@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron.config.layout import ParallelConfig
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.parallel.grid import AxisName
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind

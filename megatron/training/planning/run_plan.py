@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megatron.config.layout import ParallelConfig
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import check_no_rank_is_empty, distribute
 from megatron.schedules.catalogue import TRAITS, compared_schedules

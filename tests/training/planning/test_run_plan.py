@@ -12,9 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from megatron.config.layout import ParallelConfig
 from megatron.config.log import LogConfig
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from megatron.config.layout import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DocumentsConfig
 from megatron.model.config import ModelConfig
