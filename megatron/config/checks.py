@@ -128,7 +128,10 @@ def value_mistakes(
         declaration, allowed = declared[option], declared[option].facts.range
         if value is None and declaration.default is MISSING:
             yield option, f"{option} is missing: {declaration.facts.help}"
-        if isinstance(value, (int, float)) and allowed and not allowed.contains(value):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if allowed and not all(
+            allowed.contains(number) for number in numbers if isinstance(number, (int, float))
+        ):
             yield option, f"{declaration.shown(value)}: must be {allowed.words}"
 
 

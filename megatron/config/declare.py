@@ -114,8 +114,8 @@ class Declaration:
 
     Attributes:
         name: name of the field.
-        kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal`` or
-            ``tuple[str, ...]``.
+        kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, or
+            a tuple of any number of one of these.
         default: its value if it is not given; ``MISSING`` if it must be given.
         facts: all other facts.
     """
@@ -172,7 +172,9 @@ class Declaration:
         if dashed := self._dashed(words):
             return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
         if get_origin(self.kind) is tuple:
-            return None if words else f"{given}: nothing stands behind it; give {self.metavar}"
+            faults = [fault for word in words if (fault := self._no_number(word))]
+            nothing = f"{given}: nothing stands behind it; give {self.metavar}"
+            return next(iter(faults), None) if words else nothing
         if len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
         if self.choices and not self._is_choice(words[0]):
@@ -185,16 +187,21 @@ class Declaration:
         if self.kind is bool:
             return True
         if get_origin(self.kind) is tuple:
-            return tuple(words)
+            return tuple(map(self._element, words))
         return words[0] if get_origin(self.kind) is Literal else self.kind(words[0])
+
+    @property
+    def _element(self) -> Any:
+        """Type of one of its words."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
 
     def _no_number(self, word: str) -> str | None:
         """Return the fault of the word of a flag for a number; ``None`` if it is one."""
-        if self.kind not in (int, float):
+        if self._element not in (int, float):
             return None
-        whole = "whole " if self.kind is int else ""
+        whole = "whole " if self._element is int else ""
         try:
-            value = self.kind(word)
+            value = self._element(word)
         except ValueError:
             return f"{self.option} {cut(word)}: must be a {whole}number"
         if whole and abs(value) >= 10**_DIGITS:
@@ -208,7 +215,7 @@ class Declaration:
 
     def _dashed(self, words: Sequence[str]) -> str | None:
         """The first word that looks like a flag; numbers may be negative."""
-        if self.choices or self.kind in (int, float):
+        if self.choices or self._element in (int, float):
             return None
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those

@@ -124,6 +124,7 @@ class MoreModelFlags(ModelFlags):
 
     embedding_multiplier: float = flag(1.0, "Factor of the embedding.", COUNT, needs="--swiglu")
     embedding_noise: float = flag(0.0, "Noise of the embedding.", idle_without="--swiglu")
+    noisy_layers: tuple[int, ...] = flag((), "Layers with noise.", COUNT, metavar="N ...")
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,21 @@ class MultipliedConfig:
     num_layers: int
     embedding_multiplier: float
     width: int
+
+
+def test_a_flag_may_have_several_numbers() -> None:
+    declared = all_declarations((MoreModelFlags,))
+
+    def told(words: str) -> tuple[list[str], tuple[int, ...]]:
+        found = sort_words(f"--noisy-layers {words}".split(), declared)
+        layers = filled([MoreModelFlags], found.given)[MoreModelFlags].noisy_layers
+        faults = [fault for _, fault in value_mistakes(declared, {"--noisy-layers": layers})]
+        return [*found.mistakes, *faults], layers
+
+    assert told("2 1") == ([], (2, 1))
+    assert told("2 0") == (["--noisy-layers 2 0: must be at least 1 and finite"], (2, 0))
+    assert told("2 x y") == (["--noisy-layers x: must be a whole number"], ())
+    assert told("") == (["--noisy-layers: nothing stands behind it; give N ..."], ())
 
 
 def test_one_line_makes_a_flag() -> None:
