@@ -38,6 +38,8 @@ class LogFlags:
         idle_without="--profile")
     profile_dir: Path = flag(Path("profile"), "Folder of the traces.",
         idle_without="--profile")
+    profile_ranks: tuple[int, ...] = flag((), "Ranks of the job that are traced.", NOT_NEGATIVE,
+        unset="all of them", metavar="RANK ...", idle_without="--profile")
     record_timeline: Path | None = flag(None,
         "File for the measured timeline of the last iteration, in the simulator's format.",
         unset="none")
@@ -82,6 +84,7 @@ class LogConfig:
         profile_step_start: first traced iteration (counted from 1).
         profile_step_end: first iteration that is no longer traced.
         profile_dir: folder of the traces, one file per rank.
+        profile_ranks: ranks of the job that are traced; none: all of them.
         record_timeline: file for the measured timeline in the simulator's format.
         profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
             none is.
@@ -111,6 +114,7 @@ class LogConfig:
     records: RecordConfig = field(default_factory=RecordConfig)
     record_memory_history: bool = False
     memory_snapshot_path: Path = Path("snapshot.pickle")
+    profile_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,16 @@ def _trace(flags: Flags) -> Iterator[str]:
         )
 
 
+def _traced_ranks(flags: Flags) -> Iterator[str]:
+    """A trace of ranks that the job does not have is never written."""
+    log, ranks = flags[LogFlags], flags.world_size
+    if log.profile and log.profile_ranks and min(log.profile_ranks) >= ranks and not log.dry_run:
+        yield (
+            f"--profile-ranks {' '.join(map(str, log.profile_ranks))}: nothing would be traced, as "
+            f"the ranks of this job (WORLD_SIZE) are 0 to {ranks - 1}: name some of them"
+        )
+
+
 def _schedule_profile(flags: Flags) -> Iterator[str]:
     start, end = profiled_iterations(flags[LogFlags])
     if start is None or end is None:
@@ -197,4 +211,4 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
         )
 
 
-LOG_RULES: Final = (_trace, _schedule_profile)
+LOG_RULES: Final = (_trace, _traced_ranks, _schedule_profile)

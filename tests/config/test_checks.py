@@ -448,6 +448,14 @@ def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "with --mock-data or --dry-run, --vocab-size N is enough" in mock
 
 
+def test_traced_ranks_are_ranks_of_the_job(base: dict[str, str]) -> None:
+    flags = "--profile --pipeline-model-parallel-size 2 --profile-ranks"
+    assert parse(command_line(base, f"{flags} 1 7"), 2).log.profile_ranks == (1, 7)
+    assert refusal(base, f"{flags} 3 2", 2).startswith("--profile-ranks 3 2: nothing would be tra")
+    (note,) = parse(command_line(base, "--profile-ranks 0"), 1).notes
+    assert note == "--profile-ranks 0 changes nothing without --profile"
+
+
 def test_a_rule_that_asks_for_what_is_no_flag_fails(
     base: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def told_of_value(declared: Declaration, value: object) -> list[str]:
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 def test_defaults_lie_in_their_range(declared: Declaration) -> None:
-    if declared.default not in (None, MISSING) and declared.facts.range is not None:
+    if declared.default not in (None, MISSING, ()) and declared.facts.range is not None:
         assert isinstance(declared.default, (int, float))
         assert declared.facts.range.contains(declared.default)
 

@@ -105,6 +105,17 @@ def test_a_trace_is_there_when_it_is_complete(tmp_path: Path) -> None:
     assert "traceEvents" in json.loads((tmp_path / "trace.rank0.json").read_text())
 
 
+def test_only_the_named_ranks_are_traced(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        log(profile_dir=tmp_path), profile_step_start=2, profile_step_end=3
+    )
+    for rank in range(4):
+        with profiler(dataclasses.replace(config, profile_ranks=(1, 3)), rank) as steps:
+            for _ in range(4):
+                steps.step()
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.rank1.json", "trace.rank3.json"}
+
+
 def test_a_trace_that_is_cut_short_is_told_and_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,11 +33,11 @@ def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> 
     The traces open in Perfetto or chrome://tracing.
 
     Args:
-        config: which iterations are traced, and the folder of the traces.
+        config: which iterations and ranks are traced, and the folder of the traces.
         rank: of the job.
         say: prints why a trace could not be written.
     """
-    if not config.profile:
+    if not config.profile or (config.profile_ranks and rank not in config.profile_ranks):
         yield _NoProfiler()
         return
     config.profile_dir.mkdir(parents=True, exist_ok=True)
