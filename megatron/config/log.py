@@ -40,6 +40,8 @@ class LogFlags:
         idle_without="--profile")
     profile_ranks: tuple[int, ...] = flag((), "Ranks of the job that are traced.", NOT_NEGATIVE,
         unset="all of them", metavar="RANK ...", idle_without="--profile")
+    pytorch_profiler_collect_shapes: bool = flag(False,
+        "Traces have the shapes of what every operation reads.", idle_without="--profile")
     record_timeline: Path | None = flag(None,
         "File for the measured timeline of the last iteration, in the simulator's format.",
         unset="none")
@@ -85,6 +87,7 @@ class LogConfig:
         profile_step_end: first iteration that is no longer traced.
         profile_dir: folder of the traces, one file per rank.
         profile_ranks: ranks of the job that are traced; none: all of them.
+        pytorch_profiler_collect_shapes: traces have the shapes of what operations read.
         record_timeline: file for the measured timeline in the simulator's format.
         profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
             none is.
@@ -115,6 +118,7 @@ class LogConfig:
     record_memory_history: bool = False
     memory_snapshot_path: Path = Path("snapshot.pickle")
     profile_ranks: tuple[int, ...] = ()
+    pytorch_profiler_collect_shapes: bool = False
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,11 @@ def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> 
         if unwritten is not None:
             say(unwritten, flush=True)
 
-    with torch.profiler.profile(schedule=schedule, on_trace_ready=keep) as profile:
+    with torch.profiler.profile(
+        schedule=schedule,
+        on_trace_ready=keep,
+        record_shapes=config.pytorch_profiler_collect_shapes,
+    ) as profile:
         yield profile
 
 
