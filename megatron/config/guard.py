@@ -37,6 +37,8 @@ class GuardFlags:
         "run ends there, naming rank and samples.")
     check_for_spiky_loss: bool = flag(False,
         "Tell of every loss that is 10 times the largest so far of this launch, with its samples.")
+    check_for_large_grads: bool = flag(False,
+        "Tell of every gradient norm that is 10 times the largest so far, with its samples.")
     iterations_to_skip: tuple[str, ...] = flag((),
         "Iterations, as the log counts them, whose samples are passed over without a step.",
         unset="none", metavar="N ...")
@@ -60,6 +62,7 @@ class GuardConfig:
         ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
             iteration takes no step.
         tells_spikes: tell of losses far above all others.
+        check_for_large_grads: tell of gradient norms far above all others.
         skipped: iterations, counted from 1, whose samples are passed over.
         hang_seconds: without progress, after which the job is given up.
         tells_stragglers: tell which ranks are slower than the others.
@@ -74,6 +77,7 @@ class GuardConfig:
     skipped: frozenset[int] = frozenset()
     hang_seconds: float = 300.0
     tells_stragglers: bool = False
+    check_for_large_grads: bool = False
 
 
 def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
@@ -90,6 +94,7 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
         skipped=parse_iterations(flags.iterations_to_skip),
         hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
         tells_stragglers=flags.log_straggler,
+        check_for_large_grads=flags.check_for_large_grads,
     )
 
 
