@@ -1,16 +1,16 @@
-"""The length of a run and its batches: flags, rules, and the configuration that they become."""
+"""The length of a run and its batches, which may grow: flags, rules, configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.batch_growth import parse_rampup, parse_size_steps
 from megatron.config.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
 from megatron.config.groups import Flags
-from megatron.data.batch_sizes import BatchSizes, Growth
+from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 from megatron.data.config import EvaluationSet
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.eight_bits import EightBitConfig
@@ -60,6 +60,78 @@ class TrainFlags:
         needs="--load", lack="would evaluate random weights",
         excludes="--profile or --record-timeline or --profile-schedule-start")
 # fmt: on
+
+
+def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
+    """Read how batches grow: START, INCREMENT and SAMPLES.
+
+    Args:
+        words: behind the flag; none: batches do not grow.
+        last: samples of the last batch.
+        unit: samples of a microbatch.
+
+    Raises:
+        ValueError: batches cannot grow so; the message begins with the flag.
+    """
+    if not words:
+        return None
+    given = f"--rampup-batch-size {' '.join(words)}"
+    try:
+        start, increment, samples = map(int, words)
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give three whole numbers: samples of the first batch, samples by which "
+            "batches grow at a time, and samples over which they grow"
+        ) from error
+    if min(start, increment, samples) < 1:
+        raise ValueError(f"{given}: all three must be at least 1")
+    if start >= last or (last - start) % increment:
+        raise ValueError(
+            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
+            f"{increment}: make the difference a multiple of the second number"
+        )
+    made = Rampup(start, increment, samples)
+    if not made.are_multiples(unit):
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make the first two numbers multiples of {unit}"
+        )
+    return made
+
+
+def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | None:
+    """Read the sizes of batches: BEGIN:SIZE for each; arguments and errors as of ``parse_rampup``.
+
+    Several may be in one word, with spaces or commas between them.
+    """
+    if not words:
+        return None
+    given = f"--batch-size-steps {' '.join(words)}"
+    entries = " ".join(words).replace(",", " ").split()
+    try:
+        steps = [(int(begin), int(size)) for begin, size in (e.split(":") for e in entries)]
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give pairs SAMPLES:SIZE of whole numbers, the samples after which batches "
+            "have that size"
+        ) from error
+    begins, sizes = tuple(zip(*steps, strict=True)) or ((), ())
+    rises = all(a < b for own in (begins, sizes) for a, b in pairwise(own))
+    if not steps or begins[0] != 0 or sizes[0] < 1 or not rises:
+        raise ValueError(
+            f"{given}: the first pair begins at 0 samples, and from pair to pair both numbers rise"
+        )
+    if sizes[-1] != last:
+        raise ValueError(
+            f"{given}: the last size is not --global-batch-size {last}: make the two the same"
+        )
+    made = SizeSteps(begins, sizes)
+    if not made.are_multiples(unit):
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make all sizes multiples of {unit}"
+        )
+    return made
 
 
 class Iterations(NamedTuple):
