@@ -24,15 +24,13 @@ from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run that does not say."""
 
-
 _BLOCKS: Final = up_to(MOST_BLOCKS)
-
-
 _BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
-
-
 _LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
 # Beyond these a number is in another unit, and plans would be made of waiting alone.
+_NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux's description of the CPU."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -127,9 +125,6 @@ def gpu_with_memory(name: str) -> Gpu | None:
     return replace(found, memory=min(found.memory, int(told[1]) * GIB))
 
 
-_NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
-
-
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags[ParallelFlags].device == "cuda" and not cuda:
@@ -158,10 +153,6 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
             f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
             "communicate with gloo"
         )
-
-
-CPUINFO = Path("/proc/cpuinfo")
-"""Linux's description of the CPU."""
 
 
 def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
@@ -211,12 +202,9 @@ def _drawn_by_cpus(flags: Flags) -> Iterator[str]:
 
 
 CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)
-
-
 DEVICE_RULES: Final = (_device,)
 BACKEND_RULES: Final = (_backend,)
 """What a job asks of its devices; a dry run has none."""
-
 
 CLUSTER_OF_MACHINE: Final = (_backend_of_cpus, _narrow_products_on_cpus)
 """Notes on what this machine has."""

@@ -24,6 +24,8 @@ from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedDataset
 
 SPLITS: Final = ("train", "valid", "test")
+LONGEST_LINE: Final = 1000
+"""Characters of a mistake that quotes a name from a file, which may hold anything."""
 
 
 def names_data(flags: Flags) -> bool:
@@ -276,10 +278,6 @@ def _idle_evaluation(flags: Flags) -> Iterator[str]:
 
 CORPUS_NOTES: Final = (_split_of_mock_data, _idle_evaluation)
 """The flags that change nothing."""
-
-
-LONGEST_LINE: Final = 1000
-"""Characters of a mistake that quotes a name from a file, which may hold anything."""
 
 
 def _data_files(flags: Flags) -> Iterator[str]:

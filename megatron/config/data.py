@@ -10,30 +10,17 @@ from megatron.config.declare import Range, flag
 from megatron.data.config import Blend, EvaluationSet
 
 _SHARED: Final = "--data-path or --data-args-path or --mock-data"
-
-
 _IN_A_FILE: Final = "--per-split-data-args-path"
-
-
 OWN_PATHS: Final = (
     "--train-data-path or --valid-data-path or --test-data-path or --per-split-data-args-path or "
     "--train-weighted-split-paths or --train-weighted-split-paths-path"
 )
 """The flags that give every split corpora of its own, as a condition."""
 
-
 _WEIGHTED: Final = f"{_SHARED} or {OWN_PATHS.partition(' or --train-weighted')[0]}"
-
-
 _OWN_SETS: Final = "--valid-weighted-split-paths or --valid-weighted-split-paths-path"
-
-
 _GROUP: Final = "NAME: WEIGHT START:END PREFIX, ..."
-
-
 _WORKERS: Final = Range("at least 0 and at most 1,024", lambda x: 0 <= x <= 1024)
-
-
 _PREFIXES: Final = "[WEIGHT] PREFIX ..."
 
 

@@ -19,15 +19,14 @@ from megatron.layers.eight_bits import Format
 from megatron.model.eight_bits import EightBitConfig, Recipe
 
 FORMAT: Final = "--fp8-format"
-
-
 PACKAGE: Final = "--transformer-impl transformer_engine"
-
-
 _NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "blockwise", "mxfp8"))
-
-
 _ENDS: Final = "--first-last-layers-bf16"
+LEAST_CAPABILITY: Final = (8, 9)
+"""Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
+
+_BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
+"""Numbers of a row or a column that share a scale."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -103,14 +102,6 @@ def lack_of_engine(flags: Flags) -> str | None:
 def engine_multiplies(flags: Flags) -> bool:
     """Return whether Transformer Engine does multiply."""
     return asks_for_engine(flags) and lack_of_engine(flags) is None
-
-
-LEAST_CAPABILITY: Final = (8, 9)
-"""Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
-
-
-_BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
-"""Numbers of a row or a column that share a scale."""
 
 
 def _blocks(flags: Flags) -> Iterator[str]:
@@ -244,10 +235,8 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens)
 """The mistakes that they find make a run impossible."""
 
-
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
 """What the GPUs of this machine lack."""
-
 
 EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _pytorch_for_transformer_engine)
 """Notes on what this machine has."""

@@ -189,7 +189,6 @@ def _idle_check(flags: Flags) -> Iterator[str]:
 GUARD_RULES: Final = (_iterations_to_skip,)
 """The rules about mistakes."""
 
-
 GUARD_NOTES: Final = (
     _idle_check,
     _intervals_beyond_the_end,

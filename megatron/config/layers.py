@@ -17,8 +17,6 @@ from megatron.config.model import ModelFlags
 from megatron.model.config import ModelConfig, Pattern
 
 _ROPE: Final = "--position-embedding-type rope"
-
-
 _PATTERN: Final = "N|[0,1,...]"
 
 
@@ -220,8 +218,7 @@ LAYER_RULES: Final[tuple[Rule, ...]] = (
     _unrotated_layers,
     _predicted_tokens,
 )
-"""The rules about the flags of layers; see ``megatron.config.rules``."""
-
+"""The rules about the flags of layers; see ``megatron.config.topics``."""
 
 LAYER_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)
 """The rules about flags of layers that change nothing beside the others."""

@@ -12,8 +12,6 @@ from megatron.config.train import TrainFlags, iterations
 from megatron.simulator.costs.gpus import GPUS
 
 DRY_RUN_GPU: Final = "A100"
-
-
 SCHEDULE_PROFILE_ITERATIONS: Final = 3
 """Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
 

@@ -17,18 +17,11 @@ from megatron.optimizer.config import (
 )
 
 _WSD: Final = "--lr-decay-style WSD"
-
-
 _MUON: Final = "--optimizer muon"
-
-
 _SGD: Final = "--optimizer sgd"
-
-
 _NO_ADAM: Final = "--optimizer sgd or --skip-train"
-
-
 _INCREASE: Final = "--weight-decay-incr-style linear or --weight-decay-incr-style cosine"
+_ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}
 
 
 # The formatter is off so that the flags read as a table.
@@ -137,9 +130,6 @@ def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
         warmup = flags.lr_warmup_fraction * decay
     annealing = flags.lr_wsd_decay_samples or (flags.lr_wsd_decay_iters or 0) * batch
     return Spans(decay, warmup, annealing)
-
-
-_ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}
 
 
 def _learning_rates(flags: Flags) -> Iterator[str]:
@@ -264,7 +254,6 @@ OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
     _weight_decay,
 )
 """The mistakes that they find make a run impossible."""
-
 
 OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
     _idle_decay,

@@ -15,6 +15,9 @@ from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.optimizer.config import Implementation, MuonConfig, OptimizerConfig
 from megatron.optimizer.newton_schulz import coefficients
 
+_FLAG: Final = "--optimizer-impl"
+INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
+
 
 def optimizer_config(flags: Flags) -> OptimizerConfig:
     """The optimizer and its rates, their spans in samples."""
@@ -45,12 +48,6 @@ def muon_config(flags: OptimizerFlags) -> MuonConfig:
         if name.startswith(prefix) and name != "muon_no_split_qkv"
     }
     return MuonConfig(split_qkv=not flags.muon_no_split_qkv, **same)
-
-
-_FLAG: Final = "--optimizer-impl"
-
-
-INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 
 def implementation_of(flags: Flags) -> Implementation:
@@ -175,13 +172,11 @@ def _predicted_without_products(flags: Flags) -> Iterator[str]:
 IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states)
 """The mistakes that they find make a run impossible."""
 
-
 IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (
     _predicted_without_products,
     _predicted_as_one_pass,
 )
 """The flags that they find change nothing beside the others."""
-
 
 IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)
 """Notes on what this machine has."""

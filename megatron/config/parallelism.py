@@ -16,8 +16,6 @@ from megatron.model.cut_faults import faults_of_cut
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
-
-
 AUTO_TREATMENT: Final = "auto"
 """Leaves the choice of the treatment to the plan."""
 
@@ -106,8 +104,6 @@ def _size(flags: Flags) -> int:
 
 
 TENSOR_RULES = (_cuts,)
-
-
 TENSOR_NOTES = (_no_parts,)
 
 

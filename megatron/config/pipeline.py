@@ -169,7 +169,6 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
 """The rules about flags of the pipeline that change nothing beside the others."""
 
-
 PIPELINE_RULES: Final[tuple[Rule, ...]] = (
     _one_schedule,
     _one_treatment,
@@ -179,7 +178,7 @@ PIPELINE_RULES: Final[tuple[Rule, ...]] = (
     _limit_of_schedule,
     *STAGE_RULES,
 )
-"""The rules about the flags of the pipeline; see ``megatron.config.rules``."""
+"""The rules about the flags of the pipeline; see ``megatron.config.topics``."""
 
 
 def _plan_size(flags: Flags) -> Iterator[str]:

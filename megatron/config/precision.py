@@ -13,9 +13,11 @@ from megatron.config.train import TrainFlags
 from megatron.optimizer.config import LossScaleConfig, MomentType
 
 _FP16: Final = "--fp16"
-
-
 _CONSTANT: Final = "--loss-scale"
+NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
+"""What a dry run in fp32 is told."""
+
+_TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 # The formatter is off so that the flags read as a table.
@@ -80,13 +82,6 @@ def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
     )
 
 
-NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
-"""What a dry run in fp32 is told."""
-
-
-_TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-
-
 def narrow_types(flags: PrecisionFlags) -> list[str]:
     """Return the names of the flags that ask for gradients or moments of 16 bits."""
     return [name for name in _TYPES if getattr(flags, name) != "fp32"]
@@ -141,7 +136,6 @@ PRECISION_RULES: Final[tuple[Rule, ...]] = (
     _counted_type,
 )
 """The mistakes that they find make a run impossible."""
-
 
 PRECISION_NOTES: Final[tuple[Rule, ...]] = (_idle_awareness,)
 """The flags that they find change nothing beside the others."""

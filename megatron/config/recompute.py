@@ -9,13 +9,17 @@ from megatron.config.groups import Flags
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 
 _FULL: Final = "--recompute-granularity full"
-
-
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
-
-
 EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """What asks for every layer to be computed again, from its input."""
+
+_ELSEWHERE: Final = {
+    "moe": "there are no experts",
+    "moe_act": "there are no experts",
+    "shared_experts": "there are no experts",
+    "mla_up_proj": "there is no multi-latent attention",
+}
+"""Modules that Megatron-LM names and models here do not have."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -63,15 +67,6 @@ def recomputation_of(flags: RecomputeFlags) -> Recomputation:
     if flags.recompute_method == "block":
         return Recomputation(group=1, most=layers)
     return Recomputation(group=layers)
-
-
-_ELSEWHERE: Final = {
-    "moe": "there are no experts",
-    "moe_act": "there are no experts",
-    "shared_experts": "there are no experts",
-    "mla_up_proj": "there is no multi-latent attention",
-}
-"""Modules that Megatron-LM names and models here do not have."""
 
 
 def _modules(flags: Flags) -> Iterator[str]:

@@ -10,6 +10,8 @@ from megatron.config.declare import COUNT, flag
 from megatron.config.groups import Flags, copied
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
+TENSORBOARD: Final = ("tensorboard", "tensorboardX")
+"""Packages that write for TensorBoard; the first that is installed does it."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -103,10 +105,6 @@ def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> Re
         live_display=not flags.no_live_display,
         log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )
-
-
-TENSORBOARD: Final = ("tensorboard", "tensorboardX")
-"""Packages that write for TensorBoard; the first that is installed does it."""
 
 
 def is_installed(package: str) -> bool:

@@ -213,6 +213,4 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 
 
 REPLICA_RULES = (_ranks,)
-
-
 REPLICA_NOTES = (_one_replica,)

@@ -19,11 +19,34 @@ from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES,
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_SCHEDULE: Final = "1f1b"
-
-
 _ACCOUNTS: Final = (
     "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"
 )
+
+V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+"""Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
+
+ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
+"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
+
+FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
+"""The schedules whose plan is in a file."""
+
+CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+"""The flags that give every rank several chunks."""
+
+LAYOUT: Final = "pipeline_model_parallel_layout"
+"""The flag that lists the layers of all stages."""
+
+ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+"""The flags on the layers of the first and the last stage."""
+
+ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""The flags that count a vocabulary layer as a transformer layer of its stage."""
+
+AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
+COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
+"""The treatments that ``AUTO_FLAG`` compares: naive is slower than vocab-1 and holds as much."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -92,41 +115,6 @@ class PipelineFlags:
     account_for_loss_in_pipeline_split: bool = flag(False,
         "The output layer counts as one of the last stage's layers.")
 # fmt: on
-
-
-V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
-"""Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
-
-
-ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
-"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
-
-
-FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
-"""The schedules whose plan is in a file."""
-
-
-CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
-"""The flags that give every rank several chunks."""
-
-
-LAYOUT: Final = "pipeline_model_parallel_layout"
-"""The flag that lists the layers of all stages."""
-
-
-ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-"""The flags on the layers of the first and the last stage."""
-
-
-ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-"""The flags that count a vocabulary layer as a transformer layer of its stage."""
-
-
-AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
-
-
-COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
-"""The treatments that ``AUTO_FLAG`` compares: naive is slower than vocab-1 and holds as much."""
 
 
 class Ask(NamedTuple):

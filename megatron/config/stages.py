@@ -202,7 +202,6 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
 STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _layout_note)
 """The rules about flags of the stages that change nothing beside the others."""
 
-
 _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _chunk_rule,
     _chunk_layers_rule,
@@ -215,6 +214,5 @@ _FLAG_RULES: Final[tuple[Rule, ...]] = (
 )
 """What each of these flags may say, and beside which others."""
 
-
 STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)
-"""The rules about the flags of the stages; see ``megatron.config.rules``."""
+"""The rules about the flags of the stages; see ``megatron.config.topics``."""

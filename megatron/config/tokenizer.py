@@ -11,9 +11,9 @@ from megatron.data.tokenizers.byte_pairs import PATTERNS
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
 _GPT2 = "--tokenizer-type GPT2BPETokenizer"
-
-
 _TIKTOKEN = "--tokenizer-type TikTokenizer"
+_RATE: Final = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
+_ON: Final = "--fim-data"
 
 
 # The formatter is off so that the flags read as a table.
@@ -53,12 +53,6 @@ def tokenizer_config(flags: TokenizerFlags, tokenizer_type: str) -> TokenizerCon
     """Describe the tokenizer of that type with all that the flags say about it."""
     named = {field.name: getattr(flags, field.name) for field in fields(TokenizerConfig)}
     return TokenizerConfig(**(named | {"tokenizer_type": tokenizer_type}))
-
-
-_RATE: Final = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
-
-
-_ON: Final = "--fim-data"
 
 
 # The formatter is off so that the flags read as a table.
