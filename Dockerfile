@@ -15,7 +15,7 @@ COPY . .
 # The image's constraints hold for its own packages; what is added here is seen by nothing else. The
 # second line is for the contract tests of tools/gpu_report.py.
 RUN python -m venv --system-site-packages --without-pip .venv \
- && PIP_CONSTRAINT= pip --python .venv/bin/python install --no-cache-dir blake3 pybind11 sentencepiece tyro rich \
+ && PIP_CONSTRAINT= pip --python .venv/bin/python install --no-cache-dir blake3 pybind11 sentencepiece rich \
  && PIP_CONSTRAINT= pip --python .venv/bin/python install --no-cache-dir 'pytest>=8.2' hypothesis \
  && pip --python .venv/bin/python install --no-cache-dir --no-build-isolation --no-deps -e .
 

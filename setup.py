@@ -44,7 +44,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
-    package_data={"": ["*.cpp", "py.typed"]},
+    package_data={"": ["*.cpp", "py.typed", "table.txt"]},
     ext_modules=[as_built_here(e, options) for e in EXTENSIONS for options in e.options],
     py_modules=["pretrain_gpt"],
     entry_points={
@@ -60,7 +60,6 @@ setup(
         "torch>=2.6",
         "numpy>=1.26",
         "sentencepiece>=0.2",
-        "tyro>=0.9",
         "rich>=13",
     ],
     extras_require={

@@ -53,8 +53,7 @@ with in_environment():
     from megatron.checkpoint.storage import SaveError
     from megatron.commands.arguments import number
     from megatron.config.command_line import parse
-    from megatron.config.core_words import words_of
-    from megatron.config.model_words import model_flags
+    from megatron.config.model_words import model_flags, words_of_megatron
     from megatron.model.config import ModelConfig
     from megatron.schedules.counted import counted
 
@@ -139,7 +138,7 @@ def bring_core_in(args: argparse.Namespace) -> None:
     where = find(args.core)
     saved, reader = arguments(where), CoreReader(where)
     try:
-        words = words_of(vars(saved) if saved is not None else {}, args.flags)
+        words = words_of_megatron(vars(saved) if saved is not None else {}, args.flags)
         model = parse(words, 1).model
     except ValueError as error:
         first, *others = str(error).splitlines()

@@ -13,14 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.declare import Declaration, declarations, groups_of
-    from megatron.config.flags import Flags
-    from megatron.config.foreign.answer import Answer
-    from megatron.config.foreign.missing import FEATURES
-    from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES
+    from megatron.config.declare import Declaration
+    from megatron.config.foreign.answers import ANSWERS, FEATURES, Answer
+    from megatron.config.groups import declarations
+    from megatron.config.topics import DECLARED, GROUPS
 
 
-ROWS = (*OTHER_FLAGS.rows, *OTHER_VALUES.rows)
+ROWS = sorted(ANSWERS.rows, key=lambda row: row[0] in DECLARED)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 
 
@@ -32,9 +31,9 @@ def page() -> str:
 def _ours() -> Iterator[str]:
     yield "# Flags"
     yield ""
-    yield "Written by `python tools/flags_page.py` from `megatron/config/flags.py` and"
-    yield "`megatron/config/foreign/`. Names and defaults are Megatron-LM's."
-    for group in groups_of(Flags).values():
+    yield "Written by `python tools/flags_page.py` from the declarations in `megatron/config/`."
+    yield "Names and defaults are Megatron-LM's."
+    for group in GROUPS:
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"
         yield "|---|---|---|"
@@ -84,8 +83,9 @@ def _table(title: str, head: str, kind: str) -> Iterator[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for option, answer in ROWS:
         if answer.kind == kind:
-            where = answer.when.words if answer.when else "always"
-            by_reason.setdefault((answer.reason, where), []).append(_form((option, answer)))
+            by_reason.setdefault((answer.reason, answer.where or "always"), []).append(
+                _form((option, answer))
+            )
     for (reason, where), flags in by_reason.items():
         yield _row(reason, where, " ".join(flags))
 

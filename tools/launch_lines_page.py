@@ -17,8 +17,7 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.config.command_line import read
-    from megatron.config.foreign.answer import spelling
-    from megatron.config.foreign.missing import FEATURES
+    from megatron.config.foreign.answers import FEATURES, spelling
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,8 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.config.command_line import parse
-    from megatron.config.run_config import ReplicaConfig, RunConfig
+    from megatron.config.replicas import ReplicaConfig
+    from megatron.config.run_config import RunConfig
     from megatron.schedules.catalogue import SCHEDULES
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu

@@ -3,8 +3,10 @@
 import argparse
 from typing import get_origin
 
-from megatron.config.declare import Declaration, declarations
-from megatron.config.tokenizer_flags import TokenizerFlags, tokenizer_config
+from megatron.config.checks import value_mistakes
+from megatron.config.declare import Declaration
+from megatron.config.groups import all_declarations, declarations, filled, options_of
+from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 
@@ -27,13 +29,9 @@ def _add(group: "argparse._ArgumentGroup", declared: Declaration, *, needed: boo
     if declared.kind is bool:
         group.add_argument(declared.option, action="store_true", help=words)
         return
-    is_list = get_origin(declared.kind) is tuple
     group.add_argument(
         declared.option,
-        type=str if is_list else declared.kind,
-        nargs="+" if is_list else None,
-        default=declared.default,
-        choices=declared.choices or None,
+        nargs="+" if get_origin(declared.kind) is tuple else None,
         metavar=declared.metavar.split()[0],
         required=needed,
         help=words,
@@ -43,15 +41,25 @@ def _add(group: "argparse._ArgumentGroup", declared: Declaration, *, needed: boo
 def tokenizer_of(given: argparse.Namespace) -> TokenizerConfig | None:
     """Return the tokenizer that the options name; ``None``: they name none.
 
+    The words behind an option are read and judged as those of training's flags are.
+
     Raises:
-        ValueError: a number is out of range.
+        ValueError: an option has another value than the flag may have.
     """
-    for declared in declarations(TokenizerFlags):
-        value, allowed = getattr(given, declared.name), declared.facts.range
-        if allowed and value is not None and not allowed.contains(value):
-            raise ValueError(f"{declared.shown(value)}: must be {allowed.words}")
-    if given.tokenizer_type is None:
+    declared = all_declarations((TokenizerFlags,))
+    words = {option: _words(getattr(given, own.name)) for option, own in declared.items()}
+    asked = {option: own for option, own in words.items() if own is not None}
+    for option, own in asked.items():
+        if fault := declared[option].unreadable(own):
+            raise ValueError(fault)
+    flags = filled((TokenizerFlags,), asked)[TokenizerFlags]
+    for _, mistake in value_mistakes(declared, dict(options_of(TokenizerFlags, flags))):
+        raise ValueError(mistake)
+    return None if flags.tokenizer_type is None else tokenizer_config(flags, flags.tokenizer_type)
+
+
+def _words(given: str | list[str] | bool | None) -> list[str] | None:
+    """Return the words behind an option; ``None``: it is not given."""
+    if given is None or given is False:
         return None
-    named = {each.name: getattr(given, each.name) for each in declarations(TokenizerFlags)}
-    named["tokenizer_special_tokens"] = tuple(named["tokenizer_special_tokens"])
-    return tokenizer_config(TokenizerFlags(**named), given.tokenizer_type)
+    return [] if given is True else [given] if isinstance(given, str) else given

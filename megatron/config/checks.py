@@ -1,19 +1,20 @@
 """Finds all mistakes of a command line at once, and all flags that change nothing.
 
+The declarations of flags judge their values, each alone and beside the others. Then come the rules.
 If a rule reads a value that is itself a mistake, the rule stops silently. Each mistake is therefore
 reported only once.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
-from typing import NoReturn, cast
+from typing import NoReturn
 
-from megatron.config.declare import all_declarations
-from megatron.config.flags import Flags
-from megatron.config.job_rules import job_notes, job_rules
-from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
-from megatron.config.rules import NOTES, RULES, Rule
+from megatron.config.conditions import alternatives, holds
+from megatron.config.declare import Declaration, Facts
+from megatron.config.groups import Flags, Rule, all_declarations
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,26 @@ class Findings:
     notes: list[str]
 
 
-def check(flags: Flags, world_size: int, unreadable: Collection[str] = ()) -> Findings:
+def check(
+    flags: Flags, rules: Iterable[Rule], notes: Iterable[Rule], unreadable: Collection[str] = ()
+) -> Findings:
     """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
         flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
-        world_size: ranks of the job.
+        rules: which find mistakes.
+        notes: rules, which find what changes nothing.
         unreadable: flags that have their default only because what decides them could not be read.
     """
-    declared = all_declarations(Flags)
-    given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
+    declared = all_declarations(tuple(flags.groups))
+    given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
     values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
-    dry_run = flags.log.dry_run
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
-    mistakes += _lines((*RULES, *job_rules(world_size, dry_run)), sound)
-    notes = [
-        *idle_notes(declared, sound_values),
-        *_lines((*NOTES, *job_notes(world_size, dry_run)), sound),
-    ]
-    return Findings(mistakes, notes)
+    mistakes += _lines(rules, sound)
+    return Findings(mistakes, [*idle_notes(declared, sound_values), *_lines(notes, sound)])
 
 
 def _lines(rules: Iterable[Rule], flags: Flags) -> list[str]:
@@ -86,5 +85,105 @@ class _Sound(SimpleNamespace):
 
 
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
-    groups = {name: _Sound(vars(group), faulty) for name, group in vars(flags).items()}
-    return cast(Flags, SimpleNamespace(**groups))
+    groups = {kind: _Sound(vars(group), faulty) for kind, group in flags.groups.items()}
+    return Flags(groups, flags.world_size)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of flags, for conditions.
+
+    Attributes:
+        by_option: without the values that are mistakes; ``None``: not given.
+    """
+
+    by_option: Mapping[str, object]
+
+    def asks(self, option: str) -> bool | None:
+        return bool(self.by_option[option]) if option in self.by_option else None
+
+    def has(self, option: str, pattern: str) -> bool | None:
+        if option not in self.by_option:
+            return None
+        return fnmatchcase(str(self.by_option[option]), pattern)
+
+    def number(self, name: str) -> float:
+        value = self.by_option.get(name)
+        return value if isinstance(value, (int, float)) else math.nan
+
+
+def value_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Find the flags whose own values are mistakes: missing, or out of range.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of flags; ``None``: not given.
+
+    Yields:
+        The flag, and a line on its fault that begins with the flag.
+    """
+    for option, value in values.items():
+        declaration, allowed = declared[option], declared[option].facts.range
+        if value is None and declaration.default is MISSING:
+            yield option, f"{option} is missing: {declaration.facts.help}"
+        numbers = value if isinstance(value, tuple) else (value,)
+        if allowed and not all(
+            allowed.contains(number) for number in numbers if isinstance(number, (int, float))
+        ):
+            yield option, f"{declaration.shown(value)}: must be {allowed.words}"
+
+
+def pairing_mistakes(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[str]:
+    """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of all flags that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        A line on each fault, which begins with the flag.
+    """
+    line = _Values(values)
+    for given, facts in _asking(declared, values):
+        if facts.needs and holds(facts.needs, line) is False:
+            yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
+        for condition in alternatives(facts.excludes):
+            if holds(condition, line):
+                other = condition.split()[0]
+                yield (
+                    f"{given} does not go with {declared[other].shown(values[other])}: give one of "
+                    "them and leave the other out"
+                )
+
+
+def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
+    """Find flags that change nothing beside the others, as they do in Megatron.
+
+    Args:
+        declared: the flags, as they stand on a command line.
+        values: the values of all flags that are no mistakes themselves; ``None``: not given.
+
+    Yields:
+        A line on each, which begins with the flag.
+    """
+    line = _Values(values)
+    for given, facts in _asking(declared, values):
+        if facts.idle_without and holds(facts.idle_without, line) is False:
+            yield f"{given} changes nothing without {facts.idle_without}"
+        for condition in alternatives(facts.idle_with):
+            if holds(condition, line):
+                yield f"{given} changes nothing with {condition}"
+
+
+def _asking(
+    declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> Iterator[tuple[str, Facts]]:
+    """Yield every flag that asks for something, as it is given, with the facts about it."""
+    for option, value in values.items():
+        declaration = declared[option]
+        if declaration.asks(value):
+            yield declaration.shown(value), declaration.facts

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import tyro
+from textwrap import fill
 
 from megatron.config.checks import check
-from megatron.config.declare import all_declarations, filled, parser_of, parser_of_given
-from megatron.config.flags import Flags
-from megatron.config.resolve import number_of_replicas, resolve
-from megatron.config.run_config import RunConfig
+from megatron.config.declare import Declaration
+from megatron.config.groups import Flags, declarations, filled
+from megatron.config.parallelism import number_of_replicas
+from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
+from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, job_rules
+from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     found = read(argv, world_size, speak)
     if found.mistakes:
         raise ValueError("\n".join(found.mistakes))
-    return resolve(found.flags, found.notes, world_size)
+    return resolve(found.flags, found.notes)
 
 
 def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
@@ -64,40 +62,43 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     Raises:
         SystemExit: with 0 after ``--help``.
     """
-    words = sort_words(argv, all_declarations(Flags), world_size)
-    add_saved_model(words)
     if not {"-h", "--help"}.isdisjoint(argv):
-        _parsed(parser_of(Flags), ["--help"], speak)
-    given: object = _parsed(parser_of_given(Flags, words.given), words.words, speak)
-    flags = with_default_batch(filled(Flags, vars(given)), world_size)
-    found = check(flags, world_size, words.unreadable)
+        if speak:
+            print(help_text(GROUPS))
+        raise SystemExit(0)
+    words = sort_words(argv, DECLARED, world_size)
+    add_saved_model(words, DECLARED)
+    flags = with_default_batch(filled(GROUPS, words.given, world_size))
+    rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
+    found = check(flags, rules, notes, words.unreadable)
     return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
 
 
-def with_default_batch(flags: Flags, world_size: int) -> Flags:
+def with_default_batch(flags: Flags) -> Flags:
     """Give an iteration one microbatch of every replica, if its batch size is not given."""
-    train = flags.train
+    train = flags[TrainFlags]
     if train.global_batch_size is not None or train.micro_batch_size is None:
         return flags
-    batch = train.micro_batch_size * number_of_replicas(flags, world_size)
-    return replace(flags, train=replace(train, global_batch_size=batch))
+    batch = train.micro_batch_size * number_of_replicas(flags)
+    return flags.replaced(replace(train, global_batch_size=batch))
 
 
-def _parsed(parser: type[T], words: Sequence[str], speak: bool) -> T:
-    """Return what the words make of a dataclass that is annotated for tyro."""
-    try:
-        return tyro.cli(
-            parser,
-            prog="pretrain_gpt.py",
-            args=words,
-            config=(
-                tyro.conf.OmitArgPrefixes,
-                tyro.conf.FlagCreatePairsOff,
-                tyro.conf.HelptextFromCommentsOff,
-            ),
-            console_outputs=speak,
-        )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise ValueError(f"{' '.join(words)}: these words make no flags; see --help") from end
+def help_text(groups: Sequence[type]) -> str:
+    """Return the meaning of every flag, group by group."""
+    lines = ["usage: pretrain_gpt.py [flags]", "", _PURPOSE]
+    for group in groups:
+        lines += ["", f"{str(group.__doc__).rstrip('.')}:"]
+        for declared in declarations(group):
+            words = f"{declared.facts.help} ({_default(declared)})"
+            lines.append(f"  {declared.option} {declared.metavar}".rstrip())
+            lines.append(fill(words, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
+    return "\n".join(lines)
+
+
+def _default(declared: Declaration) -> str:
+    words = declared.default_words
+    return words if words == "required" else f"default: {words}"
+
+
+_PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."
+_INDENT = " " * 8

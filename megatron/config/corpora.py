@@ -1,25 +1,37 @@
-"""Which corpora a command line names, and how they are blended, split by split."""
+"""Which corpora a command line names, how they are blended, and which rules hold about them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from megatron.config.corpus_flags import CorpusFlags
-from megatron.config.data_flags import evaluation_sets, parse_data_path
-from megatron.config.flags import Flags
-from megatron.config.run_config import EvaluationSet
+from megatron.config.data import (
+    CorpusFlags,
+    DataFlags,
+    evaluation_sets,
+    parse_data_path,
+    parse_split,
+)
+from megatron.config.declare import cut, is_number
+from megatron.config.groups import Flags, faults_of
+from megatron.config.log import LogFlags
+from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
+from megatron.config.train import TrainFlags
 from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
-from megatron.data.config import Blend, OwnPaths, Share
+from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
+from megatron.data.indexed import IndexedDataset
 
 SPLITS: Final = ("train", "valid", "test")
+LONGEST_LINE: Final = 1000
+"""Characters of a mistake that quotes a name from a file, which may hold anything."""
 
 
 def names_data(flags: Flags) -> bool:
     """Whether any flag names corpora."""
-    own = flags.corpora
-    return bool(flags.data.data_path or own.data_args_path) or gives_splits(own)
+    own = flags[CorpusFlags]
+    return bool(flags[DataFlags].data_path or own.data_args_path) or gives_splits(own)
 
 
 def gives_splits(flags: CorpusFlags) -> bool:
@@ -35,10 +47,10 @@ def shared_blend(flags: Flags) -> Blend:
     Raises:
         ValueError: the words make no blend, or their file cannot be read.
     """
-    file = flags.corpora.data_args_path
+    file = flags[CorpusFlags].data_args_path
     if file is None:
-        return parse_data_path(flags.data.data_path)
-    if flags.log.dry_run:
+        return parse_data_path(flags[DataFlags].data_path)
+    if flags[LogFlags].dry_run:
         return ()
     words = text_of("--data-args-path", file).split()
     if not words:
@@ -52,8 +64,8 @@ def own_paths(flags: Flags) -> OwnPaths | None:
     Raises:
         ValueError: words make no blend, their file cannot be read, or there is nothing to train on.
     """
-    own = flags.corpora
-    if not gives_splits(own) or (flags.log.dry_run and _in_a_file(own)):
+    own = flags[CorpusFlags]
+    if not gives_splits(own) or (flags[LogFlags].dry_run and _in_a_file(own)):
         return None
     paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
     if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
@@ -92,8 +104,8 @@ def _in_a_file(own: CorpusFlags) -> bool:
 
 def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
     """Return the sets that have documents; all of them if there is a fault in the flags."""
-    if not gives_splits(flags.corpora):
-        return evaluation_sets(flags.data.split)
+    if not gives_splits(flags[CorpusFlags]):
+        return evaluation_sets(flags[DataFlags].split)
     try:
         paths = own_paths(flags)
     except ValueError:
@@ -114,13 +126,13 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
     """
     paths = own_paths(flags)
     if paths is None:
-        file = flags.corpora.data_args_path
+        file = flags[CorpusFlags].data_args_path
         flag = "--data-path" if file is None else f"--data-args-path {file}:"
         named = [(flag, prefix) for _, prefix in shared_blend(flags)]
     else:
         of_valid = tuple(share for blend in paths.valid for share in blend)
         blends = zip(SPLITS, (paths.train, of_valid, paths.test), strict=True)
-        kind = "weighted-split-paths" if gives_weighted_splits(flags.corpora) else "data-path"
+        kind = "weighted-split-paths" if gives_weighted_splits(flags[CorpusFlags]) else "data-path"
         named = [(f"--{name}-{kind}", share.prefix) for name, blend in blends for share in blend]
     yield from dict.fromkeys(named)
 
@@ -141,7 +153,7 @@ def flags_of_corpora(flags: Flags) -> tuple[tuple[str, Path], ...]:
 def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
     """Return a blend of one corpus for each of some prefixes."""
     for word in words:
-        if _is_number(word) and not os.path.exists(f"{word}.idx"):
+        if is_number(word) and not os.path.exists(f"{word}.idx"):
             raise ValueError(
                 f"{source}: {word!r} looks like a weight, and --multiple-validation-sets evaluates "
                 "every corpus by itself: give prefixes only"
@@ -172,9 +184,112 @@ def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[st
     return found, {name: f"{flag}, {name}" for name in SPLITS}
 
 
-def _is_number(word: str) -> bool:
+def reads_ahead(flags: Flags) -> bool:
+    """Whether a thread reads the next batch: on GPUs the host has nothing else to do."""
+    workers = flags[CorpusFlags].num_workers
+    return on_cuda(flags) if workers is None else workers > 0
+
+
+def _data(flags: Flags) -> Iterator[str]:
+    if not names_data(flags):
+        if not flags[LogFlags].dry_run and not flags[DataFlags].mock_data:
+            yield (
+                "--data-path is missing: give the prefix of a .bin and .idx file, which "
+                "tools/sample_data.py makes in seconds and prints, or --mock-data"
+            )
+        return
+    named: list[Callable[[], object]] = [partial(own_paths, flags)]
+    if not gives_splits(flags[CorpusFlags]):
+        named = [partial(shared_blend, flags)]
+    for read in named:
+        try:
+            read()
+        except ValueError as error:
+            yield str(error)
+
+
+def _split(flags: Flags) -> Iterator[str]:
     try:
-        float(word)
+        parse_split(flags[DataFlags].split)
+    except ValueError as error:
+        yield str(error)
+
+
+def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
+    """``--full-validation`` of a blend that the splits share."""
+    if not flags[CorpusFlags].full_validation or gives_splits(flags[CorpusFlags]):
+        return
+    try:
+        blend = shared_blend(flags)
     except ValueError:
-        return False
-    return True
+        return  # another rule tells it
+    if len(blend) > 1:
+        yield (
+            "--full-validation reads every corpus once, so the weights of --data-path mean nothing "
+            "to it: give the validation sets with --valid-data-path"
+        )
+
+
+def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
+    if not flags[TrainFlags].skip_train:
+        return
+    if not flags[TrainFlags].eval_iters:
+        yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
+    if not sets_to_evaluate(flags):
+        yield f"--skip-train evaluates nothing: {_why_nothing(flags)}"
+
+
+def _why_nothing(flags: Flags) -> str:
+    if gives_splits(flags[CorpusFlags]):
+        return "give the documents for it with --valid-data-path or --test-data-path"
+    return (
+        f"--split {flags[DataFlags].split} leaves no documents for it; give a second or third "
+        "share, as in 969,30,1"
+    )
+
+
+CORPUS_RULES: Final = (_data, _split, _several_corpora_at_once, _nothing_to_evaluate)
+"""The mistakes."""
+
+
+def _split_of_mock_data(flags: Flags) -> Iterator[str]:
+    if flags[DataFlags].mock_data and flags[DataFlags].split != DataFlags.split:
+        yield (
+            f"--split {flags[DataFlags].split} divides nothing: --mock-data has samples of its own "
+            "for every split with a share"
+        )
+
+
+def _idle_evaluation(flags: Flags) -> Iterator[str]:
+    interval = flags[TrainFlags].eval_interval
+    if interval is None or not flags[TrainFlags].eval_iters or sets_to_evaluate(flags):
+        return
+    if gives_splits(flags[CorpusFlags]):
+        yield (
+            f"--eval-interval {interval} changes nothing: there is nothing to validate on; give "
+            "--valid-data-path too"
+        )
+        return
+    yield (
+        f"--eval-interval {interval} changes nothing: --split {flags[DataFlags].split} leaves no "
+        "documents to validate on; for an evaluation give a second share, as in 969,30,1"
+    )
+
+
+CORPUS_NOTES: Final = (_split_of_mock_data, _idle_evaluation)
+"""The flags that change nothing."""
+
+
+def _data_files(flags: Flags) -> Iterator[str]:
+    """Open every file, so that a broken one is found before any process group exists."""
+    try:
+        named = list(prefixes(flags))
+    except ValueError:
+        return  # the rules about the flags tell it
+    for flag, prefix in named:
+        for fault in faults_of(partial(IndexedDataset, prefix)):
+            yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
+
+
+FILE_RULES: Final = (_data_files,)
+"""The rules about files, which a dry run does not need."""

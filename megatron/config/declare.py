@@ -4,29 +4,20 @@ A group of flags is a frozen dataclass, and each field is a flag with a name and
 ``required`` adds its default, its meaning, its allowed values, and the flags that it needs or
 excludes. Help, parsing, checks and the page of all flags follow from these declarations.
 
-A condition, as in ``needs`` and ``excludes``, is written like a command line. ``--profile`` holds
-if the flag is given, ``--lr-decay-style constant`` if the flag has this value. ``or`` stands
-between alternatives. ``pairing`` judges them.
+``conditions`` tells how conditions are written, as in ``needs`` and ``excludes``.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     Literal,
     TypeVar,
-    Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
-
-import tyro
 
 from megatron.simulator.costs.redistribute import MOST_LAYERS
 
@@ -123,8 +114,8 @@ class Declaration:
 
     Attributes:
         name: name of the field.
-        kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal`` or
-            ``tuple[str, ...]``.
+        kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, or
+            a tuple of any number of one of these.
         default: its value if it is not given; ``MISSING`` if it must be given.
         facts: all other facts.
     """
@@ -181,7 +172,9 @@ class Declaration:
         if dashed := self._dashed(words):
             return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
         if get_origin(self.kind) is tuple:
-            return None if words else f"{given}: nothing stands behind it; give {self.metavar}"
+            faults = [fault for word in words if (fault := self._no_number(word))]
+            nothing = f"{given}: nothing stands behind it; give {self.metavar}"
+            return next(iter(faults), None) if words else nothing
         if len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
         if self.choices and not self._is_choice(words[0]):
@@ -189,13 +182,26 @@ class Declaration:
             return f"{given}: choose one of {', '.join(self.choices)}{instead}"
         return self._no_number(words[0])
 
+    def value(self, words: Sequence[str]) -> Any:
+        """Return the value of the words behind the flag, in which there is no fault."""
+        if self.kind is bool:
+            return True
+        if get_origin(self.kind) is tuple:
+            return tuple(map(self._element, words))
+        return words[0] if get_origin(self.kind) is Literal else self.kind(words[0])
+
+    @property
+    def _element(self) -> Any:
+        """Type of one of its words."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
+
     def _no_number(self, word: str) -> str | None:
         """Return the fault of the word of a flag for a number; ``None`` if it is one."""
-        if self.kind not in (int, float):
+        if self._element not in (int, float):
             return None
-        whole = "whole " if self.kind is int else ""
+        whole = "whole " if self._element is int else ""
         try:
-            value = self.kind(word)
+            value = self._element(word)
         except ValueError:
             return f"{self.option} {cut(word)}: must be a {whole}number"
         if whole and abs(value) >= 10**_DIGITS:
@@ -208,12 +214,12 @@ class Declaration:
         return word in self.choices
 
     def _dashed(self, words: Sequence[str]) -> str | None:
-        """The first word that the parser would take for a flag; numbers may be negative."""
-        if self.choices or self.kind in (int, float):
+        """The first word that looks like a flag; numbers may be negative."""
+        if self.choices or self._element in (int, float):
             return None
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
-        return next((word for word in dashed if not (weights and _is_number(word))), None)
+        return next((word for word in dashed if not (weights and is_number(word))), None)
 
 
 def cut(word: str, most: int = 40) -> str:
@@ -221,112 +227,10 @@ def cut(word: str, most: int = 40) -> str:
     return word if len(word) <= most else f"{word[:most]}..."
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether a word is a number."""
     try:
         float(word)
     except ValueError:
         return False
     return True
-
-
-@cache
-def declarations(group: type) -> Sequence[Declaration]:
-    """The flags of a group, in order."""
-    hints = get_type_hints(group)
-    return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
-
-
-def groups_of(flags: type) -> Mapping[str, type]:
-    """Return the groups in a dataclass of groups, by name."""
-    return get_type_hints(flags)
-
-
-@cache
-def all_declarations(flags: type) -> Mapping[str, Declaration]:
-    """Return the declarations of all groups, by the flag as it stands on a command line."""
-    found = [d for group in groups_of(flags).values() for d in declarations(group)]
-    return {declaration.option: declaration for declaration in found}
-
-
-def options_of(group: type, flags: object) -> Iterator[tuple[str, object]]:
-    """Yield the flags of a group as they stand on a command line, with their values.
-
-    Args:
-        group: class of the group.
-        flags: the values by name.
-    """
-    for declaration in declarations(group):
-        yield declaration.option, getattr(flags, declaration.name)
-
-
-def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
-    if get_origin(kind) in (Union, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return Declaration(field.name, kind, field.default, field.metadata["facts"])
-
-
-def parser_of(flags: type[T]) -> type[T]:
-    """Derive the same dataclass of groups with annotations for tyro, the parser.
-
-    If a required flag is missing, its value becomes ``None``, so that the checks can report all
-    missing flags at once.
-    """
-    groups = [
-        (name, _parser_group(group), dataclasses.field())
-        for name, group in groups_of(flags).items()
-    ]
-    namespace = {"__doc__": flags.__doc__}
-    return dataclasses.make_dataclass(
-        flags.__name__, groups, bases=(flags,), namespace=namespace, frozen=True
-    )
-
-
-def parser_of_given(flags: type, options: Collection[str]) -> type:
-    """Derive a flat dataclass with annotations for tyro that has some of the flags.
-
-    To learn all of them takes tyro a tenth of a second, several times what some take.
-
-    Args:
-        flags: dataclass of groups.
-        options: which flags, as they stand on a command line.
-    """
-    declared = all_declarations(flags)
-    fields = [_parser_field(declared[option]) for option in options]
-    return dataclasses.make_dataclass("Given", fields, frozen=True)
-
-
-def filled(flags: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of groups with some values by name, and defaults for the rest.
-
-    If a required flag is missing, its value becomes ``None``, as with ``parser_of``.
-    """
-    groups = {
-        name: group(
-            **{own.name: values.get(own.name, _parser_default(own)) for own in declarations(group)}
-        )
-        for name, group in groups_of(flags).items()
-    }
-    return flags(**groups)
-
-
-def _parser_default(declared: Declaration) -> Any:
-    return None if declared.default is dataclasses.MISSING else declared.default
-
-
-def _parser_field(declared: Declaration) -> tuple[str, Any, Any]:
-    required, default = declared.default is dataclasses.MISSING, _parser_default(declared)
-    hint = None
-    if required or declared.facts.unset:
-        hint = f"({'required' if required else 'default: ' + declared.facts.unset})"
-    argument = tyro.conf.arg(
-        help=declared.facts.help, metavar=declared.metavar or None, help_behavior_hint=hint
-    )
-    kind = declared.kind if default is not None else declared.kind | None
-    return declared.name, Annotated[kind, argument], dataclasses.field(default=default)
-
-
-def _parser_group(group: type) -> type:
-    fields = [_parser_field(declared) for declared in declarations(group)]
-    return dataclasses.make_dataclass(
-        group.__name__, fields, bases=(group,), namespace={"__doc__": group.__doc__}, frozen=True
-    )

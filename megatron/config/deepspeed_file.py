@@ -9,29 +9,40 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.flags import Flags
+from megatron.config.groups import Flags
+from megatron.config.log import LogFlags
+from megatron.config.optimizer import OptimizerFlags
+from megatron.config.precision import PrecisionFlags
+from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
+from megatron.config.train import TrainFlags
 
 _FLAG: Final = "--deepspeed-config"
 Setting = tuple[str, Callable[[Flags], object]]
 
 _SETTINGS: Final[Mapping[str, Setting]] = {
-    "train_micro_batch_size_per_gpu": ("--micro-batch-size", lambda f: f.train.micro_batch_size),
-    "train_batch_size": ("--global-batch-size", lambda f: f.train.global_batch_size),
-    "gradient_clipping": ("--clip-grad", lambda f: f.optimizer.clip_grad),
-    "bf16.enabled": ("--bf16", lambda f: f.train.bf16),
-    "fp16.enabled": ("--fp16", lambda f: f.precision.fp16),
-    "fp16.loss_scale": ("--loss-scale", lambda f: f.precision.loss_scale or 0),
+    "train_micro_batch_size_per_gpu": (
+        "--micro-batch-size",
+        lambda f: f[TrainFlags].micro_batch_size,
+    ),
+    "train_batch_size": ("--global-batch-size", lambda f: f[TrainFlags].global_batch_size),
+    "gradient_clipping": ("--clip-grad", lambda f: f[OptimizerFlags].clip_grad),
+    "bf16.enabled": ("--bf16", lambda f: f[TrainFlags].bf16),
+    "fp16.enabled": ("--fp16", lambda f: f[PrecisionFlags].fp16),
+    "fp16.loss_scale": ("--loss-scale", lambda f: f[PrecisionFlags].loss_scale or 0),
     "fp16.initial_scale_power": (
         "the power of 2 of --initial-loss-scale",
-        lambda f: math.log2(f.precision.initial_loss_scale),
+        lambda f: math.log2(f[PrecisionFlags].initial_loss_scale),
     ),
-    "fp16.loss_scale_window": ("--loss-scale-window", lambda f: f.precision.loss_scale_window),
-    "fp16.hysteresis": ("--hysteresis", lambda f: f.precision.hysteresis),
-    "fp16.min_loss_scale": ("--min-loss-scale", lambda f: f.precision.min_loss_scale),
+    "fp16.loss_scale_window": (
+        "--loss-scale-window",
+        lambda f: f[PrecisionFlags].loss_scale_window,
+    ),
+    "fp16.hysteresis": ("--hysteresis", lambda f: f[PrecisionFlags].hysteresis),
+    "fp16.min_loss_scale": ("--min-loss-scale", lambda f: f[PrecisionFlags].min_loss_scale),
     "zero_optimization.stage": (
         "the stage of --use-distributed-optimizer (0 without it, 1 with it)",
-        lambda f: int(f.replicas.use_distributed_optimizer),
+        lambda f: int(f[ReplicaFlags].use_distributed_optimizer),
     ),
 }
 """The settings of the file that decide a run, and what the flags say of them."""
@@ -42,8 +53,8 @@ _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_a
 
 def deepspeed_file(flags: Flags) -> Iterator[str]:
     """Yield a line on everything in the file that is not what the flags ask for."""
-    file = flags.train.deepspeed_config
-    if file is None or flags.log.dry_run:
+    file = flags[TrainFlags].deepspeed_config
+    if file is None or flags[LogFlags].dry_run:
         return
     try:
         found = dict(_settings(_content(file)))

@@ -1,10 +1,16 @@
-"""The flags that make a certain model: the way back from ``ModelConfig`` to a command line."""
+"""The flags that make a certain model: the way back from a saved model to a command line.
+
+Its fields are those of ``ModelConfig``, or the arguments that Megatron-LM saved.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
-from megatron.config.declare import all_declarations, option_of
-from megatron.config.flags import Flags
+from megatron.config.declare import option_of
+from megatron.config.groups import all_declarations
+from megatron.config.layers import LayerFlags
+from megatron.config.model import ModelFlags
 
 FREE: Final = frozenset(
     {
@@ -19,17 +25,23 @@ FREE: Final = frozenset(
 )
 """Fields of ``ModelConfig`` that may change under the same weights."""
 
+
 _OPPOSITES: Final = {
     "add_bias_linear": "--disable-bias-linear",
     "tie_embeddings": "--untie-embeddings-and-output-weights",
 }
 """Flags that turn a field off."""
 
+
 _PATTERNS: Final = {
     "window_pattern": ("--window-attn-skip-freq", 0),
     "no_rope_pattern": ("--no-rope-freq", 1),
 }
 """Patterns of layers: their flags, and what an N-th layer has where these give a number."""
+
+
+_DECLARED: Final = all_declarations((ModelFlags, LayerFlags))
+"""The flags that make a model, but for its vocabulary."""
 
 Model = Mapping[str, Any]
 """The fields of a ``ModelConfig`` by name, as a checkpoint keeps them."""
@@ -43,13 +55,12 @@ def model_flags(model: Model) -> dict[str, list[str]]:
     Args:
         model: its fields.
     """
-    declared = all_declarations(Flags)
     found: dict[str, list[str]] = {}
     for name in model:
         for option, value in _flags_of(name, model):
-            if option not in declared or value is False or value is None:
+            if option not in _DECLARED or value is False or value is None:
                 continue
-            if value != declared[option].default:
+            if value != _DECLARED[option].default:
                 found[option] = [] if value is True else [str(value)]
     return found
 
@@ -104,3 +115,56 @@ def _pattern_words(pattern: Sequence[int], last: int) -> str | None:
     if list(pattern) == [1 - last] * (len(pattern) - 1) + [last]:
         return str(len(pattern))
     return f"[{','.join(map(str, pattern))}]"
+
+
+_RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
+"""Flags that every run must have, and that say nothing of its model."""
+
+
+_TYPES: Final = ("--bf16", "--fp16")
+"""One of them a dry run must have."""
+
+
+_SAVED_OPPOSITES: Final = {"disable_bias_linear": "add_bias_linear"}
+"""Flags of ours whose argument there says the opposite."""
+
+
+def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[str]:
+    """Return a command line that makes the model of a run of Megatron-LM.
+
+    Args:
+        saved: its arguments by name; what they do not say has its default.
+        given: words of ours that count in place of what was saved.
+
+    Raises:
+        ValueError: the model has experts.
+    """
+    if saved.get("num_experts"):
+        raise ValueError(
+            f"num_experts {saved['num_experts']}: a mixture of experts, which this program does "
+            "not train"
+        )
+    options = {word.split("=")[0] for word in given}
+    words = [*_RUN, *given]
+    if options.isdisjoint(_TYPES):
+        words.append(_TYPES[0])
+    for option, value in _saved_flags(saved):
+        if option not in options:
+            words += [option] if value is True else [option, str(value)]
+    return words
+
+
+def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the flags that differ from our defaults, and their values."""
+    for field in [*fields(ModelFlags), *fields(LayerFlags)]:
+        value = saved.get(field.name)
+        if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:
+            value = not saved[_SAVED_OPPOSITES[field.name]]
+        if isinstance(value, (tuple, list)):
+            value = ",".join(map(str, value))
+        is_word = isinstance(value, (bool, int, float, str))
+        if is_word and value is not False and value != _DECLARED[option_of(field.name)].default:
+            yield option_of(field.name), value
+    size = saved.get("vocab_size") or saved.get("padded_vocab_size")
+    if size is not None:
+        yield "--vocab-size", size

@@ -1,8 +1,7 @@
 """A whole run as frozen data, made from the flags once, at the entrypoint.
 
 All defaults are resolved except the peak speed of the device, which is measured later. Nothing
-below the entrypoint sees a flag. The narrow configurations of the layers below are reused as they
-are.
+below the entrypoint sees a flag. Here stand the configurations that join several topics.
 """
 
 from dataclasses import dataclass, field, replace
@@ -12,46 +11,50 @@ from typing import Literal
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.data.batch_sizes import BatchSizes, Growth
+from megatron.config.checkpoint import CheckpointFlags, checkpoint_config
+from megatron.config.cluster import (
+    ClusterFlags,
+    block_limits,
+    known_gpu,
+    links_of,
+    ranks_of_machine,
+)
+from megatron.config.corpora import (
+    flags_of_corpora,
+    gives_splits,
+    own_paths,
+    reads_ahead,
+    sets_to_evaluate,
+    shared_blend,
+)
+from megatron.config.data import CorpusFlags, DataFlags, parse_split
+from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.groups import Flags, copied
+from megatron.config.guard import GuardConfig, GuardFlags, guard_config
+from megatron.config.layers import model_config
+from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
+from megatron.config.model import ModelFlags
+from megatron.config.optimizer_kind import optimizer_config
+from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
+from megatron.config.pipeline import settle_pipeline
+from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
+from megatron.config.recompute import RecomputeFlags, recomputation_of
+from megatron.config.records import RecordFlags, record_config
+from megatron.config.replicas import ReplicaConfig, replica_config
+from megatron.config.schedule import PipelineFlags, treatments_of
+from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
+from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
+from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
-from megatron.layers.eight_bit_config import EightBitConfig
-from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
-from megatron.parallel.grid import Grid, Order
+from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
-
-
-@dataclass(frozen=True)
-class ReplicaConfig:
-    """Data parallelism: what ranks with the same parameters do together.
-
-    Attributes:
-        size: such ranks: one for each of d replicas, or for each of their c parts of the sequence.
-        overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
-            last pass.
-        bucket_size: parameters after which a bucket is full; ``None``: a default.
-        buckets: of a rank, about; ``None``: as many as that size makes.
-        reduce_dtype: in which gradients are reduced; ``None``: as they add up.
-        shard_optimizer: each of them keeps the optimizer's state of its own shards only (ZeRO-1).
-        overlap_gather: gather updated parameters beside passes that do not read them; otherwise
-            before the first pass.
-        order: in which the ranks of the job are numbered.
-    """
-
-    size: int = 1
-    overlap: bool = False
-    bucket_size: int | None = None
-    buckets: int | None = None
-    reduce_dtype: torch.dtype | None = None
-    shard_optimizer: bool = False
-    overlap_gather: bool = False
-    order: Order = "tp-dp-pp"
 
 
 @dataclass(frozen=True)
@@ -141,205 +144,43 @@ class ParallelConfig:
         return self.tensor_size * (self.pipeline_size if sharded else 1)
 
 
-EvaluationSet = Literal["validation", "test"]
-"""A part of the data that is only evaluated."""
+def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
+    """The layout; the vocabulary is padded so that every shard has the same, round, size.
 
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How long to train, on batches of which size, in which precision.
-
-    Attributes:
-        micro_batch_size: samples b of a microbatch.
-        global_batch_size: samples of an iteration, once batches grow no more.
-        train_iters: iterations of the whole job, if it begins at sample 0.
-        exit_interval: stop after the first iteration that this number divides; ``None``: never.
-        seed: seed of the initial weights, the data order and dropout.
-        use_cpu_initialization: draw initial weights of GPUs on the CPU.
-        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
-            activations.
-        gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
-        wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
-            ``dtype`` has 16 bits.
-        eval_interval: iterations between two evaluations; ``None``: no evaluation.
-        eval_iters: batches of ``global_batch_size`` samples per evaluation.
-        replicas: that share a global batch.
-        rampup: how batches grow before; ``None``: they do not.
-        length: samples of the whole job; ``None``: it ends by its iterations.
-        full_validation: an evaluation reads every validation set whole.
-        final_sets: what is evaluated at the end: the validation set, the test set, both or none.
-        skip_train: only evaluate.
-        vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
-            them again.
-        recomputation: what the backward computes again.
-        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
+    Args:
+        flags: as given.
+        vocab_size: entries of the vocabulary.
+        replicas: of the model.
+        treatment: of the vocabulary.
     """
-
-    micro_batch_size: int
-    global_batch_size: int
-    train_iters: int
-    exit_interval: int | None
-    seed: int
-    dtype: torch.dtype
-    eval_interval: int | None
-    eval_iters: int
-    replicas: int = 1
-    rampup: Growth | None = None
-    length: int | None = None
-    final_sets: tuple[EvaluationSet, ...] = ()
-    full_validation: bool = False
-    skip_train: bool = False
-    vocab_recompute: bool = False
-    recomputation: Recomputation = NO_RECOMPUTATION
-    gradient_dtype: torch.dtype = torch.float32
-    wide_stream: bool = False
-    eight_bits: EightBitConfig | None = None
-    use_cpu_initialization: bool = False
-
-    @property
-    def num_microbatches(self) -> int:
-        """Microbatches m of an iteration and replica, once batches grow no more."""
-        return self.global_batch_size // (self.micro_batch_size * self.replicas)
-
-    @property
-    def batches(self) -> BatchSizes:
-        """The sizes of all global batches."""
-        return BatchSizes(self.global_batch_size, self.rampup)
-
-    @property
-    def train_samples(self) -> int:
-        """Samples of the whole job, which is made of whole batches."""
-        return self.batches.samples_of(self.train_iters)
-
-    @property
-    def dataset_samples(self) -> int:
-        """Samples that the data are shuffled for; batches of any size read them in one order."""
-        return self.train_samples if self.length is None else self.length
-
-
-@dataclass(frozen=True)
-class RecordConfig:
-    """What a run records besides its printed lines.
-
-    Attributes:
-        log_jsonl: file of JSON lines; ``None``: none.
-        tensorboard_dir: folder of curves; ``None``: none.
-        tensorboard_log_interval: iterations between two points of a curve of every iteration.
-        tensorboard_queue_size: points that may wait to be written.
-        log_timers_to_tensorboard: curves of times, throughput and idle time too.
-        log_memory_to_tensorboard: curves of memory too.
-        log_validation_ppl_to_tensorboard: curves of perplexities too.
-        log_loss_scale_to_tensorboard: a curve of the loss scale, if losses are scaled.
-        log_world_size_to_tensorboard: a curve of the number of ranks too.
-        wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
-        wandb_exp_name: name of the run there; ``None``: it makes one up.
-        wandb_entity: owner of the project; ``None``: who is logged in.
-        wandb_save_dir: folder of its files; ``None``: its own choice.
-        progress_folder: of the file with a line for every start and save; ``None``: there is none.
-        live_display: show a display where rank 0 prints to a terminal.
-    """
-
-    log_jsonl: Path | None = None
-    tensorboard_dir: Path | None = None
-    tensorboard_log_interval: int = 1
-    tensorboard_queue_size: int = 1000
-    log_timers_to_tensorboard: bool = False
-    log_memory_to_tensorboard: bool = False
-    log_validation_ppl_to_tensorboard: bool = False
-    log_loss_scale_to_tensorboard: bool = True
-    log_world_size_to_tensorboard: bool = False
-    wandb_project: str | None = None
-    wandb_exp_name: str | None = None
-    wandb_entity: str | None = None
-    wandb_save_dir: Path | None = None
-    progress_folder: Path | None = None
-    live_display: bool = True
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """Printed lines and measurements of a run, and their files.
-
-    Attributes:
-        log_interval: iterations per printed line.
-        peak_tflops: peak of one rank in TFLOP/s for the MFU; ``None``: from the table or measured.
-        profile: write a torch profiler trace of some iterations.
-        profile_step_start: first traced iteration (counted from 1).
-        profile_step_end: first iteration that is no longer traced.
-        profile_dir: folder of the traces, one file per rank.
-        record_timeline: file for the measured timeline in the simulator's format.
-        profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
-            none is.
-        profile_schedule_end: first iteration whose passes are no longer timed.
-        save_measured_costs: file for the measured costs.
-        replan: make the plan anew from the measured costs.
-        log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
-        log_params_norm: find the norm of all weights after every iteration.
-        records: what is recorded besides the printed lines.
-        record_memory_history: remember who allocates GPU memory.
-        memory_snapshot_path: where a rank that is out of memory writes what it holds.
-    """
-
-    log_interval: int
-    peak_tflops: float | None
-    profile: bool
-    profile_step_start: int
-    profile_step_end: int
-    profile_dir: Path
-    record_timeline: Path | None
-    profile_schedule_start: int | None = None
-    profile_schedule_end: int | None = None
-    save_measured_costs: Path | None = None
-    replan: bool = False
-    log_num_zeros_in_grad: bool = False
-    log_params_norm: bool = False
-    records: RecordConfig = field(default_factory=RecordConfig)
-    record_memory_history: bool = False
-    memory_snapshot_path: Path = Path("snapshot.pickle")
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """What a long run does when something goes wrong, or its time is over.
-
-    Attributes:
-        exit_signals: names of the signals after which the run saves and leaves.
-        exit_seconds: after which it does so; ``None``: never.
-        exit_file: it does so too once this file exists; ``None``: no file ends it.
-        trigger_folder: whose files ``exit`` and ``save`` let the run leave or save, once each.
-        ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
-            iteration takes no step.
-        tells_spikes: tell of losses far above all others.
-        skipped: iterations, counted from 1, whose samples are passed over.
-        hang_seconds: without progress, after which the job is given up.
-        tells_stragglers: tell which ranks are slower than the others.
-    """
-
-    exit_signals: tuple[str, ...] = ()
-    exit_seconds: float | None = None
-    exit_file: Path | None = None
-    trigger_folder: Path | None = None
-    ends_if_not_finite: bool = True
-    tells_spikes: bool = False
-    skipped: frozenset[int] = frozenset()
-    hang_seconds: float = 300.0
-    tells_stragglers: bool = False
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """A prediction instead of a training run.
-
-    Attributes:
-        gpu: name of the GPU to predict for.
-        replica_bandwidth: bytes/s of one direction from a rank to its replica; ``None``: as
-            machines with that GPU usually have.
-        replica_latency: seconds of a step to it; ``None``: as usual.
-    """
-
-    gpu: str
-    replica_bandwidth: float | None = None
-    replica_latency: float | None = None
+    parallel, pipeline = flags[ParallelFlags], settle_pipeline(flags, treatment)
+    cuda, own_gpu = on_cuda(flags), known_gpu(flags)
+    layout = copied(
+        ParallelConfig,
+        flags[PipelineFlags],
+        pipeline_size=parallel.pipeline_model_parallel_size,
+        tensor_size=parallel.tensor_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
+        context_size=parallel.context_parallel_size,
+        vocab_parallel=treatment,
+        pipeline_schedule=pipeline.schedule,
+        padded_vocab_size=vocab_size,
+        device="cuda" if cuda else "cpu",
+        backend="nccl" if cuda else "gloo",
+        timeout_minutes=parallel.distributed_timeout_minutes,
+        virtual_stages=pipeline.virtual_stages,
+        layers=pipeline.layers,
+        memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
+        recompute_ahead=flags[RecomputeFlags].recompute_ahead,
+        replicas=replica_config(flags, replicas),
+        ranks_per_machine=ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run),
+        numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
+        nccl_blocks=block_limits(flags[ClusterFlags]),
+        gpu=own_gpu,
+        links=None if own_gpu is None else links_of(flags[ClusterFlags], own_gpu),
+    )
+    multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
+    return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
 
 
 @dataclass(frozen=True)
@@ -380,3 +221,83 @@ class RunConfig:
             return self
         parallel = next(own for own in self.alternatives if own.vocab_parallel == name)
         return replace(self, parallel=parallel, alternatives=())
+
+
+def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
+    """Turn flags without a mistake into the configuration of a run.
+
+    Args:
+        flags: as given.
+        notes: carried over for the log.
+
+    Returns:
+        The configuration; nothing in it is left to derive.
+    """
+    vocab_size, eod_token = vocabulary(flags)
+    replicas, train = number_of_replicas(flags), flags[TrainFlags]
+    layouts = tuple(
+        parallel_config(flags, vocab_size, replicas, treatment)
+        for treatment in treatments_of(flags)
+    )
+    return RunConfig(
+        model=model_config(flags, vocab_size),
+        parallel=layouts[0],
+        alternatives=layouts if len(layouts) > 1 else (),
+        train=train_config(flags, replicas),
+        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train),
+        guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
+        optimizer=optimizer_config(flags),
+        data=copied(
+            DataConfig,
+            flags[DataFlags],
+            data_path=() if gives_splits(flags[CorpusFlags]) else shared_blend(flags),
+            own_paths=own_paths(flags),
+            named_by=flags_of_corpora(flags),
+            full_validation=flags[CorpusFlags].full_validation,
+            reset_attention_mask=flags[CorpusFlags].reset_attention_mask,
+            reset_position_ids=flags[CorpusFlags].reset_position_ids,
+            prefetch=reads_ahead(flags),
+            split=parse_split(flags[DataFlags].split),
+            seq_length=flags[ModelFlags].seq_length,
+            seed=train.seed,
+            eod_token=eod_token,
+            added_entries=max(0, vocab_size - (flags[TokenizerFlags].vocab_size or vocab_size)),
+            cache_path=flags[DataFlags].data_cache_path,
+            fill=fill_config(flags[FillFlags], flags[TokenizerFlags]),
+        ),
+        log=log_config(
+            flags[LogFlags],
+            record_config(flags[RecordFlags], flags[CheckpointFlags].save, train.skip_train),
+        ),
+        notes=notes,
+        dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
+    )
+
+
+def train_config(given: Flags, replicas: int) -> TrainConfig:
+    """Length, batches and precision; only a set with documents is evaluated."""
+    flags, sets = given[TrainFlags], sets_to_evaluate(given)
+    length = iterations(flags)
+    evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
+    between = evaluates and "validation" in sets and not flags.skip_train
+    return copied(
+        TrainConfig,
+        flags,
+        global_batch_size=length.batch,
+        train_iters=length.total,
+        dtype=activation_dtype(given),
+        gradient_dtype=gradient_dtype(given[PrecisionFlags]),
+        wide_stream=(
+            given[PrecisionFlags].fp32_residual_connection
+            and activation_dtype(given) != torch.float32
+        ),
+        eval_interval=flags.eval_interval if between else None,
+        final_sets=sets if evaluates else (),
+        full_validation=given[CorpusFlags].full_validation,
+        replicas=replicas,
+        rampup=growth_of(flags),
+        length=flags.train_samples,
+        vocab_recompute=given[ParallelFlags].vocab_recompute,
+        recomputation=recomputation_of(given[RecomputeFlags]),
+        eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+    )

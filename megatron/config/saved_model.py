@@ -12,16 +12,21 @@ from typing import Any, Final
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
-from megatron.config.declare import Declaration, all_declarations
-from megatron.config.flags import Flags
+from megatron.config.conditions import alternatives
+from megatron.config.declare import Declaration
 from megatron.config.model_words import model_flags
 from megatron.config.words import SortedWords
 
 USE: Final = "--use-checkpoint-args"
 
 
-def add_saved_model(words: SortedWords) -> None:
-    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
+def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> None:
+    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none.
+
+    Args:
+        words: of the command line.
+        declared: all flags, as they stand on a command line.
+    """
     if USE not in words.given or "--load" not in words.given:
         return
     root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]
@@ -33,7 +38,7 @@ def add_saved_model(words: SortedWords) -> None:
     if where is None:
         words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
         return
-    declared, given = all_declarations(Flags), set(words.given)
+    given = set(words.given)
     added = {
         option: values
         for option, values in model_flags(model).items()
@@ -49,7 +54,7 @@ def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Dec
 
     def excluded_by(one: str) -> set[str]:
         facts = declared[one].facts if one in declared else None
-        conditions = facts.excludes.split(" or ") if facts and facts.excludes else []
+        conditions = alternatives(facts.excludes) if facts else ()
         return {condition.split()[0] for condition in conditions}
 
     others = (one for one in given if option in excluded_by(one))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from megatron.config.corpus_flags import CorpusFlags
+from megatron.config.data import CorpusFlags
 from megatron.config.declare import cut
 from megatron.config.side_files import text_of
 from megatron.data.config import OwnPaths, Share

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from megatron.config.declare import Declaration, cut
-from megatron.config.foreign.answer import Answer, spelling
+from megatron.config.foreign.answers import ANSWERS, DECIDED, Answer, spelling
 from megatron.config.foreign.line import Line
-from megatron.config.foreign.tables import DECIDED, OTHER_FLAGS, OTHER_VALUES
 
 _LONGEST_WORD = 200
 
@@ -52,10 +51,10 @@ def sort_words(
         world_size: ranks of the job.
     """
     found = SortedWords()
-    line = _line(argv, world_size)
+    line = _line(argv, declared, world_size)
     for option, values in _flags_with_words(argv):
         written = _written(option, values)
-        answer = OTHER_FLAGS.to(option, values, line)
+        answer = None if option in declared else ANSWERS.to(option, values, line)
         if option in declared:
             _take_or_answer(found, declared, option, values, line, written)
         elif answer is None or _is_misspelt(option, declared):
@@ -69,12 +68,12 @@ def sort_words(
     return found
 
 
-def _line(argv: Sequence[str], world_size: int) -> Line:
+def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
     """The flags as written, and ours of which some are plain other names."""
     given = dict(_flags_with_words(argv))
     ours: dict[str, Sequence[str]] = {}
     for option, values in given.items():
-        answer = OTHER_FLAGS.to(option, values, Line({}))
+        answer = None if option in declared else ANSWERS.to(option, values, Line({}))
         if answer is not None and answer.is_name:
             ours.update(_flags_with_words(answer.words(values, Line({}))))
     return Line(given | ours, world_size)
@@ -89,7 +88,7 @@ def _take_or_answer(
     written: str,
 ) -> None:
     """Take a flag of ours, unless it has a value of Megatron's that needs an answer."""
-    answer = OTHER_VALUES.to(option, values, line)
+    answer = ANSWERS.to_ours(option, values, line)
     if answer is None:
         _take(found, declared[option], values, written)
     elif answer.kind == "rewritten":
@@ -111,7 +110,7 @@ def _read_as(
     _note(found, f"{written} is read as {' '.join(words) or 'what holds anyway'}")
     ours = list(_flags_with_words(words))
     for option, values in ours:
-        answer = OTHER_VALUES.to(option, values, line)
+        answer = ANSWERS.to_ours(option, values, line)
         name = written if len(ours) == 1 else _written(option, values)
         if answer is not None and answer.kind == "refused":
             _refuse(found, declared[option], name, answer)
@@ -171,7 +170,7 @@ def _take(
 
 def _is_misspelt(option: str, declared: Mapping[str, Declaration]) -> bool:
     """Return whether a flag is answered by a pattern only, and nearly is one of this project."""
-    if not option or option in OTHER_FLAGS.exact:
+    if not option or option in ANSWERS.exact:
         return False
     return bool(get_close_matches(option, declared, n=1, cutoff=0.95))
 
@@ -180,14 +179,14 @@ def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declarat
     """The line on words that have no answer: an unknown flag, or other values than one takes."""
     if not option:
         return f"{' '.join(values)!r} stands before any flag: leave it out, or write its flag first"
-    known = [] if _is_misspelt(option, declared) else OTHER_FLAGS.of(option)
+    known = [] if _is_misspelt(option, declared) else ANSWERS.of(option)
     forms = list(dict.fromkeys(answer.form for answer in known))
     if forms == [""]:
         return f"{option} takes no value, got {' '.join(values)!r}"
     if forms:
         ways = " or ".join(_written(option, [form] if form else []) for form in forms)
         return f"{_written(option, values)}: write {ways}, or leave it out"
-    near = get_close_matches(option, [*declared, *OTHER_FLAGS.exact], n=1)
+    near = get_close_matches(option, [*declared, *ANSWERS.exact], n=1)
     return f"{option} is no flag: {f'did you mean {near[0]}? ' if near else ''}see --help"
 
 
@@ -196,8 +195,8 @@ def _tell(found: SortedWords, written: str, answer: Answer) -> None:
     if answer.kind == "refused":
         found.mistakes.append(f"{written}: {answer.reason}")
     else:
-        when = f" {answer.when.words}" if answer.when else ""
-        _note(found, f"{written} changes nothing{when}: {answer.reason}")
+        where = f" {answer.where}" if answer.where else ""
+        _note(found, f"{written} changes nothing{where}: {answer.reason}")
 
 
 def _note(found: SortedWords, note: str) -> None:

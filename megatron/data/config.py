@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 Blend = tuple[tuple[float, Path], ...]
 """Weights and prefixes of corpora; a prefix names ``PREFIX.bin`` and ``PREFIX.idx``, and weights
 need not sum to one."""
+
+
+EvaluationSet = Literal["validation", "test"]
+"""A part of the data that is only evaluated."""
 
 
 @dataclass(frozen=True)

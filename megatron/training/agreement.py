@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from megatron.config.run_config import RunConfig, TrainConfig
+from megatron.config.run_config import RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import evaluation_plan

@@ -2,7 +2,7 @@
 
 import time
 
-from megatron.config.run_config import TrainConfig
+from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.training.iteration import evaluate
 from megatron.training.metrics.log import Log

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import RunConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket, BucketLayout

@@ -113,7 +113,7 @@ class _Loop:
         self._step = make_train_step(
             config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
         )
-        self._losses = LossWatch(config.guard.tells_spikes)
+        self._losses = LossWatch(config.guard)
         self._leaves = ""
         interval = config.log.log_interval if config.guard.tells_stragglers else None
         self._stragglers = StragglerWatch(interval, state, self._tell)

@@ -1,6 +1,6 @@
 """The way to train an iteration that a configuration asks for."""
 
-from megatron.config.run_config import LogConfig
+from megatron.config.log import LogConfig
 from megatron.optimizer.config import OptimizerConfig
 from megatron.training.post_validated_step import PostValidatedTrainStep
 from megatron.training.setup import TrainState

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.config.run_config import TrainConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader

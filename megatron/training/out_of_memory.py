@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import LogConfig
+from megatron.config.log import LogConfig
 from megatron.runtime.position import Position
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted

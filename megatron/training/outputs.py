@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
-from megatron.config.run_config import LogConfig, RecordConfig
+from megatron.config.log import LogConfig
+from megatron.config.records import RecordConfig
 from megatron.native.files import temporary_name
 from megatron.training.metrics.json_lines import check_json_lines
 

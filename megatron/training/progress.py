@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron.config.run_config import TrainConfig
+from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 
 

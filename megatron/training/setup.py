@@ -11,7 +11,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site

@@ -8,8 +8,7 @@ import pytest
 
 from megatron.commands.arguments import Parser, add_plan_flags, add_size_flags, request_of
 from megatron.commands.simulate_schedule import parse_arguments
-from megatron.config.declare import all_declarations
-from megatron.config.flags import Flags
+from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan_flags import PLAN_FLAGS
@@ -17,7 +16,6 @@ from megatron.schedules.request import Request
 from tools import benchmark, emulate
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DECLARED: Final = all_declarations(Flags)
 VALUES: Final = {"schedule": "zb-v", "vocabulary": "vocab-2", "file": "p.plan", "costs": "c.json"}
 """A value for each flag of a plan that takes no number."""
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.config.command_line import parse, read
-from megatron.config.declare import Declaration, all_declarations
-from megatron.config.flags import Flags
+from megatron.config.declare import Declaration
+from megatron.config.topics import DECLARED
 
-DECLARED = all_declarations(Flags)
 LONGEST = 400
 """Characters of a line about a mistake."""
 

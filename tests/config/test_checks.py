@@ -1,18 +1,17 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import tyro
 from command_lines import with_flags
 
-from megatron.config import checks, job_rules
+from megatron.config import cluster
 from megatron.config.command_line import parse
-from megatron.config.flags import Flags
+from megatron.config.groups import Flags
+from megatron.config.model import ModelFlags
 from megatron.data.indexed import IndexedWriter
 from megatron.optimizer.lr_schedule import rates
 from megatron.training.planning.run_plan import make_run_plan
@@ -449,15 +448,23 @@ def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "with --mock-data or --dry-run, --vocab-size N is enough" in mock
 
 
+def test_traced_ranks_are_ranks_of_the_job(base: dict[str, str]) -> None:
+    flags = "--profile --pipeline-model-parallel-size 2 --profile-ranks"
+    assert parse(command_line(base, f"{flags} 1 7"), 2).log.profile_ranks == (1, 7)
+    assert refusal(base, f"{flags} 3 2", 2).startswith("--profile-ranks 3 2: nothing would be tra")
+    (note,) = parse(command_line(base, "--profile-ranks 0"), 1).notes
+    assert note == "--profile-ranks 0 changes nothing without --profile"
+
+
 def test_a_rule_that_asks_for_what_is_no_flag_fails(
     base: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a rule would be silent for ever if that passed for a flag with a faulty value."""
 
     def rule(flags: Flags) -> Iterator[str]:
-        yield str(getattr(flags.model, "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
+        yield str(getattr(flags[ModelFlags], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
 
-    monkeypatch.setattr(checks, "RULES", (rule,))
+    monkeypatch.setattr("megatron.config.command_line.RULES", (rule,))
     with pytest.raises(AttributeError, match="number_of_layers"):
         parse(command_line(base, "--num-layers 0"), 1)
 
@@ -557,16 +564,6 @@ def test_a_word_that_begins_with_a_dash_hides_no_other_mistake(base: dict[str, s
     assert "[WEIGHT] PREFIX" in lines[1]
 
 
-def test_words_that_the_parser_refuses_are_an_error_like_any_other(
-    base: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        sys.exit(2)
-
-    monkeypatch.setattr(tyro, "cli", refuse)
-    assert "see --help" in refusal(base)
-
-
 def test_a_word_before_any_flag_is_refused(base: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="'astray' stands before any flag"):
         parse(["astray", *command_line(base, "")], 1)
@@ -596,7 +593,7 @@ def test_a_precision_without_instructions_for_it_is_noted(
     cpuinfo = tmp_path / "cpuinfo"
     if flags is not None:
         cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
-    monkeypatch.setattr(job_rules, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(cluster, "CPUINFO", cpuinfo)
     option = f"--{precision}"
     notes = parse(command_line(base, option), 1).notes
     assert [note.split()[0] for note in notes] == ([] if precision in fast else [option])
@@ -608,7 +605,7 @@ def test_nccl_on_cpus_is_noted_with_the_reason_why_gpus_are_out_of_reach(
     base: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(job_rules, "why_gpus_are_out_of_reach", lambda: "an old driver")
+    monkeypatch.setattr(cluster, "why_gpus_are_out_of_reach", lambda: "an old driver")
     (note,) = parse(command_line(base, "--distributed-backend nccl --device auto"), 1).notes
     assert note.startswith("--distributed-backend nccl changes nothing: an old driver; ranks on")
     (note,) = parse(command_line(base, "--distributed-backend nccl"), 1).notes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatron.config.command_line import parse, read
-from megatron.config.resolve import reads_ahead
+from megatron.config.corpora import reads_ahead
 from megatron.config.run_config import RunConfig
 from megatron.data.config import DocumentsConfig, OwnPaths, Share
 from megatron.data.indexed import IndexedWriter
@@ -275,6 +275,6 @@ def test_documents_in_samples(run: Run) -> None:
 def test_workers_read_ahead(
     flags: str, on_gpu: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megatron.config.resolve.on_cuda", lambda _: on_gpu)
+    monkeypatch.setattr("megatron.config.corpora.on_cuda", lambda _: on_gpu)
     words = [*BASE.split(), "--mock-data", *flags.split()]
     assert reads_ahead(read(words, 1).flags) == expected

@@ -6,25 +6,16 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 import pytest
-import tyro
 from command_lines import with_flags
 
-from megatron.config.command_line import parse
-from megatron.config.copied import copied
-from megatron.config.declare import (
-    COUNT,
-    Declaration,
-    all_declarations,
-    filled,
-    flag,
-    parser_of,
-    parser_of_given,
-)
-from megatron.config.flags import Flags, ModelFlags
-from megatron.config.pairing import idle_notes, pairing_mistakes, value_mistakes
+from megatron.config.checks import idle_notes, pairing_mistakes, value_mistakes
+from megatron.config.command_line import help_text, parse
+from megatron.config.declare import COUNT, Declaration, flag
+from megatron.config.groups import all_declarations, copied, filled
+from megatron.config.model import ModelFlags
+from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 
-DECLARED = all_declarations(Flags)
 RUN = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
     "--lr 1e-3 --train-iters 10 --vocab-size 999 --device cpu --dry-run --bf16"
@@ -69,7 +60,7 @@ def told_of_value(declared: Declaration, value: object) -> list[str]:
 
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 def test_defaults_lie_in_their_range(declared: Declaration) -> None:
-    if declared.default not in (None, MISSING) and declared.facts.range is not None:
+    if declared.default not in (None, MISSING, ()) and declared.facts.range is not None:
         assert isinstance(declared.default, (int, float))
         assert declared.facts.range.contains(declared.default)
 
@@ -133,13 +124,7 @@ class MoreModelFlags(ModelFlags):
 
     embedding_multiplier: float = flag(1.0, "Factor of the embedding.", COUNT, needs="--swiglu")
     embedding_noise: float = flag(0.0, "Noise of the embedding.", idle_without="--swiglu")
-
-
-@dataclass(frozen=True)
-class MoreFlags:
-    """All flags of this test."""
-
-    model: MoreModelFlags
+    noisy_layers: tuple[int, ...] = flag((), "Layers with noise.", COUNT, metavar="N ...")
 
 
 @dataclass(frozen=True)
@@ -151,21 +136,33 @@ class MultipliedConfig:
     width: int
 
 
+def test_a_flag_may_have_several_numbers() -> None:
+    declared = all_declarations((MoreModelFlags,))
+
+    def told(words: str) -> tuple[list[str], tuple[int, ...]]:
+        found = sort_words(f"--noisy-layers {words}".split(), declared)
+        layers = filled([MoreModelFlags], found.given)[MoreModelFlags].noisy_layers
+        faults = [fault for _, fault in value_mistakes(declared, {"--noisy-layers": layers})]
+        return [*found.mistakes, *faults], layers
+
+    assert told("2 1") == ([], (2, 1))
+    assert told("2 0") == (["--noisy-layers 2 0: must be at least 1 and finite"], (2, 0))
+    assert told("2 x y") == (["--noisy-layers x: must be a whole number"], ())
+    assert told("") == (["--noisy-layers: nothing stands behind it; give N ..."], ())
+
+
 def test_one_line_makes_a_flag() -> None:
     """It is parsed, told in the help, checked and copied to the field of its name."""
-    declared = all_declarations(MoreFlags)
+    declared = all_declarations((MoreModelFlags,))
+    assert "--embedding-multiplier FLOAT\n        Factor of the embedding. (default: 1.0)" in (
+        help_text([MoreModelFlags])
+    )
     line = "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 3"
 
     def read(more: str) -> Any:
         found = sort_words(f"{line} {more}".split(), declared)
         assert not found.mistakes
-        of_all = tyro.cli(
-            parser_of(MoreFlags), args=found.words, config=(tyro.conf.OmitArgPrefixes,)
-        )
-        some: object = tyro.cli(parser_of_given(MoreFlags, found.given), args=found.words)
-        model = filled(MoreFlags, vars(some)).model
-        assert vars(model) == vars(of_all.model)
-        return model
+        return filled([MoreModelFlags], found.given)[MoreModelFlags]
 
     def mistakes(model: MoreModelFlags) -> list[str]:
         values = {"--" + name.replace("_", "-"): value for name, value in vars(model).items()}

@@ -5,9 +5,8 @@ import torch
 from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
-from megatron.config.eight_bit_flags import eight_bit_config
-from megatron.config.resolve import resolve
-from megatron.config.transformer_engine import engine_multiplies
+from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.run_config import resolve
 from megatron.layers.eight_bit_config import EightBitConfig
 
 MOCK = (
@@ -135,7 +134,7 @@ def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
         found = read(f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe {recipe}".split(), world_size=1)
         by_engine = engine_multiplies(found.flags)
     assert not found.mistakes
-    made = eight_bit_config(found.flags.eight_bits, by_engine=by_engine)
+    made = eight_bit_config(found.flags[EightBitFlags], by_engine=by_engine)
     assert made is not None
     assert (made.recipe, made.transformer_engine) == (recipe, True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from megatron.config.command_line import read
-from megatron.config.resolve import resolve
+from megatron.config.run_config import resolve
 
 MOCK = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from command_lines import with_flags
 
+from megatron.config.cluster import gpu_with_memory
 from megatron.config.command_line import parse
-from megatron.config.resolve import gpu_with_memory
-from megatron.config.run_config import DryRun, RunConfig
+from megatron.config.log import DryRun
+from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES

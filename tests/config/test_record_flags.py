@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config import installed
+from megatron.config import records
 from megatron.config.command_line import parse
-from megatron.config.run_config import RecordConfig, RunConfig
+from megatron.config.records import RecordConfig
+from megatron.config.run_config import RunConfig
 
 BASE = (
     "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
@@ -20,7 +21,7 @@ def run(flags: str) -> RunConfig:
 
 def has(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Let just these packages be installed."""
-    monkeypatch.setattr(installed, "is_installed", lambda name: name in packages)
+    monkeypatch.setattr(records, "is_installed", lambda name: name in packages)
 
 
 def test_nothing_is_recorded_by_default() -> None:
@@ -102,9 +103,9 @@ def test_noted(flags: str, note: str) -> None:
 def test_a_folder_of_records_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "records_of_a_run").mkdir()
-    assert not installed.is_installed("records_of_a_run")
+    assert not records.is_installed("records_of_a_run")
     (tmp_path / "records_of_a_run" / "__init__.py").touch()
-    assert installed.is_installed("records_of_a_run")
+    assert records.is_installed("records_of_a_run")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,10 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
-from megatron.config.run_config import (
-    LogConfig,
-    ParallelConfig,
-    ReplicaConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron.config.log import LogConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig

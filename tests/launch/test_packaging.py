@@ -19,7 +19,7 @@ from megatron.native.extensions import EXTENSIONS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
-SHIPPED: Final = (".py", ".cpp", ".typed")
+SHIPPED: Final = (".py", ".cpp", ".txt", ".typed")
 WRITES_NOTHING: Final = 'for word; do [ "$last" != -o ] || : >"$word"; last=$word; done'
 """A compiler whose output is empty."""
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from megatron.config.command_line import parse
-from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.recompute import EVERY_LAYER
 from megatron.model.flops import iteration_flops
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning.candidate import RunPlan

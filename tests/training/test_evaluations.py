@@ -15,7 +15,9 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Batches
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.run_config import EvaluationSet, RecordConfig, RunConfig
+from megatron.config.records import RecordConfig
+from megatron.config.run_config import RunConfig
+from megatron.data.config import EvaluationSet
 from megatron.training import evaluations as evaluations_module
 from megatron.training.evaluations import Evaluations
 from megatron.training.loop import train

@@ -7,8 +7,8 @@ import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import EvaluationSet, TrainConfig
-from megatron.data.config import DataConfig, OwnPaths, Share
+from megatron.config.train import TrainConfig
+from megatron.data.config import DataConfig, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedWriter
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.training.open_data import evaluations_of_validation, open_data

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.config.run_config import LogConfig, RecordConfig
+from megatron.config.log import LogConfig
+from megatron.config.records import RecordConfig
 from megatron.native import files
 from megatron.training.outputs import check_outputs, why_unwritten
 from megatron.training.profiling.torch_trace import profiler
@@ -88,12 +89,14 @@ def test_a_file_that_cannot_be_written_later_is_told_and_the_run_goes_on(tmp_pat
     assert why_unwritten("--record-timeline", lambda: None) is None
 
 
-def traced(folder: Path) -> list[str]:
-    """Trace an iteration; return what was said."""
+def traced(folder: Path, shapes: bool = False) -> list[str]:
+    """Trace an iteration, a product; return what was said."""
     said: list[str] = []
-    config = dataclasses.replace(log(profile_dir=folder), profile_step_start=2, profile_step_end=3)
+    config = log(profile_dir=folder, pytorch_profiler_collect_shapes=shapes)
+    config = dataclasses.replace(config, profile_step_start=2, profile_step_end=3)
     with profiler(config, 0, lambda text, **_: said.append(text)) as steps:
         for _ in range(4):
+            torch.ones(2, 3) @ torch.ones(3, 5)
             steps.step()
     return said
 
@@ -102,6 +105,25 @@ def test_a_trace_is_there_when_it_is_complete(tmp_path: Path) -> None:
     assert not traced(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.rank0.json"]
     assert "traceEvents" in json.loads((tmp_path / "trace.rank0.json").read_text())
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_a_trace_has_shapes_if_they_are_asked_for(shapes: bool, tmp_path: Path) -> None:
+    traced(tmp_path, shapes)
+    events = json.loads((tmp_path / "trace.rank0.json").read_text())["traceEvents"]
+    (product,) = [event for event in events if event.get("name") == "aten::mm"]
+    assert product["args"].get("Input Dims") == ([[2, 3], [3, 5]] if shapes else None)
+
+
+def test_only_the_named_ranks_are_traced(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        log(profile_dir=tmp_path), profile_step_start=2, profile_step_end=3
+    )
+    for rank in range(4):
+        with profiler(dataclasses.replace(config, profile_ranks=(1, 3)), rank) as steps:
+            for _ in range(4):
+                steps.step()
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.rank1.json", "trace.rank3.json"}
 
 
 def test_a_trace_that_is_cut_short_is_told_and_not_left(

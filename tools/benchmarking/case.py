@@ -7,13 +7,10 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.run_config import (
-    LogConfig,
-    ParallelConfig,
-    ReplicaConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron.config.log import LogConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
 from megatron.model.config import ModelConfig

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from megatron.config.eight_bit_rules import LEAST_CAPABILITY
+from megatron.config.eight_bits import LEAST_CAPABILITY
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.cuda.transformer_engine import (
     CUDNN_NORMS,

@@ -1,12 +1,15 @@
-"""A command line as it is written, and conditions on it.
+"""A command line as it is written, and the words that some flags of others are read as.
 
 An answer to one flag may depend on others: a distributed optimizer changes nothing if there is one
 replica of the model. Such a condition is judged before any value is read, and before the flags are
 known to be free of mistakes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -21,28 +24,32 @@ class Line:
     given: Mapping[str, Sequence[str]]
     world_size: int = 1
 
-    def word(self, option: str) -> str | None:
-        """The words behind a flag in one; ``None`` if it is not given."""
-        words = self.given.get(option)
-        return None if words is None else " ".join(words)
+    def asks(self, option: str) -> bool:
+        """Whether a flag is given."""
+        return option in self.given
 
-    def number(self, option: str, otherwise: float = 0) -> float:
-        """The number behind a flag; ``otherwise`` if it is not given, or no number."""
+    def has(self, option: str, pattern: str) -> bool:
+        """Whether a flag is given with a value."""
+        return option in self.given and fnmatchcase(" ".join(self.given[option]), pattern)
+
+    def number(self, name: str, otherwise: float = math.nan) -> float:
+        """The number behind a flag, or what the line comes to; else ``otherwise``."""
+        if name in _QUANTITIES:
+            return _QUANTITIES[name](self)
         try:
-            return float(self.word(option) or "")
+            found = float(" ".join(self.given.get(name, ())))
         except ValueError:
             return otherwise
+        return found if math.isfinite(found) else otherwise
 
     @property
     def replicas(self) -> int:
         """Copies of the model in the job; a dry run may name their number."""
-        named = self.number("--dry-run-replicas") if "--dry-run" in self.given else 0
+        named = self.number("--dry-run-replicas", 0) if "--dry-run" in self.given else 0
         if named:
             return int(named)
         names = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
-        ranks = 1.0
-        for name in names:
-            ranks *= self.number(f"--{name}-size", 1)
+        ranks = math.prod(self.number(f"--{name}-size", 1) for name in names)
         return max(1, int(self.world_size // max(ranks, 1)))
 
     @property
@@ -53,7 +60,7 @@ class Line:
     @property
     def samples(self) -> float:
         """The run's length in samples, without ``--train-tokens``; 0 if none is given."""
-        return self.number("--train-samples", self.number("--train-iters") * self.batch)
+        return self.number("--train-samples", self.number("--train-iters", 0) * self.batch)
 
     @property
     def last_iteration(self) -> float:
@@ -65,46 +72,74 @@ class Line:
         """The whole samples that some tokens make."""
         return int(tokens // max(1, self.number("--seq-length", 1)))
 
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition on the other flags of the line.
-
-    Attributes:
-        words: the condition, to follow the flag.
-        holds: whether a line meets it.
-    """
-
-    words: str
-    holds: Callable[[Line], bool]
+    @property
+    def samples_of_tokens(self) -> int:
+        """The samples that ``--train-tokens`` makes; 0 if it is not given."""
+        return self.samples_of(self.number("--train-tokens", 0))
 
 
-def without(*options: str) -> Condition:
-    """None of the flags is given."""
-    return Condition(
-        f"without {' and '.join(options)}",
-        lambda line: line.given.keys().isdisjoint(options),
-    )
+_QUANTITIES: Final[Mapping[str, Callable[[Line], float]]] = {
+    "replicas": lambda line: line.replicas,
+    "samples": lambda line: line.samples,
+    "samples_of_tokens": lambda line: line.samples_of_tokens,
+    "last_iteration": lambda line: line.last_iteration,
+}
+"""What conditions may name of a line."""
+
+Computed = Callable[[Line, Sequence[str]], str]
+"""Forms the words that a flag with some values is read as."""
 
 
-def beside(*options: str) -> Condition:
-    """One of the flags is given."""
-    return Condition(
-        f"beside {' or '.join(options)}",
-        lambda line: not line.given.keys().isdisjoint(options),
-    )
+def _grouped(line: Line, values: Sequence[str]) -> str:
+    heads, groups = " ".join(line.given.get("--num-attention-heads", ())), values[0]
+    return "" if heads == groups else f"--group-query-attention --num-query-groups {groups}"
 
 
-def at_one(option: str) -> Condition:
-    """A size is 1, its default."""
-    return Condition(f"at {option} 1", lambda line: line.number(option, 1) <= 1)
+def _train_tokens(line: Line, _: Sequence[str]) -> str:
+    """Training ends at the shorter of two lengths, so the longer one asks for nothing."""
+    samples = line.samples_of_tokens
+    return "" if 0 < line.samples <= samples else f"--train-samples {samples}"
 
 
-SHORTER_TOKENS = Condition(
-    "beside a shorter --train-tokens",
-    lambda line: 0 < line.samples_of(line.number("--train-tokens")) < line.samples,
-)
-ONE_REPLICA = Condition(
-    "with one replica of the model (data-parallel size 1)",
-    lambda line: line.replicas * line.number("--context-parallel-size", 1) == 1,
-)
+def _decay_tokens(line: Line, _: Sequence[str]) -> str:
+    return _span(line, "decay")
+
+
+def _warmup_tokens(line: Line, _: Sequence[str]) -> str:
+    return _span(line, "warmup")
+
+
+def _span(line: Line, span: str) -> str:
+    """A span of the learning rate, in the unit in which the line counts its training."""
+    samples = line.samples_of(line.number(f"--lr-{span}-tokens", 0))
+    if "--train-iters" not in line.given or 0 < line.samples_of_tokens < line.samples:
+        return f"--lr-{span}-samples {samples}"
+    return f"--lr-{span}-iters {int(samples // line.batch)}"
+
+
+def _size_steps(line: Line, values: Sequence[str]) -> str:
+    """Thresholds in tokens become samples, rounded down; what is no number stays, to be told."""
+    found = []
+    for entry in " ".join(values).replace(",", " ").split():
+        threshold, colon, size = entry.partition(":")
+        digits = threshold.upper().rstrip("KMBT")
+        unit = _UNITS.get(threshold.upper()[len(digits) :], math.nan)
+        try:
+            tokens = int(float(digits) * unit)
+        except (ValueError, OverflowError):
+            found.append(entry)
+        else:
+            found.append(f"{line.samples_of(tokens)}{colon}{size}")
+    return f"--batch-size-steps {' '.join(found)}"
+
+
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+COMPUTED: Final[Mapping[str, Computed]] = {
+    "grouped": _grouped,
+    "train_tokens": _train_tokens,
+    "decay_tokens": _decay_tokens,
+    "warmup_tokens": _warmup_tokens,
+    "size_steps": _size_steps,
+}
+"""The functions that the table names."""

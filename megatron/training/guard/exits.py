@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import GuardConfig
+from megatron.config.guard import GuardConfig
 from megatron.parallel.groups import ConnectedAxis
 
 _NO_SIGNAL: Final = 0

@@ -1,26 +1,27 @@
-"""Looks at the losses of a run: tells of spikes and of iterations without a step, by samples."""
+"""Looks at losses and gradients: tells of spikes and of iterations without a step, by samples."""
 
 import math
 from collections.abc import Iterator
 from typing import Final
 
+from megatron.config.guard import GuardConfig
 from megatron.training.guard.words import samples_in_words
 from megatron.training.step import Finished
 
 SPIKE: Final = 10.0
-"""A loss is spiky if it is so many times the largest before it, as in Megatron-LM."""
+"""A loss or a norm is spiky if it is so many times the largest before it, as in Megatron-LM."""
 
 
 class LossWatch:
     """Follows the losses of one launch.
 
     Args:
-        tells_spikes: whether spikes are told.
+        config: which spikes are told.
     """
 
-    def __init__(self, tells_spikes: bool) -> None:
-        self._tells_spikes = tells_spikes
-        self._largest = 0.0
+    def __init__(self, config: GuardConfig) -> None:
+        self._config = config
+        self._largest = {"lm loss": 0.0, "grad norm": 0.0}
 
     def remarks(self, finished: Finished | None) -> Iterator[str]:
         """Yield what is to be said about an iteration that has become final."""
@@ -32,15 +33,18 @@ class LossWatch:
                 f"iteration {finished.number + 1}: lm loss {finished.loss}, grad norm "
                 f"{finished.grad_norm}: no step was taken; {where}{_scale_in_words(finished)}"
             )
-        if not math.isfinite(finished.loss):
-            return
-        if self._tells_spikes and 0 < self._largest <= finished.loss / SPIKE:
-            yield (
-                f"iteration {finished.number + 1}: lm loss {finished.loss:.6E} is at least "
-                f"{SPIKE:g} times the largest before it, {self._largest:.6E}; {where}"
-            )
-        else:
-            self._largest = max(self._largest, finished.loss)
+        for name, value, is_told in (
+            ("lm loss", finished.loss, self._config.tells_spikes),
+            ("grad norm", finished.grad_norm, self._config.check_for_large_grads),
+        ):
+            largest = self._largest[name]
+            if is_told and math.isfinite(value) and 0 < largest <= value / SPIKE:
+                yield (
+                    f"iteration {finished.number + 1}: {name} {value:.6E} is at least {SPIKE:g} "
+                    f"times the largest before it, {largest:.6E}; {where}"
+                )
+            elif math.isfinite(value):
+                self._largest[name] = max(largest, value)
 
 
 def _scale_in_words(finished: Finished) -> str:

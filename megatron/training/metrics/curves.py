@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import NamedTuple
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics.records import Evaluation, Interval, Record, Step
 
 

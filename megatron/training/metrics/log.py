@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.live_display import LiveDisplay, Terminal

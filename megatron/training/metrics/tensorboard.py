@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Protocol
 
-from megatron.config.installed import is_installed
+from megatron.config.records import is_installed
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Started

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Started, Step

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.precision_rules import NEEDS_16_BITS
+from megatron.config.precision import NEEDS_16_BITS
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted

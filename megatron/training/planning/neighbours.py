@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from megatron.config.recompute_flags import EVERY_LAYER
-from megatron.config.run_config import ParallelConfig, RunConfig, TrainConfig
+from megatron.config.recompute import EVERY_LAYER
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.treatments import TREATMENTS

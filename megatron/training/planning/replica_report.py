@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from megatron.config.run_config import ReplicaConfig
+from megatron.config.replicas import ReplicaConfig
 from megatron.schedules.counted import counted
 from megatron.simulator.draw.palette import MEANINGS
 from megatron.simulator.exchange import Exchanges

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import check_no_rank_is_empty, distribute

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from megatron.config.run_config import LogConfig
+from megatron.config.log import LogConfig
 from megatron.native.files import atomic_path
 from megatron.training.outputs import why_unwritten
 
@@ -33,11 +33,11 @@ def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> 
     The traces open in Perfetto or chrome://tracing.
 
     Args:
-        config: which iterations are traced, and the folder of the traces.
+        config: which iterations and ranks are traced, and the folder of the traces.
         rank: of the job.
         say: prints why a trace could not be written.
     """
-    if not config.profile:
+    if not config.profile or (config.profile_ranks and rank not in config.profile_ranks):
         yield _NoProfiler()
         return
     config.profile_dir.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,11 @@ def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> 
         if unwritten is not None:
             say(unwritten, flush=True)
 
-    with torch.profiler.profile(schedule=schedule, on_trace_ready=keep) as profile:
+    with torch.profiler.profile(
+        schedule=schedule,
+        on_trace_ready=keep,
+        record_shapes=config.pytorch_profiler_collect_shapes,
+    ) as profile:
         yield profile
 
 

@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.declare import all_declarations
-from megatron.config.flags import Flags
-from megatron.config.foreign.answer import Answer, Answers, rows, spelling
-from megatron.config.foreign.line import Line, at_one, without
-from megatron.config.foreign.missing import FEATURES
-from megatron.config.foreign.tables import OTHER_FLAGS, OTHER_VALUES, ROWS
+from megatron.config.foreign.answers import (
+    ANSWERS,
+    FEATURES,
+    Answer,
+    Answers,
+    blocks_of,
+    features_of,
+    spelling,
+)
+from megatron.config.foreign.line import Line
+from megatron.config.log import SCHEDULE_PROFILE_ITERATIONS
+from megatron.config.topics import DECLARED
 from megatron.config.words import SortedWords, sort_words
 
-DECLARED = all_declarations(Flags)
 MEGATRON = [
     (spelling(option), form)
     for option, _, form in (
@@ -42,6 +47,10 @@ OPPOSITE = Line(
 """Where most conditions of the tables do not hold that hold on an empty line."""
 
 
+TIMERS = (("schedule-timer", ""), ("zero-bubble-pipeline-timers", "-iter"))
+"""The flags of forks that time passes: before and behind "-start"."""
+
+
 def sort(words: str, world_size: int = 1) -> SortedWords:
     return sort_words(words.split(), DECLARED, world_size)
 
@@ -61,24 +70,23 @@ def test_every_flag_of_megatron_has_an_answer_or_is_ours(option: str, form: str)
     for values in samples(form):
         for line in (EMPTY, OPPOSITE):
             if option not in DECLARED:
-                assert OTHER_FLAGS.to(option, values, line) is not None
+                assert ANSWERS.to(option, values, line) is not None
             elif form.startswith("{") and DECLARED[option].unreadable(values):
-                assert OTHER_VALUES.to(option, values, line) is not None
+                assert ANSWERS.to_ours(option, values, line) is not None
 
 
-@pytest.mark.parametrize("option", OTHER_FLAGS.exact)
+@pytest.mark.parametrize("option", [option for option in ANSWERS.exact if option not in DECLARED])
 def test_a_form_of_values_that_is_known_has_an_answer_on_every_line(option: str) -> None:
-    for answer in OTHER_FLAGS.of(option):
+    for answer in ANSWERS.of(option):
         for values in samples(answer.form):
             for line in (EMPTY, OPPOSITE):
-                assert OTHER_FLAGS.to(option, values, line) is not None, (option, values)
+                assert ANSWERS.to(option, values, line) is not None, (option, values)
 
 
-@pytest.mark.parametrize("answers", [OTHER_FLAGS, OTHER_VALUES], ids=["flags", "values"])
-def test_no_answer_stands_behind_one_that_takes_all_of_its_values(answers: Answers) -> None:
-    for option, some in answers.exact.items():
+def test_no_answer_stands_behind_one_that_takes_all_of_its_values() -> None:
+    for option, some in ANSWERS.exact.items():
         for place, answer in enumerate(some):
-            before = [other for other in some[:place] if other.when is None]
+            before = [other for other in some[:place] if not other.where]
             for values in samples(answer.form):
                 taken = [other for other in before if other.takes(values)]
                 assert not taken or answer.form in ("N", "N ..."), (option, values)
@@ -86,12 +94,12 @@ def test_no_answer_stands_behind_one_that_takes_all_of_its_values(answers: Answe
 
 def test_an_answer_to_one_of_our_flags_is_for_some_of_its_values_or_lines_only() -> None:
     """Whoever builds a flag takes it out of the tables, which are about others."""
-    assert not [o for o, answer in ROWS if o in DECLARED and not answer.is_limited]
+    assert not [o for o, answer in ANSWERS.rows if o in DECLARED and not answer.is_limited]
 
 
 def test_other_names_are_read_as_flags_of_ours() -> None:
     line = Line({"--num-attention-heads": ["8"], "--seq-length": ["2"], "--train-tokens": ["64"]})
-    for option, answer in (*OTHER_FLAGS.rows, *OTHER_VALUES.rows):
+    for option, answer in ANSWERS.rows:
         if answer.kind == "rewritten":
             for values in samples(answer.form):
                 words = answer.words(values, line)
@@ -105,8 +113,9 @@ def test_other_names_are_read_as_flags_of_ours() -> None:
 def test_features_have_names_of_their_own_and_a_way_out() -> None:
     assert len({feature.name for feature in FEATURES}) == len(FEATURES)
     for feature in FEATURES:
-        assert feature.lack
-        assert feature.way_out
+        lack, _, way_out = feature.reason.partition("; ")
+        assert lack
+        assert way_out
         assert list(feature.refused)
 
 
@@ -127,25 +136,58 @@ def test_forms(form: str, good: list[list[str]], bad: list[list[str]]) -> None:
     assert not any(answer.takes(values) for values in bad)
 
 
+TABLE = """What stands before the rule is for people.
+
+noted: no answer
+--a-b N
+==========
+read as: --ours {} --on
+--a_c N --d N ...
+
+noted: one
+where: at --t 1
+--a-b {1} --c
+
+missing: a feature
+lack: it is not there
+way out: do without
+decides: --ours
+--a-b N --c
+
+idle: nothing asks for it
+where: without --e and --f
+if: not --e and not --f
+--a-g --a-* [...]
+"""
+
+
 def test_of_several_answers_the_first_that_fits_counts_and_patterns_come_last() -> None:
-    answers = Answers(
-        [
-            *rows("noted", "pattern", "--a-* [...]"),
-            *rows("noted", "one", "--a-b {1} --c", when=at_one("--t")),
-            *rows("refused", "else", "--a-b N --c"),
-        ]
-    )
+    read, note, missing, idle = blocks = list(blocks_of(TABLE))
+    (feature,) = features_of(blocks)
+    assert (feature.name, feature.reason) == ("a feature", "it is not there; do without")
+    assert (feature.decides, feature.flags, feature.idle) == ("--ours", missing, (idle,))
+    rows = [*read.rows("rewritten", "--ours {} --on"), *note.rows("noted", "one")]
+    answers = Answers([*rows, *feature.noted, *feature.refused])
 
     def reason(option: str, values: list[str], given: dict[str, list[str]]) -> str | None:
         answer = answers.to(option, values, Line(given))
         return answer.reason if answer else None
 
     assert reason("--a-b", ["1"], {}) == "one"
-    assert reason("--a-b", ["1"], {"--t": ["2"]}) == "else"
-    assert reason("--a-b", ["2"], {}) == "else"
+    assert reason("--a-b", ["1"], {"--t": ["2"]}) == feature.reason
+    assert reason("--a-b", ["2"], {}) == feature.reason
     assert reason("--a-b", [], {}) is None
-    assert reason("--a-x", ["7", "8"], {}) == "pattern"
-    assert reason("--d", [], {}) is None
+    assert reason("--a-g", [], {}) == reason("--a-x", ["7", "8"], {}) == "nothing asks for it"
+    assert reason("--a-g", [], {"--f": []}) == reason("--a-x", [], {"--f": []}) == feature.reason
+    assert reason("--e", [], {}) is None
+    (answer,) = answers.of("--a-c")
+    assert answer.words(["5"], Line({})) == ["--ours", "5", "--on"]
+
+
+def test_the_iterations_that_are_timed_are_as_many_as_without_an_end() -> None:
+    """The table's condition has the number that --profile-schedule-end has if it is not given."""
+    for answer, *_ in (ANSWERS.of(f"--{name}-start{end}") for name, end in TIMERS):
+        assert f"+ {SCHEDULE_PROFILE_ITERATIONS}" in answer.condition
 
 
 def test_conditions_on_a_line() -> None:
@@ -156,8 +198,6 @@ def test_conditions_on_a_line() -> None:
     assert [Line(dry, ranks).replicas for ranks in (1, 16)] == [1, 2]
     assert Line(dry | {"--dry-run-replicas": ["3"]}, 1).replicas == 3
     assert Line({}, 3).replicas == 3
-    assert without("--a", "--b").holds(Line({"--c": []}))
-    assert not without("--a", "--b").holds(Line({"--b": []}))
     length = {"--train-samples": ["100"], "--global-batch-size": ["8"]}
     assert Line(length).last_iteration == 12
     assert Line(length | {"--exit-interval": ["5"]}).last_iteration == 5

@@ -10,7 +10,7 @@ import pytest
 from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
 
-from megatron.config.run_config import GuardConfig
+from megatron.config.guard import GuardConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.guard.exits import AgreedExit, ExitSignals, was_terminated
 

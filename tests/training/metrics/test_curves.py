@@ -3,7 +3,7 @@
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves, Point
 from megatron.training.metrics.records import RankFigures, Record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training.metrics.made_records import evaluation, interval, started, step
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics import tensorboard
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.tensorboard import TensorBoard

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
-from megatron.config.run_config import RecordConfig
+from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 from megatron.training.rendezvous import UserError

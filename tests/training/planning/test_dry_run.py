@@ -15,8 +15,10 @@ from correctness.short_runs import Job, Layout
 from harness.marks import full
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.recompute_flags import EVERY_LAYER
-from megatron.config.run_config import DryRun, ReplicaConfig, RunConfig
+from megatron.config.log import DryRun
+from megatron.config.recompute import EVERY_LAYER
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, TRAITS

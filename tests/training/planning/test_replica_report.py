@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from megatron.config.command_line import parse
-from megatron.config.run_config import ReplicaConfig, RunConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.collective_time import NETWORK_STEP
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.units import MEMORY, TIME

@@ -12,7 +12,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from megatron.config.run_config import LogConfig, ParallelConfig, RunConfig, TrainConfig
+from megatron.config.log import LogConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution

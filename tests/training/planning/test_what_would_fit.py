@@ -7,7 +7,7 @@ from io import StringIO
 
 from training.planning.test_dry_run import config, few
 
-from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.schedules.search.watch import Watch

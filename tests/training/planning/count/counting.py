@@ -8,13 +8,10 @@ from typing import Any, Final
 import torch
 from harness.small_models import GPT, llama_of
 
-from megatron.config.run_config import (
-    LogConfig,
-    ParallelConfig,
-    ReplicaConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron.config.log import LogConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig
 from megatron.optimizer.config import OptimizerConfig

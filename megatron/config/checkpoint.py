@@ -1,0 +1,69 @@
+"""Checkpoints: flags, rules, configuration."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from megatron.checkpoint.config import CheckpointConfig
+from megatron.config.declare import COUNT, flag
+from megatron.config.groups import Flags, copied
+from megatron.config.train import TrainFlags
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class CheckpointFlags:
+    """Checkpoints; any layout loads those of any other."""
+
+    save: Path | None = flag(None,
+        "Folder to save checkpoints to, at the end and between; for one job at a time.",
+        unset="nothing is saved")
+    save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
+        unset="only at the end", idle_without="--save")
+    save_retain_interval: int | None = flag(None,
+        "Delete a checkpoint after the next one is saved, unless this number divides its "
+        "iteration.", COUNT, unset="all are kept", idle_without="--save")
+    async_save: bool = flag(False, "Go on with training while a checkpoint is written.",
+        idle_without="--save")
+    no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")
+    load: Path | None = flag(None, "Folder to load a checkpoint from, the last good one.",
+        unset="train from random weights")
+    use_checkpoint_args: bool = flag(False,
+        "Take the flags of the model that are not given from the checkpoint.",
+        idle_without="--load")
+    ckpt_step: int | None = flag(None, "Iteration of the checkpoint to load.", COUNT,
+        unset="the last good one", idle_without="--load")
+    no_load_optim: bool = flag(False, "Load the weights only; the iteration goes on.",
+        idle_without="--load")
+    finetune: bool = flag(False, "Load the weights only, and start from iteration 0.",
+        idle_without="--load")
+    exit_on_missing_checkpoint: bool = flag(False, "End the run if there is nothing to load.",
+        idle_without="--load")
+# fmt: on
+
+
+def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
+    """What is saved, and what is loaded; without training only weights, which must be there."""
+    return copied(
+        CheckpointConfig,
+        flags,
+        save=None if skip_train else flags.save,
+        save_optimizer=not flags.no_save_optim,
+        asynchronous=flags.async_save,
+        load_step=flags.ckpt_step,
+        load_optimizer=not flags.no_load_optim and not skip_train,
+        must_load=flags.exit_on_missing_checkpoint or skip_train,
+    )
+
+
+def _idle_without_training(flags: Flags) -> Iterator[str]:
+    if flags[TrainFlags].skip_train and flags[CheckpointFlags].save is not None:
+        yield (
+            f"--save {flags[CheckpointFlags].save} changes nothing: --skip-train trains "
+            "nothing to save"
+        )
+
+
+CHECKPOINT_NOTES: Final = (_idle_without_training,)

@@ -1,0 +1,210 @@
+"""GPUs and the machines that they are in: flags, rules, and how ranks talk."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from megatron.config.declare import RANKS, Range, flag, up_to
+from megatron.config.gpu_driver import why_gpus_are_out_of_reach
+from megatron.config.groups import Flags, options_of
+from megatron.config.log import DRY_RUN_GPU, LogFlags
+from megatron.config.parallelism import ParallelFlags, on_cuda
+from megatron.config.precision import PrecisionFlags
+from megatron.config.train import TrainFlags
+from megatron.parallel.grid import Order
+from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
+from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
+
+MACHINE_RANKS: Final = 8
+"""GPUs of a machine in a dry run that does not say."""
+
+_BLOCKS: Final = up_to(MOST_BLOCKS)
+_BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
+_LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
+# Beyond these a number is in another unit, and plans would be made of waiting alone.
+_NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux's description of the CPU."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ClusterFlags:
+    """GPUs and machines."""
+
+    nccl_max_ctas_p2p: int = flag(4,
+        "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
+    nccl_max_ctas_vocab: int = flag(4,
+        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
+    nccl_max_ctas_data: int = flag(16,
+        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
+
+    ranks_per_node: int | None = flag(None,
+        "Ranks of a machine, which links connect; between machines there is a network.", RANKS,
+        unset="as the launcher says, or 8 in a dry run")
+    rank_order: Order | None = flag(None,
+        "Which coordinate of consecutive ranks changes first, after that of tensor parallelism: "
+        "the replica, as in Megatron, or the pipeline rank.", excludes="--use-tp-pp-dp-mapping",
+        unset="so that fewest hops of a pipeline leave a machine")
+    no_numa_binding: bool = flag(False,
+        "Let ranks run on any CPU, not on those that are close to their GPU.")
+    link_bandwidth: float | None = flag(None,
+        "GB/s of one direction from a GPU to another of its machine, for plans and predictions.",
+        _BANDWIDTH, unset="by the GPU")
+    link_latency: float | None = flag(None,
+        "Microseconds of a message to another GPU of the machine, in addition to its bytes.",
+        _LATENCY, unset="by the GPU")
+    network_bandwidth: float | None = flag(None,
+        "GB/s of one direction from a GPU to one of another machine, for plans and predictions.",
+        _BANDWIDTH, unset="by the GPU")
+    network_latency: float | None = flag(None,
+        "Microseconds of a message to a GPU of another machine, in addition to its bytes.",
+        _LATENCY, unset="by the GPU")
+# fmt: on
+
+
+def ranks_of_machine(
+    flags: ClusterFlags, *, dry_run: bool, environment: Mapping[str, str] = os.environ
+) -> int | None:
+    """Return the ranks of a machine, as the flags say, or the launcher; ``None``: not known."""
+    launched = int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
+    return flags.ranks_per_node or (MACHINE_RANKS if dry_run else launched)
+
+
+def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
+    """Return what connects the GPUs of a job.
+
+    Args:
+        flags: what is said of the links.
+        gpu: of every rank.
+    """
+    return gpu.links(
+        (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
+        (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),
+    )
+
+
+def _times(unit: float, value: float | None) -> float | None:
+    return None if value is None else unit * value
+
+
+def block_limits(flags: ClusterFlags) -> BlockLimits:
+    """Return how many thread blocks NCCL may use."""
+    return BlockLimits(
+        transfers=flags.nccl_max_ctas_p2p,
+        vocabulary=flags.nccl_max_ctas_vocab,
+        gradients=flags.nccl_max_ctas_data,
+    )
+
+
+def known_gpu(flags: Flags) -> Gpu | None:
+    """Return the GPU of a job or a dry run; ``None`` if there is none, or nothing is known of it.
+
+    A rank asks only for the name of its own GPU, which is the same on all ranks.
+    """
+    if flags[LogFlags].dry_run:
+        return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU)
+    if not on_cuda(flags):
+        return None
+    index = int(os.environ.get("LOCAL_RANK") or 0)
+    return gpu_with_memory(torch.cuda.get_device_name(index))
+
+
+def gpu_with_memory(name: str) -> Gpu | None:
+    """Return the GPU that the driver calls ``name``, with the memory that the name tells."""
+    found, told = gpu_of_driver(name), re.search(r"(\d+) ?GB\b", name)
+    if found is None or told is None:
+        return found
+    return replace(found, memory=min(found.memory, int(told[1]) * GIB))
+
+
+def _device(flags: Flags) -> Iterator[str]:
+    cuda = torch.cuda.is_available()
+    if flags[ParallelFlags].device == "cuda" and not cuda:
+        yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
+    if cuda and flags[ParallelFlags].device != "cpu" and local_ranks > torch.cuda.device_count():
+        yield (
+            f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "
+            "devices and every rank needs its own: start as many ranks as devices, or use "
+            "--device cpu"
+        )
+
+
+def _backend(flags: Flags) -> Iterator[str]:
+    if flags[ParallelFlags].distributed_backend == "gloo" and on_cuda(flags):
+        yield (
+            "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
+            "leave it out, or compute on CPUs with --device cpu"
+        )
+
+
+def _backend_of_cpus(flags: Flags) -> Iterator[str]:
+    if flags[ParallelFlags].distributed_backend == "nccl" and not on_cuda(flags):
+        why = why_gpus_are_out_of_reach() if flags[ParallelFlags].device == "auto" else None
+        yield (
+            f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
+            "communicate with gloo"
+        )
+
+
+def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
+    for is_asked, name in ((flags[TrainFlags].bf16, "bf16"), (flags[PrecisionFlags].fp16, "fp16")):
+        if is_asked and not on_cuda(flags) and not _cpu_multiplies(name):
+            yield (
+                f"--{name} makes this run slower: this CPU has no instructions for {name} products "
+                f"(avx512_{name}, amx_{name}); fp32 is faster here, {name} saves memory"
+            )
+
+
+def _cpu_multiplies(name: str) -> bool:
+    """Whether the CPU has instructions for products of such matrices; yes, if it is not known."""
+    if not CPUINFO.is_file():
+        return True
+    words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
+    on_arm = {"bf16": "bf16", "fp16": "asimdhp"}[name]
+    return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
+
+
+def _idle_on_cpus(flags: Flags) -> Iterator[str]:
+    if on_cuda(flags):
+        return
+    usual = dict(options_of(ClusterFlags, ClusterFlags()))
+    for option, value in options_of(ClusterFlags, flags[ClusterFlags]):
+        if value != usual[option] and option not in ("--ranks-per-node", "--rank-order"):
+            words = option if value is True else f"{option} {value}"
+            yield f"{words} changes nothing: {_on_cpus(option)}"
+
+
+def _on_cpus(option: str) -> str:
+    if option.startswith("--nccl"):
+        return "ranks on CPUs communicate with gloo"
+    if option == "--no-numa-binding":
+        return "ranks on CPUs are bound to none"
+    return "ranks on CPUs plan with free communication, until its time is measured"
+
+
+def _memory_of_cpus(flags: Flags) -> Iterator[str]:
+    if flags[LogFlags].record_memory_history and not on_cuda(flags):
+        yield "--record-memory-history changes nothing: PyTorch remembers allocations on GPUs only"
+
+
+def _drawn_by_cpus(flags: Flags) -> Iterator[str]:
+    if flags[TrainFlags].use_cpu_initialization and not on_cuda(flags):
+        yield "--use-cpu-initialization changes nothing: ranks on CPUs draw their weights there"
+
+
+CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)
+DEVICE_RULES: Final = (_device,)
+BACKEND_RULES: Final = (_backend,)
+"""What a job asks of its devices; a dry run has none."""
+
+CLUSTER_OF_MACHINE: Final = (_backend_of_cpus, _narrow_products_on_cpus)
+"""Notes on what this machine has."""

@@ -1,0 +1,242 @@
+"""Products of the linear layers in 8 bits: flags, rules, and what multiplies."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final, Literal
+
+import torch
+
+from megatron.config.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.config.groups import Flags
+from megatron.config.layers import sound_model
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import ParallelFlags, on_cuda
+from megatron.config.train import TrainFlags
+from megatron.kernels.cuda.transformer_engine import load_transformer_engine
+from megatron.kernels.eight_bits import MULTIPLE
+from megatron.layers.eight_bit_config import EightBitConfig, Recipe
+from megatron.layers.eight_bits import Format
+
+FORMAT: Final = "--fp8-format"
+PACKAGE: Final = "--transformer-impl transformer_engine"
+_NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "blockwise", "mxfp8"))
+_ENDS: Final = "--first-last-layers-bf16"
+LEAST_CAPABILITY: Final = (8, 9)
+"""Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
+
+_BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
+"""Numbers of a row or a column that share a scale."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class EightBitFlags:
+    """Products of the linear layers in 8 bits."""
+
+    fp8_format: Format | None = flag(None,
+        "Multiply in 8 bits in the linear layers of attention and MLP. hybrid: inputs and weights "
+        "in e4m3, gradients in e5m2; e4m3: all.", unset="no product is", needs="--bf16",
+        lack="is for activations in bf16, as in Megatron")
+    fp8_recipe: Recipe = flag("delayed",
+        "Scales from the largest magnitudes of earlier iterations (delayed), of each tensor "
+        "itself (tensorwise), or of its blocks of 128 or 32 numbers (blockwise, mxfp8).",
+        idle_without=FORMAT)
+    transformer_impl: Literal["local", "transformer_engine"] = flag("local",
+        "What multiplies in 8 bits: PyTorch, or the package Transformer Engine where it is, which "
+        "alone has scales of blocks.", idle_without=FORMAT)
+    fp8_margin: int = flag(0, "Delayed scales are smaller by this power of two.", NOT_NEGATIVE,
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
+    fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
+    fp8_amax_compute_algo: Literal["most_recent", "max"] = flag("most_recent",
+        "Delayed scales follow from the last of them, or from the largest.",
+        idle_without=FORMAT, idle_with=_NOT_DELAYED)
+    no_fp8_wgrad: bool = flag(False,
+        "Form the gradients of the weights in bf16; inputs are then kept in bf16, too.",
+        idle_without=FORMAT)
+    first_last_layers_bf16: bool = flag(False,
+        "Layers at both ends of the model stay in bf16.", idle_without=FORMAT)
+    num_layers_at_start_in_bf16: int = flag(1, "How many do at the start.", NOT_NEGATIVE,
+        idle_without=_ENDS)
+    num_layers_at_end_in_bf16: int = flag(1, "How many do at the end.", NOT_NEGATIVE,
+        idle_without=_ENDS)
+# fmt: on
+
+
+def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig | None:
+    """Return what is in 8 bits; ``None``: nothing."""
+    if flags.fp8_format is None:
+        return None
+    ends = flags.first_last_layers_bf16
+    return EightBitConfig(
+        form=flags.fp8_format,
+        recipe=flags.fp8_recipe,
+        margin=flags.fp8_margin,
+        history=flags.fp8_amax_history_len,
+        takes_largest=flags.fp8_amax_compute_algo == "max",
+        wide_weight_gradients=flags.no_fp8_wgrad,
+        wide_first=flags.num_layers_at_start_in_bf16 if ends else 0,
+        wide_last=flags.num_layers_at_end_in_bf16 if ends else 0,
+        transformer_engine=by_engine,
+    )
+
+
+def asks_for_engine(flags: Flags) -> bool:
+    """Return whether Transformer Engine shall multiply."""
+    own = flags[EightBitFlags]
+    return own.fp8_format is not None and own.transformer_impl == "transformer_engine"
+
+
+def lack_of_engine(flags: Flags) -> str | None:
+    """Return what this machine lacks for Transformer Engine's products; ``None``: nothing."""
+    if not on_cuda(flags):
+        return "it multiplies on GPUs only"
+    try:
+        return load_transformer_engine().why_not(flags[EightBitFlags].fp8_recipe)
+    except ValueError as error:
+        return f"{error}; pip install --no-build-isolation transformer_engine[pytorch] may bring it"
+
+
+def engine_multiplies(flags: Flags) -> bool:
+    """Return whether Transformer Engine does multiply."""
+    return asks_for_engine(flags) and lack_of_engine(flags) is None
+
+
+def _blocks(flags: Flags) -> Iterator[str]:
+    own = flags[EightBitFlags]
+    if own.fp8_format and own.fp8_recipe in _BLOCKS and not asks_for_engine(flags):
+        yield (
+            f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
+            f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
+            "package, or use --fp8-recipe tensorwise or delayed"
+        )
+
+
+def _ends(flags: Flags) -> Iterator[str]:
+    own, layers = flags[EightBitFlags], flags[ModelFlags].num_layers
+    if own.fp8_format is None or not own.first_last_layers_bf16:
+        return
+    start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
+    if start + end >= layers:
+        yield (
+            f"{_ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
+            f"leave none of --num-layers {layers} in 8 bits: lower them, or leave {FORMAT} out"
+        )
+
+
+def _widths(flags: Flags) -> Iterator[str]:
+    form = flags[EightBitFlags].fp8_format
+    if form is None:
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule tells it
+        return
+    ranks = flags[ParallelFlags].tensor_model_parallel_size
+    heads = model.num_attention_heads * model.kv_channels
+    widths = {
+        "--hidden-size": model.hidden_size,
+        "--num-attention-heads x --kv-channels": heads / ranks,
+        "--num-query-groups x --kv-channels, queries, keys and values together": (
+            (heads + 2 * model.num_query_groups * model.kv_channels) / ranks
+        ),
+        "--ffn-hidden-size": model.ffn_hidden_size / ranks,
+    }
+    if model.mtp_num_layers:
+        widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
+    of_a_rank = f" / {ranks} tensor-parallel ranks" if ranks > 1 else ""
+    products, multiple = _products(flags)
+    for name, width in widths.items():
+        if width % multiple:
+            yield (
+                f"{FORMAT} {form}: {products} need widths in multiples of {multiple}, but {name} "
+                f"makes {width:g}{of_a_rank}: change it, or leave {FORMAT} out"
+            )
+
+
+def _tokens(flags: Flags) -> Iterator[str]:
+    own, samples = flags[EightBitFlags], flags[TrainFlags].micro_batch_size
+    if own.fp8_format is None or samples is None:
+        return
+    if own.no_fp8_wgrad and not asks_for_engine(flags):
+        return
+    products, multiple = _products(flags)
+    parts = flags[ParallelFlags].context_parallel_size
+    tokens = samples * flags[ModelFlags].seq_length / parts
+    if tokens % multiple:
+        shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
+        instead = "" if asks_for_engine(flags) else ", or add --no-fp8-wgrad"
+        of_weights = "" if asks_for_engine(flags) else " of weights' gradients"
+        yield (
+            f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
+            f"{multiple}, but --micro-batch-size {samples} x --seq-length "
+            f"{flags[ModelFlags].seq_length}{shared} is {tokens:g}: change one of them{instead}"
+        )
+
+
+def _products(flags: Flags) -> tuple[str, int]:
+    """Return what products are called, and of what the sizes of their factors are multiples."""
+    recipe = flags[EightBitFlags].fp8_recipe
+    if recipe in _BLOCKS:
+        return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]
+    return "products in 8 bits", MULTIPLE
+
+
+def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
+    """Say what the GPUs of this machine lack, if they are used."""
+    form = flags[EightBitFlags].fp8_format
+    if form is None or not on_cuda(flags) or engine_multiplies(flags):
+        return
+    for number in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(number)
+        if capability < LEAST_CAPABILITY:
+            yield (
+                f"{FORMAT} {form}: {torch.cuda.get_device_name(number)} has no tensor cores for 8 "
+                f"bits (compute capability {'.'.join(map(str, capability))}, and they begin at "
+                f"{'.'.join(map(str, LEAST_CAPABILITY))}): leave it out, or use another GPU"
+            )
+            return
+    if find_spec("triton") is None:
+        yield (
+            f"{FORMAT} {form}: the kernels that quantise on GPUs are Triton's, which is not "
+            "installed: pip install triton, or leave it out"
+        )
+
+
+def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
+    """Say what is missing for Transformer Engine's products, where PyTorch's are no substitute."""
+    recipe = flags[EightBitFlags].fp8_recipe
+    if asks_for_engine(flags) and recipe in _BLOCKS and (lack := lack_of_engine(flags)):
+        yield (
+            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe tensorwise or "
+            "delayed, and PyTorch multiplies"
+        )
+
+
+def _pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
+    """Note that PyTorch multiplies, by the same recipe."""
+    recipe = flags[EightBitFlags].fp8_recipe
+    if asks_for_engine(flags) and recipe not in _BLOCKS and (lack := lack_of_engine(flags)):
+        yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
+
+
+def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
+    """Note that CPUs gain nothing."""
+    form = flags[EightBitFlags].fp8_format
+    if form is not None and not on_cuda(flags):
+        yield (
+            f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
+            "what they do to the loss"
+        )
+
+
+EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens)
+"""The mistakes that they find make a run impossible."""
+
+EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
+"""What the GPUs of this machine lack."""
+
+EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _pytorch_for_transformer_engine)
+"""Notes on what this machine has."""

@@ -1,0 +1,121 @@
+"""Groups of flags: what the words of a command line make of them, and they of configurations."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from megatron.config.declare import Declaration
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Config = TypeVar("Config", bound=DataclassInstance)
+
+Group = TypeVar("Group")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """The flags of a command line, by group: ``flags[ModelFlags].num_layers``.
+
+    Attributes:
+        groups: an instance of every group, by its class.
+        world_size: ranks of the job.
+    """
+
+    groups: Mapping[type, Any]
+    world_size: int = 1
+
+    def __getitem__(self, group: type[Group]) -> Group:
+        """Return the flags of a group."""
+        flags: Group = self.groups[group]
+        return flags
+
+    def replaced(self, *groups: Any) -> "Flags":
+        """Return the same flags but for some groups."""
+        return dataclasses.replace(
+            self, groups={**self.groups, **{type(group): group for group in groups}}
+        )
+
+
+Rule = Callable[[Flags], Iterator[str]]
+"""Yields a line on everything that it has to say about flags."""
+
+
+@cache
+def declarations(group: type) -> Sequence[Declaration]:
+    """The flags of a group, in order."""
+    hints = get_type_hints(group)
+    return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
+
+
+@cache
+def all_declarations(groups: tuple[type, ...]) -> Mapping[str, Declaration]:
+    """Return the declarations of some groups, by the flag as it stands on a command line."""
+    found = [declaration for group in groups for declaration in declarations(group)]
+    return {declaration.option: declaration for declaration in found}
+
+
+def options_of(group: type, flags: object) -> Iterator[tuple[str, object]]:
+    """Yield the flags of a group as they stand on a command line, with their values.
+
+    Args:
+        group: class of the group.
+        flags: the values by name.
+    """
+    for declaration in declarations(group):
+        yield declaration.option, getattr(flags, declaration.name)
+
+
+def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    return Declaration(field.name, kind, field.default, field.metadata["facts"])
+
+
+def filled(
+    groups: Sequence[type], given: Mapping[str, Sequence[str]], world_size: int = 1
+) -> Flags:
+    """Return the flags with what the words of a command line say.
+
+    Args:
+        groups: of all flags.
+        given: the words behind each flag that is given, of which none is unreadable; every other
+            flag has its default, and ``None`` if it is required.
+        world_size: ranks of the job.
+    """
+
+    def value(declared: Declaration) -> Any:
+        if declared.option in given:
+            return declared.value(given[declared.option])
+        return None if declared.default is dataclasses.MISSING else declared.default
+
+    made = {
+        group: group(**{own.name: value(own) for own in declarations(group)}) for group in groups
+    }
+    return Flags(made, world_size)
+
+
+def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":
+    """Make a configuration of a group of flags.
+
+    Args:
+        config: its class.
+        group: its flags become the fields of the same name.
+        derived: the other fields.
+    """
+    names = {field.name for field in dataclasses.fields(config)}
+    same = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name in names}
+    left = names - same.keys() - derived.keys()
+    assert not left, f"no flag and no derivation for {sorted(left)} of {config.__name__}"
+    return config(**(same | derived))
+
+
+def faults_of(work: Callable[[], object]) -> Iterator[str]:
+    """Yield the fault that ends a piece of work, if one does."""
+    try:
+        work()
+    except (ValueError, OSError) as error:
+        yield str(error)

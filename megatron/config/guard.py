@@ -1,0 +1,199 @@
+"""How a run ends, and what guards it: flags, rules, configuration."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from megatron.config.checkpoint import CheckpointFlags
+from megatron.config.declare import POSITIVE, flag, option_of
+from megatron.config.groups import Flags
+from megatron.config.log import LogFlags
+from megatron.config.precision import PrecisionFlags
+from megatron.config.train import TrainFlags, iterations
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class GuardFlags:
+    """What a run of weeks does when something goes wrong, or its time is over."""
+
+    exit_signal_handler: bool = flag(False,
+        "On SIGTERM or SIGUSR1 to any rank: save at the end of the iteration, and leave with 0.")
+    exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = flag("SIGTERM",
+        "One more signal that does so.", idle_without="--exit-signal-handler")
+    exit_duration_in_mins: float | None = flag(None,
+        "Save and leave at the end of the first iteration after so many minutes.", POSITIVE,
+        unset="never")
+    kill_switch_path: Path | None = flag(None,
+        "Save and leave at the end of the iteration in which this file appears.", unset="none")
+    trigger_path: Path | None = flag(None,
+        "Folder to look into after every iteration: a file 'save' there lets the run save, a file "
+        "'exit' lets it save and leave. Both are removed.", unset="none")
+    no_check_for_nan_in_loss_and_grad: bool = flag(False,
+        "Take no step where the loss or the gradient norm is not finite, and go on; otherwise the "
+        "run ends there, naming rank and samples.")
+    check_for_spiky_loss: bool = flag(False,
+        "Tell of every loss that is 10 times the largest so far of this launch, with its samples.")
+    check_for_large_grads: bool = flag(False,
+        "Tell of every gradient norm that is 10 times the largest so far, with its samples.")
+    iterations_to_skip: tuple[str, ...] = flag((),
+        "Iterations, as the log counts them, whose samples are passed over without a step.",
+        unset="none", metavar="N ...")
+    hang_seconds: float | None = flag(None,
+        "Seconds without progress of any rank after which the job ends, naming the stuck ones.",
+        POSITIVE, unset="half of --distributed-timeout-minutes")
+    log_straggler: bool = flag(False,
+        "Time the passes of one iteration of every printed line, and tell which ranks are slow.")
+# fmt: on
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """What a long run does when something goes wrong, or its time is over.
+
+    Attributes:
+        exit_signals: names of the signals after which the run saves and leaves.
+        exit_seconds: after which it does so; ``None``: never.
+        exit_file: it does so too once this file exists; ``None``: no file ends it.
+        trigger_folder: whose files ``exit`` and ``save`` let the run leave or save, once each.
+        ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
+            iteration takes no step.
+        tells_spikes: tell of losses far above all others.
+        check_for_large_grads: tell of gradient norms far above all others.
+        skipped: iterations, counted from 1, whose samples are passed over.
+        hang_seconds: without progress, after which the job is given up.
+        tells_stragglers: tell which ranks are slower than the others.
+    """
+
+    exit_signals: tuple[str, ...] = ()
+    exit_seconds: float | None = None
+    exit_file: Path | None = None
+    trigger_folder: Path | None = None
+    ends_if_not_finite: bool = True
+    tells_spikes: bool = False
+    skipped: frozenset[int] = frozenset()
+    hang_seconds: float = 300.0
+    tells_stragglers: bool = False
+    check_for_large_grads: bool = False
+
+
+def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
+    """What a long run does when something goes wrong, or its time is over."""
+    names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
+    minutes = flags.exit_duration_in_mins
+    return GuardConfig(
+        exit_signals=tuple(names) if flags.exit_signal_handler else (),
+        exit_seconds=None if minutes is None else 60 * minutes,
+        exit_file=flags.kill_switch_path,
+        trigger_folder=flags.trigger_path,
+        ends_if_not_finite=not flags.no_check_for_nan_in_loss_and_grad,
+        tells_spikes=flags.check_for_spiky_loss,
+        skipped=parse_iterations(flags.iterations_to_skip),
+        hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
+        tells_stragglers=flags.log_straggler,
+        check_for_large_grads=flags.check_for_large_grads,
+    )
+
+
+def parse_iterations(words: Sequence[str]) -> frozenset[int]:
+    """Read the words after ``--iterations-to-skip``, iterations counted from 1.
+
+    Raises:
+        ValueError: a word is no such number.
+    """
+    for word in words:
+        if not (word.isascii() and word.isdigit() and int(word) > 0):
+            raise ValueError(
+                f"--iterations-to-skip {' '.join(words)}: {word!r} is no iteration; give whole "
+                "numbers from 1 on, as the log counts them"
+            )
+    return frozenset(map(int, words))
+
+
+def _iterations_to_skip(flags: Flags) -> Iterator[str]:
+    try:
+        parse_iterations(flags[GuardFlags].iterations_to_skip)
+    except ValueError as error:
+        yield str(error)
+
+
+def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
+    total = iterations(flags[TrainFlags]).total
+    for name in ("eval_interval", "exit_interval"):
+        interval = getattr(flags[TrainFlags], name)
+        if interval is not None and interval > total > 0:
+            yield f"{option_of(name)} {interval} changes nothing: the last iteration is {total}"
+
+
+def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
+    total = iterations(flags[TrainFlags]).total
+    beyond = [
+        i for i in sorted(parse_iterations(flags[GuardFlags].iterations_to_skip)) if i > total
+    ]
+    if beyond and total > 0:
+        yield (
+            f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "
+            f"iteration is {total}"
+        )
+
+
+def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
+    guard = flags[GuardFlags]
+    if flags[CheckpointFlags].save is not None:
+        return
+    if guard.exit_signal_handler:
+        yield "--exit-signal-handler ends the run, and saves nothing without --save"
+    if guard.exit_duration_in_mins is not None:
+        yield (
+            f"--exit-duration-in-mins {guard.exit_duration_in_mins:g} ends the run, and saves "
+            "nothing without --save"
+        )
+    if guard.kill_switch_path is not None:
+        path = guard.kill_switch_path
+        yield f"--kill-switch-path {path} ends the run, and saves nothing without --save"
+    if guard.trigger_path is not None:
+        yield f"--trigger-path {guard.trigger_path}: a file 'save' changes nothing without --save"
+
+
+def _restart_from_nothing(flags: Flags) -> Iterator[str]:
+    """A restarted job goes on only where it finds what the one before has saved."""
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    save, load = flags[CheckpointFlags].save, flags[CheckpointFlags].load
+    if restarts == "0" or flags[LogFlags].dry_run:
+        return
+    if save is None or load is None or save.absolute() != load.absolute():
+        yield (
+            f"--max-restarts {restarts} of torchrun starts the job anew after a fault: to go on "
+            "from the last checkpoint, give --save and --load the same folder, and --save-interval"
+        )
+    elif flags[CheckpointFlags].save_interval is None:
+        yield (
+            f"--max-restarts {restarts} of torchrun starts the job anew after a fault: without "
+            "--save-interval there is no checkpoint to go on from"
+        )
+
+
+def _idle_check(flags: Flags) -> Iterator[str]:
+    precision = flags[PrecisionFlags]
+    checks_nothing = flags[GuardFlags].no_check_for_nan_in_loss_and_grad
+    if checks_nothing and precision.fp16 and precision.loss_scale is None:
+        yield (
+            "--no-check-for-nan-in-loss-and-grad changes nothing: a loss scale that changes is "
+            "found by overflows, which therefore never end a run with --fp16"
+        )
+
+
+GUARD_RULES: Final = (_iterations_to_skip,)
+"""The rules about mistakes."""
+
+GUARD_NOTES: Final = (
+    _idle_check,
+    _intervals_beyond_the_end,
+    _skipped_beyond_the_end,
+    _nothing_saved_at_the_exit,
+    _restart_from_nothing,
+)
+"""The rules about flags that change nothing, or less than they promise."""

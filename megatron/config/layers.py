@@ -1,0 +1,224 @@
+"""What layers are made of, and the model that they and its shape make: flags and rules.
+
+The names are Megatron-LM's where it has one, else those of its relatives: MindSpeed-LLM (caps of
+scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's Megatron-DeepSpeed (the norm of
+embeddings) and Megatron-Bridge (RoPE of local layers).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeVar
+
+from megatron.config.data import CorpusFlags
+from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
+from megatron.config.groups import Flags, Rule, copied, options_of
+from megatron.config.layer_patterns import parse_pattern, parse_window
+from megatron.config.model import ModelFlags
+from megatron.model.config import ModelConfig, Pattern
+
+_ROPE: Final = "--position-embedding-type rope"
+_PATTERN: Final = "N|[0,1,...]"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class LayerFlags:
+    """What the layers are made of, where they differ from a plain GPT's."""
+
+    window_size: str | None = flag(None,
+        "A position sees itself and L earlier ones, and 0 later ones.", unset="all earlier ones",
+        metavar="L,0")
+    window_attn_skip_freq: str | None = flag(None,
+        "Every N-th layer sees all earlier positions; or a list with 1 for each layer with the "
+        "window, as in '[1,1,0]*8'.", unset="all layers have the window", metavar=_PATTERN,
+        idle_without="--window-size")
+    attn_logit_softcapping: float = flag(0.0,
+        "c of c tanh(score / c) in attention; 0: off.", NOT_NEGATIVE)
+    softmax_scale: float | None = flag(None, "Factor of the products of queries and keys.",
+        POSITIVE, unset="1 / sqrt(width of a head)", excludes="--query-pre-attn-scalar")
+    query_pre_attn_scalar: int | None = flag(None,
+        "Divide the products of queries and keys by the root of this number.", WIDTH,
+        unset="the width of a head")
+    rotary_base_local: int | None = flag(None,
+        "RoPE theta of the layers with a window; their frequencies are not scaled.", up_to(10**12),
+        unset="that of all layers", needs="--window-size", idle_without=_ROPE)
+    rotary_seq_len_interpolation_factor: int = flag(1, "RoPE divides positions by it.", COUNT,
+        idle_without=_ROPE)
+    no_rope_freq: str | None = flag(None,
+        "Every N-th layer does not rotate; or a list with 1 for each that does not, as in "
+        "'[0,0,0,1]*6'.", unset="all layers rotate", metavar=_PATTERN, idle_without=_ROPE)
+    apply_layernorm_1p: bool = flag(False,
+        "Norms keep their weights as the distance from 1.")
+    post_self_attn_layernorm: bool = flag(False,
+        "Normalise what attention adds to the residual stream.")
+    post_mlp_layernorm: bool = flag(False, "Normalise what the MLP adds to the residual stream.")
+    apply_residual_connection_post_layernorm: bool = flag(False,
+        "Attention and MLP add to their norm's output, not to its input.")
+    parallel_attn: bool = flag(False,
+        "Attention and MLP read the same norm of a layer's input.")
+    parallel_layernorm: bool = flag(False, "Then the MLP has a norm of its own.",
+        idle_without="--parallel-attn")
+    geglu: bool = flag(False,
+        "GELU-gated MLP, by the tanh approximation, instead of GELU.",
+        excludes="--swiglu or --squared-relu")
+    embed_layernorm: bool = flag(False, "Normalise the word embeddings.")
+    embedding_multiplier: float = flag(1.0, "Factor of the word embeddings.", POSITIVE,
+        excludes="--scale-embeddings-by-hidden-size")
+    scale_embeddings_by_hidden_size: bool = flag(False,
+        "Multiply the word embeddings by the root of --hidden-size.")
+    mtp_num_layers: int = flag(0,
+        "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3), each "
+        "with a transformer layer more on the last stage; 0: only the next one.", NOT_NEGATIVE)
+    mtp_loss_scaling_factor: float = flag(0.1,
+        "Weight of the mean of their losses in the loss.", POSITIVE,
+        idle_without="--mtp-num-layers")
+# fmt: on
+
+
+def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
+    """The model's shape; MLP width, key/value heads and head width as Megatron derives them."""
+    model, layers = flags[ModelFlags], flags[LayerFlags]
+    heads, hidden = model.num_attention_heads, model.hidden_size
+    gated = model.swiglu or layers.geglu
+    ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    return copied(
+        ModelConfig,
+        model,
+        ffn_hidden_size=model.ffn_hidden_size or ffn_default,
+        num_query_groups=(model.num_query_groups or 1) if model.group_query_attention else heads,
+        kv_channels=model.kv_channels or hidden // heads,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        vocab_size=vocab_size,
+        add_bias_linear=not model.disable_bias_linear,
+        tie_embeddings=not model.untie_embeddings_and_output_weights,
+        **layer_fields(flags),
+    )
+
+
+def layer_fields(flags: Flags) -> dict[str, Any]:
+    """The fields of the model about what its layers are made of."""
+    layers = flags[LayerFlags]
+    names = {field.name for field in fields(ModelConfig)}
+    same = {name: value for name, value in vars(layers).items() if name in names}
+    derived = {
+        "window_size": parse_window(layers.window_size),
+        "window_pattern": window_pattern(flags),
+        "no_rope_pattern": no_rope_pattern(flags),
+    }
+    if layers.query_pre_attn_scalar is not None:
+        derived["softmax_scale"] = layers.query_pre_attn_scalar**-0.5
+    if layers.scale_embeddings_by_hidden_size:
+        derived["embedding_multiplier"] = flags[ModelFlags].hidden_size ** 0.5
+    return same | derived
+
+
+def window_pattern(flags: Flags) -> Pattern:
+    """Which layers have the window; errors as of ``parse_pattern``."""
+    words = flags[LayerFlags].window_attn_skip_freq
+    return parse_pattern("--window-attn-skip-freq", words, 0, flags[ModelFlags].num_layers)
+
+
+def no_rope_pattern(flags: Flags) -> Pattern:
+    """Which layers do not rotate; errors as of ``parse_pattern``."""
+    return parse_pattern(
+        "--no-rope-freq", flags[LayerFlags].no_rope_freq, 1, flags[ModelFlags].num_layers
+    )
+
+
+Group = TypeVar("Group", ModelFlags, LayerFlags)
+
+
+def sound_model(flags: Flags) -> ModelConfig:
+    """Return the model that flags ask for, but for its vocabulary; for rules.
+
+    Raises:
+        ValueError: they ask for none.
+    """
+    model, layers = _whole(ModelFlags, flags[ModelFlags]), _whole(LayerFlags, flags[LayerFlags])
+    return model_config(flags.replaced(model, layers), vocab_size=1)
+
+
+def _whole(kind: type[Group], group: Group) -> Group:
+    """Return a group of flags all of which are sound; a rule that reads another one ends there."""
+    return kind(**{field.name: getattr(group, field.name) for field in fields(kind)})
+
+
+def _mlp(flags: Flags) -> Iterator[str]:
+    model = flags[ModelFlags]
+    gate = "--swiglu" if model.swiglu else "--geglu" if flags[LayerFlags].geglu else None
+    if gate and model.ffn_hidden_size is None and model.hidden_size < 24:
+        yield (
+            f"{gate} with --hidden-size {model.hidden_size} leaves an MLP without width, "
+            "as its default is a multiple of 64: give --ffn-hidden-size"
+        )
+
+
+def _window(flags: Flags) -> Iterator[str]:
+    try:
+        parse_window(flags[LayerFlags].window_size)
+    except ValueError as error:
+        yield str(error)
+
+
+def _window_layers(flags: Flags) -> Iterator[str]:
+    try:
+        window_pattern(flags)
+    except ValueError as error:
+        yield str(error)
+
+
+def _unrotated_layers(flags: Flags) -> Iterator[str]:
+    try:
+        no_rope_pattern(flags)
+    except ValueError as error:
+        yield str(error)
+
+
+def _predicted_tokens(flags: Flags) -> Iterator[str]:
+    depths, length = flags[LayerFlags].mtp_num_layers, flags[ModelFlags].seq_length
+    if not depths:
+        return
+    given = f"--mtp-num-layers {depths}"
+    if depths >= length:
+        yield (
+            f"{given} predicts tokens behind the end of every sample, which has --seq-length "
+            f"{length}: lower it"
+        )
+    for option, value in options_of(CorpusFlags, flags[CorpusFlags]):
+        if value and option in ("--reset-attention-mask", "--reset-position-ids"):
+            yield (
+                f"{given} with {option}: the tokens that follow may be of another document, and "
+                "its layers see the whole sample: leave one of them out"
+            )
+    if flags[ModelFlags].position_embedding_type == "learned_absolute":
+        yield (
+            f"{given} with --position-embedding-type learned_absolute needs the table of the first "
+            "stage on the last one too: use rope, alibi or none"
+        )
+    if flags[LayerFlags].embed_layernorm:
+        yield (
+            f"{given} with --embed-layernorm needs the norm of the first stage on the last one "
+            "too: leave one of them out"
+        )
+
+
+def _wide_window(flags: Flags) -> Iterator[str]:
+    words, length = flags[LayerFlags].window_size, flags[ModelFlags].seq_length
+    if words is None or list(_window(flags)) or flags[LayerFlags].rotary_base_local is not None:
+        return
+    if (parse_window(words) or 0) >= length - 1:
+        yield f"--window-size {words} changes nothing: a sample has {length} tokens"
+
+
+LAYER_RULES: Final[tuple[Rule, ...]] = (
+    _mlp,
+    _window,
+    _window_layers,
+    _unrotated_layers,
+    _predicted_tokens,
+)
+"""The rules about the flags of layers; see ``megatron.config.topics``."""
+
+LAYER_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)
+"""The rules about flags of layers that change nothing beside the others."""

@@ -1,0 +1,216 @@
+"""Printed lines, traces, measurements and predictions: flags, rules and configurations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+from megatron.config.groups import Flags, copied
+from megatron.config.records import RecordConfig
+from megatron.config.train import TrainFlags, iterations
+from megatron.simulator.costs.gpus import GPUS
+
+DRY_RUN_GPU: Final = "A100"
+SCHEDULE_PROFILE_ITERATIONS: Final = 3
+"""Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class LogFlags:
+    """Printed lines, traces and predictions."""
+
+    log_interval: int = flag(100, "Iterations per printed line.", COUNT)
+    peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
+        unset="by GPU name, else measured")
+    log_num_zeros_in_grad: bool = flag(False,
+        "Print how many elements of the gradient are zero; all ranks wait for one another.")
+    log_params_norm: bool = flag(False,
+        "Print the norm of all weights; all ranks wait for one another, and for sharded steps.")
+    profile: bool = flag(False, "Write a torch profiler trace.")
+    profile_step_start: int = flag(10, "First traced iteration.", COUNT,
+        idle_without="--profile")
+    profile_step_end: int = flag(12, "First iteration that is no longer traced.", COUNT,
+        idle_without="--profile")
+    profile_dir: Path = flag(Path("profile"), "Folder of the traces.",
+        idle_without="--profile")
+    profile_ranks: tuple[int, ...] = flag((), "Ranks of the job that are traced.", NOT_NEGATIVE,
+        unset="all of them", metavar="RANK ...", idle_without="--profile")
+    pytorch_profiler_collect_shapes: bool = flag(False,
+        "Traces have the shapes of what every operation reads.", idle_without="--profile")
+    record_timeline: Path | None = flag(None,
+        "File for the measured timeline of the last iteration, in the simulator's format.",
+        unset="none")
+    profile_schedule_start: int | None = flag(None, "First iteration whose passes are timed.",
+        COUNT, unset="never")
+    profile_schedule_end: int | None = flag(None,
+        "First iteration whose passes are no longer timed.", COUNT, unset="three iterations later",
+        idle_without="--profile-schedule-start")
+    save_measured_costs: Path | None = flag(None,
+        "Write the measured costs of passes to this file, for --measured-costs.",
+        unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")
+    replan: bool = flag(False,
+        "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",
+        needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
+    record_memory_history: bool = flag(False,
+        "Remember who allocates GPU memory, for the snapshot of a rank that is out of it.")
+    memory_snapshot_path: Path = flag(Path("snapshot.pickle"),
+        "File for that snapshot; the number of the rank is added to its name.")
+    dry_run: bool = flag(False,
+        "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
+    dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
+        choices=tuple(GPUS), any_case=True, needs="--dry-run")
+    dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", COUNT,
+        unset="1", needs="--dry-run")
+    dry_run_replica_bandwidth: float | None = flag(None,
+        "GB/s of one direction from a rank to its replica in another machine.", POSITIVE,
+        unset="by the GPU", needs="--dry-run-replicas")
+    dry_run_replica_latency: float | None = flag(None,
+        "Microseconds of a step from a rank to its replica, in addition to its bytes.",
+        NOT_NEGATIVE, unset="10", needs="--dry-run-replicas")
+# fmt: on
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Printed lines and measurements of a run, and their files.
+
+    Attributes:
+        log_interval: iterations per printed line.
+        peak_tflops: peak of one rank in TFLOP/s for the MFU; ``None``: from the table or measured.
+        profile: write a torch profiler trace of some iterations.
+        profile_step_start: first traced iteration (counted from 1).
+        profile_step_end: first iteration that is no longer traced.
+        profile_dir: folder of the traces, one file per rank.
+        profile_ranks: ranks of the job that are traced; none: all of them.
+        pytorch_profiler_collect_shapes: traces have the shapes of what operations read.
+        record_timeline: file for the measured timeline in the simulator's format.
+        profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
+            none is.
+        profile_schedule_end: first iteration whose passes are no longer timed.
+        save_measured_costs: file for the measured costs.
+        replan: make the plan anew from the measured costs.
+        log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
+        log_params_norm: find the norm of all weights after every iteration.
+        records: what is recorded besides the printed lines.
+        record_memory_history: remember who allocates GPU memory.
+        memory_snapshot_path: where a rank that is out of memory writes what it holds.
+    """
+
+    log_interval: int
+    peak_tflops: float | None
+    profile: bool
+    profile_step_start: int
+    profile_step_end: int
+    profile_dir: Path
+    record_timeline: Path | None
+    profile_schedule_start: int | None = None
+    profile_schedule_end: int | None = None
+    save_measured_costs: Path | None = None
+    replan: bool = False
+    log_num_zeros_in_grad: bool = False
+    log_params_norm: bool = False
+    records: RecordConfig = field(default_factory=RecordConfig)
+    record_memory_history: bool = False
+    memory_snapshot_path: Path = Path("snapshot.pickle")
+    profile_ranks: tuple[int, ...] = ()
+    pytorch_profiler_collect_shapes: bool = False
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A prediction instead of a training run.
+
+    Attributes:
+        gpu: name of the GPU to predict for.
+        replica_bandwidth: bytes/s of one direction from a rank to its replica; ``None``: as
+            machines with that GPU usually have.
+        replica_latency: seconds of a step to it; ``None``: as usual.
+    """
+
+    gpu: str
+    replica_bandwidth: float | None = None
+    replica_latency: float | None = None
+
+
+def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
+    """The first iteration whose passes are timed, and the first whose passes no longer are."""
+    start, end = flags.profile_schedule_start, flags.profile_schedule_end
+    if start is not None and end is None:
+        end = start + SCHEDULE_PROFILE_ITERATIONS
+    return start, end
+
+
+def log_config(flags: LogFlags, records: RecordConfig) -> LogConfig:
+    """Printed lines, traces, measurements and records."""
+    return copied(
+        LogConfig,
+        flags,
+        profile_schedule_end=profiled_iterations(flags)[1],
+        records=records,
+    )
+
+
+def dry_run_config(flags: LogFlags) -> DryRun:
+    """What to predict for."""
+    bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
+    return DryRun(
+        flags.dry_run_gpu or DRY_RUN_GPU,
+        None if bandwidth is None else 1e9 * bandwidth,
+        None if latency is None else 1e-6 * latency,
+    )
+
+
+def _trace(flags: Flags) -> Iterator[str]:
+    log = flags[LogFlags]
+    if not log.profile:
+        return
+    if log.profile_step_end <= log.profile_step_start:
+        yield (
+            f"--profile-step-end {log.profile_step_end} is not after --profile-step-start "
+            f"{log.profile_step_start}: nothing would be traced; raise it"
+        )
+    last = iterations(flags[TrainFlags]).last
+    if log.profile_step_start > last > 0:
+        yield (
+            f"--profile-step-start {log.profile_step_start} is after the last iteration, "
+            f"{last}: nothing would be traced; lower it"
+        )
+
+
+def _traced_ranks(flags: Flags) -> Iterator[str]:
+    """A trace of ranks that the job does not have is never written."""
+    log, ranks = flags[LogFlags], flags.world_size
+    if log.profile and log.profile_ranks and min(log.profile_ranks) >= ranks and not log.dry_run:
+        yield (
+            f"--profile-ranks {' '.join(map(str, log.profile_ranks))}: nothing would be traced, as "
+            f"the ranks of this job (WORLD_SIZE) are 0 to {ranks - 1}: name some of them"
+        )
+
+
+def _schedule_profile(flags: Flags) -> Iterator[str]:
+    start, end = profiled_iterations(flags[LogFlags])
+    if start is None or end is None:
+        return
+    if end <= start:
+        yield (
+            f"--profile-schedule-end {end} is not after --profile-schedule-start {start}: nothing "
+            "would be measured; raise it"
+        )
+    if flags[LogFlags].save_measured_costs is None and not flags[LogFlags].replan:
+        yield (
+            f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
+            "--save-measured-costs FILE, --replan or both"
+        )
+    last = iterations(flags[TrainFlags]).last
+    if 0 < last < end - (not flags[LogFlags].replan):
+        more = ", and --replan needs one more after them" if flags[LogFlags].replan else ""
+        yield (
+            f"--profile-schedule-start {start} measures the iterations before {end} "
+            f"(--profile-schedule-end){more}, but the last is {last}: lower them"
+        )
+
+
+LOG_RULES: Final = (_trace, _traced_ranks, _schedule_profile)

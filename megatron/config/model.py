@@ -1,0 +1,117 @@
+"""The shape and the mathematics of the model: flags and rules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from megatron.config.declare import (
+    COUNT,
+    DEPTH,
+    LENGTH,
+    NOT_NEGATIVE,
+    PERCENT,
+    POSITIVE,
+    SHARE,
+    WIDTH,
+    flag,
+    required,
+    up_to,
+)
+from megatron.config.groups import Flags
+from megatron.model.config import PositionEmbedding
+
+_ROPE: Final = "--position-embedding-type rope"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ModelFlags:
+    """The model's shape and mathematics."""
+
+    num_layers: int = required("Transformer layers.", DEPTH)
+    hidden_size: int = required("Width of the model.", WIDTH)
+    num_attention_heads: int = required("Query heads.", WIDTH)
+    seq_length: int = required("Tokens per sample.", LENGTH)
+    max_position_embeddings: int | None = flag(None,
+        "Longest sequence; rows of the learned position table.", LENGTH, unset="--seq-length")
+    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
+        unset="4 x hidden; with --swiglu or --geglu 8/3 x hidden in multiples of 64")
+    group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
+    num_query_groups: int | None = flag(None, "Key/value heads.", WIDTH,
+        unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
+    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
+    position_embedding_type: PositionEmbedding = flag("learned_absolute",
+        "A learned table, rotated queries and keys, scores that fall with distance, or nothing.")
+    rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
+    rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
+        idle_without=_ROPE)
+    rotary_interleaved: bool = flag(False,
+        "RoPE turns channels 2i and 2i + 1 together, not channels of two halves.",
+        idle_without=_ROPE)
+    use_rope_scaling: bool = flag(False,
+        "Scale the low frequencies of RoPE down as Llama 3.1 does, whose samples had 8192 tokens "
+        "before.", idle_without=_ROPE)
+    rope_scaling_factor: float = flag(8.0, "What the lowest of them are divided by.", COUNT,
+        idle_without="--use-rope-scaling")
+    normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
+    norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
+    swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
+    squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
+        excludes="--swiglu")
+    qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
+    disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
+    add_qkv_bias: bool = flag(False,
+        "Biases of queries, keys and values in spite of --disable-bias-linear.",
+        idle_without="--disable-bias-linear")
+    untie_embeddings_and_output_weights: bool = flag(False, "An output matrix of its own.")
+    attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
+    hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
+        SHARE)
+    init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", NOT_NEGATIVE)
+    label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
+        SHARE)
+    z_loss_coeff: float = flag(0.0, "Weight of the squared log-partition in the loss.",
+        NOT_NEGATIVE)
+    logit_softcap: float = flag(0.0, "c of c tanh(logit / c); 0: off.", NOT_NEGATIVE)
+# fmt: on
+
+
+def _heads(flags: Flags) -> Iterator[str]:
+    model, heads = flags[ModelFlags], flags[ModelFlags].num_attention_heads
+    if model.kv_channels is None and model.hidden_size % heads:
+        yield (
+            f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
+            "change one of them, or give the width of a head with --kv-channels"
+        )
+    if model.group_query_attention and heads % (model.num_query_groups or 1):
+        yield (
+            f"--num-query-groups {model.num_query_groups} does not divide "
+            f"--num-attention-heads {heads}: every group needs as many query heads"
+        )
+
+
+def _positions(flags: Flags) -> Iterator[str]:
+    model, positions = flags[ModelFlags], flags[ModelFlags].max_position_embeddings
+    if positions is not None and model.seq_length > positions:
+        yield (
+            f"--seq-length {model.seq_length} is longer than --max-position-embeddings "
+            f"{positions}: raise the latter, or leave it out"
+        )
+
+
+def _rotation(flags: Flags) -> Iterator[str]:
+    model = flags[ModelFlags]
+    if model.position_embedding_type != "rope":
+        return
+    head = model.kv_channels or model.hidden_size // model.num_attention_heads
+    rotated = int(head * model.rotary_percent)
+    if rotated < 2 or rotated % 2:
+        yield (
+            f"--rotary-percent {model.rotary_percent} rotates {rotated} of the {head} "
+            "channels of a head: it takes an even number of them, at least 2"
+        )
+
+
+MODEL_RULES: Final = (_heads, _positions, _rotation)
+"""The mistakes that they find make a run impossible."""

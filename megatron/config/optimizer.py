@@ -1,0 +1,262 @@
+"""The optimizer, and the rates that change during a run: flags, rules, spans."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag, option_of, required
+from megatron.config.groups import Flags, Rule
+from megatron.config.train import TrainFlags, iterations
+from megatron.optimizer.config import (
+    AnnealingStyle,
+    Coefficients,
+    DecayStyle,
+    IncreaseStyle,
+    Precision,
+    ScaleMode,
+)
+
+_WSD: Final = "--lr-decay-style WSD"
+_MUON: Final = "--optimizer muon"
+_SGD: Final = "--optimizer sgd"
+_NO_ADAM: Final = "--optimizer sgd or --skip-train"
+_INCREASE: Final = "--weight-decay-incr-style linear or --weight-decay-incr-style cosine"
+_ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class OptimizerFlags:
+    """The optimizer, clipping, learning rate and weight decay."""
+
+    lr: float = required("Peak learning rate.", POSITIVE)
+    min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
+        idle_with="--lr-decay-style constant")
+    lr_decay_style: DecayStyle = flag("linear",
+        "How the rate falls after the warm-up. WSD: it stays, and falls at the end of the span "
+        "only.")
+    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
+        unset="--train-iters", excludes="--lr-decay-samples")
+    lr_decay_samples: int | None = flag(None, "The same in samples, for --train-samples.", COUNT,
+        unset="--train-samples")
+    lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
+        excludes="--lr-warmup-samples or --lr-warmup-fraction")
+    lr_warmup_samples: int = flag(0, "The same in samples, for --train-samples.", NOT_NEGATIVE,
+        excludes="--lr-warmup-fraction")
+    lr_warmup_fraction: float | None = flag(None, "The same as a share of the decay span.", SHARE,
+        unset="by one of the above")
+    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
+        idle_without="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
+    lr_wsd_decay_style: AnnealingStyle = flag("exponential", "How WSD lets the rate fall.",
+        idle_without=_WSD)
+    lr_wsd_decay_iters: int | None = flag(None,
+        "Iterations over which it falls, the last ones of the decay span.", NOT_NEGATIVE,
+        unset="required with --lr-decay-style WSD", idle_without=_WSD,
+        excludes="--lr-wsd-decay-samples")
+    lr_wsd_decay_samples: int | None = flag(None, "The same in samples, for --train-samples.",
+        NOT_NEGATIVE, unset="by --lr-wsd-decay-iters", idle_without=_WSD)
+    decoupled_lr: float | None = flag(None,
+        "Peak learning rate of the input and the output layer.", POSITIVE, unset="--lr")
+    decoupled_min_lr: float | None = flag(None, "Their final learning rate.", NOT_NEGATIVE,
+        unset="--min-lr", idle_without="--decoupled-lr", idle_with="--lr-decay-style constant")
+    weight_decay: float = flag(0.01,
+        "Not on biases and vectors; decoupled from the gradient, but for SGD.", NOT_NEGATIVE,
+        idle_with=_INCREASE)
+    weight_decay_incr_style: IncreaseStyle = flag("constant",
+        "How the weight decay goes from its start to its end, over the whole run.")
+    start_weight_decay: float | None = flag(None, "Weight decay of the first step.", NOT_NEGATIVE,
+        unset="required if it is not constant")
+    end_weight_decay: float | None = flag(None, "Weight decay at the end.", NOT_NEGATIVE,
+        unset="required if it is not constant")
+    optimizer: Literal["adam", "sgd", "muon"] = flag("adam",
+        "adam: with decoupled weight decay; sgd: with momentum, and decay added to the gradient; "
+        "muon: for the matrices of the layers, and Adam for all other weights.")
+    optimizer_impl: Literal["auto", "local", "apex", "torch"] = flag("auto",
+        "Whose AdamW updates on GPUs. local: one Triton kernel of this project; apex: "
+        "apex.optimizers.FusedAdam, where NVIDIA's package is; torch: PyTorch's. auto: the first "
+        "of them that is there.", idle_with=_NO_ADAM)
+    adam_beta1: float = flag(0.9, "First-moment decay.", SHARE, idle_with=_SGD)
+    adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE, idle_with=_SGD)
+    adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE,
+        idle_with=_SGD)
+    sgd_momentum: float = flag(0.9, "Share of the sum of gradients that a step of SGD keeps.",
+        SHARE, idle_without=_SGD)
+    muon_momentum: float = flag(0.95, "Share of the mean of gradients that a step of Muon keeps.",
+        SHARE, idle_without=_MUON)
+    muon_nesterov: bool = flag(False, "Mix the gradient with the new mean.", idle_without=_MUON)
+    muon_num_ns_steps: int = flag(5, "Newton-Schulz steps.", COUNT, idle_without=_MUON)
+    muon_coefficient_type: Coefficients = flag("quintic",
+        "Their coefficients. quintic and aol are sets of 5 and 4, which the steps repeat; "
+        "polar_express is one for 8 steps or more.", idle_without=_MUON)
+    muon_scale_mode: ScaleMode = flag("spectral",
+        "Length of an update of m rows and n columns: root of max(m, n), of m / n, or of "
+        "max(1, m / n).", idle_without=_MUON)
+    muon_extra_scale_factor: float = flag(1.0, "By which it is multiplied besides.", POSITIVE,
+        idle_without=_MUON)
+    muon_fp32_matmul_prec: Precision = flag("medium",
+        "Precision of the products of Newton-Schulz steps. medium: bf16; high: TF32 where there "
+        "is; highest: fp32.", idle_without=_MUON)
+    muon_no_split_qkv: bool = flag(False,
+        "Take queries, keys and values of a layer for one matrix, not three.", idle_without=_MUON)
+    clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.", NOT_NEGATIVE)
+    enable_optimizer_post_validation: bool = flag(False,
+        "Step without waiting for the other ranks, and take back a step that proves wrong.")
+# fmt: on
+
+
+class Spans(NamedTuple):
+    """The spans of the learning rate, in samples.
+
+    Attributes:
+        decay: until the final rate is reached, warm-up included.
+        warmup: of the warm-up; a share of the decay need not be whole.
+        annealing: at the end of the decay in which the rate of WSD falls.
+    """
+
+    decay: int
+    warmup: float
+    annealing: int
+
+
+def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
+    """Return the spans of the learning rate, given in iterations or in samples."""
+    length = iterations(train)
+    batch = length.batch
+    decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
+    decay = decay or train.train_samples or length.samples
+    warmup: float = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
+    if flags.lr_warmup_fraction:
+        warmup = flags.lr_warmup_fraction * decay
+    annealing = flags.lr_wsd_decay_samples or (flags.lr_wsd_decay_iters or 0) * batch
+    return Spans(decay, warmup, annealing)
+
+
+def _learning_rates(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    if optimizer.min_lr > optimizer.lr:
+        yield f"--min-lr {optimizer.min_lr} is above --lr {optimizer.lr}: lower it"
+    if optimizer.lr_warmup_init > optimizer.lr:
+        yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
+
+
+def _decoupled_rate(flags: Flags) -> Iterator[str]:
+    peak, floor = flags[OptimizerFlags].decoupled_lr, flags[OptimizerFlags].decoupled_min_lr
+    if peak is None:
+        return
+    if floor is not None and floor > peak:
+        yield f"--decoupled-min-lr {floor} is above --decoupled-lr {peak}: lower it"
+    elif floor is None and flags[OptimizerFlags].min_lr > peak:
+        yield (
+            f"--decoupled-lr {peak} is below --min-lr {flags[OptimizerFlags].min_lr}, to which it "
+            "would rise: give --decoupled-min-lr too"
+        )
+
+
+def _units(flags: Flags) -> Iterator[str]:
+    """The decay and the warm-up must be counted as the training is, in samples or iterations."""
+    unit, wanted = _units_of_spans(flags)
+    for name in _in_wrong_unit(flags):
+        flag = option_of(name)
+        yield (
+            f"{flag} {getattr(flags[OptimizerFlags], name)} does not go with --train-{wanted}: use "
+            f"{flag.replace(unit, wanted)}, or --train-{unit}"
+        )
+
+
+def _units_of_spans(flags: Flags) -> tuple[str, str]:
+    """The unit that no span of the learning rate may have, and that which it must."""
+    in_samples = flags[TrainFlags].train_samples is not None
+    return ("iters", "samples") if in_samples else ("samples", "iters")
+
+
+def _in_wrong_unit(flags: Flags) -> list[str]:
+    unit, _ = _units_of_spans(flags)
+    names = (f"lr_decay_{unit}", f"lr_warmup_{unit}", f"lr_wsd_decay_{unit}")
+    return [name for name in names if getattr(flags[OptimizerFlags], name)]
+
+
+def _warmup(flags: Flags) -> Iterator[str]:
+    if _in_wrong_unit(flags):
+        return  # told by the rule of the units; spans of two units cannot be compared
+    decay, warmup, _ = learning_rate_spans(flags[OptimizerFlags], flags[TrainFlags])
+    names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
+    given = next((name for name in names if getattr(flags[OptimizerFlags], name)), None)
+    if given is not None and decay and warmup >= decay:
+        yield (
+            f"{option_of(given)} {getattr(flags[OptimizerFlags], given)}: the warm-up of "
+            f"{warmup:g} "
+            f"samples is not shorter than the {decay} samples of the decay: shorten it, or "
+            "lengthen --lr-decay-iters or --lr-decay-samples"
+        )
+
+
+def _annealing(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    spans = (optimizer.lr_wsd_decay_iters, optimizer.lr_wsd_decay_samples)
+    if optimizer.lr_decay_style == "WSD" and spans == (None, None):
+        _, unit = _units_of_spans(flags)
+        yield (
+            f"--lr-decay-style WSD needs the span at the end in which the rate falls: give "
+            f"--lr-wsd-decay-{unit}"
+        )
+
+
+def _weight_decay(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    style, start, end = (
+        optimizer.weight_decay_incr_style,
+        optimizer.start_weight_decay,
+        optimizer.end_weight_decay,
+    )
+    for name, step in _ENDS.items():
+        value = getattr(optimizer, name)
+        if style == "constant" and value not in (None, optimizer.weight_decay):
+            yield (
+                f"{option_of(name)} {value} does not go with --weight-decay-incr-style constant: "
+                "make that linear or cosine, or leave it out"
+            )
+        if style != "constant" and value is None:
+            yield (
+                f"--weight-decay-incr-style {style} needs the weight decay of the {step}: give "
+                f"{option_of(name)}"
+            )
+    if style != "constant" and start is not None and end is not None and end < start:
+        yield f"--end-weight-decay {end} is below --start-weight-decay {start}: raise it"
+
+
+def _idle_decay(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
+        return  # a constant rate needs the decay span only if the warm-up is a share of it
+    for name in ("lr_decay_iters", "lr_decay_samples"):
+        if value := getattr(optimizer, name):
+            yield f"{option_of(name)} {value} changes nothing with --lr-decay-style constant"
+
+
+def _idle_ends(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    if optimizer.weight_decay_incr_style == "constant":
+        for name in _ENDS:
+            if getattr(optimizer, name) == optimizer.weight_decay:
+                yield (
+                    f"{option_of(name)} {optimizer.weight_decay} changes nothing: it is the "
+                    "constant --weight-decay"
+                )
+
+
+OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
+    _learning_rates,
+    _decoupled_rate,
+    _units,
+    _warmup,
+    _annealing,
+    _weight_decay,
+)
+"""The mistakes that they find make a run impossible."""
+
+OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
+    _idle_decay,
+    _idle_ends,
+)
+"""The flags that they find change nothing beside the others."""

@@ -1,0 +1,182 @@
+"""Which optimizer a run takes, and whose AdamW: what is asked for, and what this machine has."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
+
+from megatron.config.declare import option_of
+from megatron.config.groups import Flags, Rule, copied
+from megatron.config.log import LogFlags
+from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
+from megatron.config.parallelism import on_cuda
+from megatron.config.precision import PrecisionFlags, loss_scale_config, narrow_types
+from megatron.config.train import TrainFlags, iterations
+from megatron.optimizer.apex_adamw import load_fused_adam
+from megatron.optimizer.config import Implementation, MuonConfig, OptimizerConfig
+from megatron.optimizer.newton_schulz import coefficients
+
+_FLAG: Final = "--optimizer-impl"
+INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
+
+
+def optimizer_config(flags: Flags) -> OptimizerConfig:
+    """The optimizer and its rates, their spans in samples."""
+    optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
+    spans = learning_rate_spans(optimizer, train)
+    return copied(
+        OptimizerConfig,
+        optimizer,
+        lr_decay_samples=spans.decay,
+        lr_warmup_samples=spans.warmup,
+        lr_wsd_decay_samples=spans.annealing,
+        weight_decay_samples=train.train_samples or iterations(train).samples,
+        muon=muon_config(optimizer),
+        post_validation=optimizer.enable_optimizer_post_validation,
+        loss_scale=loss_scale_config(flags[PrecisionFlags]),
+        implementation=implementation_of(flags),
+        exp_avg_dtype=flags[PrecisionFlags].exp_avg_dtype,
+        exp_avg_sq_dtype=flags[PrecisionFlags].exp_avg_sq_dtype,
+    )
+
+
+def muon_config(flags: OptimizerFlags) -> MuonConfig:
+    """Muon's settings: its flags without their common beginning."""
+    prefix = "muon_"
+    same = {
+        name.removeprefix(prefix): value
+        for name, value in vars(flags).items()
+        if name.startswith(prefix) and name != "muon_no_split_qkv"
+    }
+    return MuonConfig(split_qkv=not flags.muon_no_split_qkv, **same)
+
+
+def implementation_of(flags: Flags) -> Implementation:
+    """Return whose AdamW updates."""
+    asked = flags[OptimizerFlags].optimizer_impl
+    if not _updates(flags) or flags[LogFlags].dry_run:
+        return "local"
+    if asked == "auto":
+        needs = _lack_of_own(flags) is not None and not _is_narrow(flags)
+        return "apex" if needs and _lack_of_apex(flags) is None else "local"
+    if asked == "apex":
+        return "apex" if _lack_of_apex(flags) is None else "local"
+    return asked
+
+
+def _updates(flags: Flags) -> bool:
+    """Whether Adam has anything to update."""
+    return flags[OptimizerFlags].optimizer != "sgd" and not flags[TrainFlags].skip_train
+
+
+def _is_narrow(flags: Flags) -> bool:
+    return bool(narrow_types(flags[PrecisionFlags]))
+
+
+def _lack_of_own(flags: Flags) -> str | None:
+    """Return what this machine lacks for the Triton kernel; ``None``: nothing."""
+    if not on_cuda(flags):
+        return "it is for GPUs only"
+    return None if find_spec("triton") else "Triton is not installed"
+
+
+def _lack_of_apex(flags: Flags) -> str | None:
+    """Return what this machine lacks for apex's; ``None``: nothing."""
+    if not on_cuda(flags):
+        return "it is for GPUs only"
+    try:
+        load_fused_adam()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _narrow_types(flags: Flags) -> Iterator[str]:
+    if flags[OptimizerFlags].optimizer_impl != "apex" or not _updates(flags):
+        return
+    for name in narrow_types(flags[PrecisionFlags]):
+        yield (
+            f"{option_of(name)} {getattr(flags[PrecisionFlags], name)} does not go with "
+            f"{_FLAG} "
+            "apex, whose gradients and moments are fp32 as the master weights are: use fp32, "
+            f"or leave {_FLAG} out"
+        )
+
+
+def _states(flags: Flags) -> Iterator[str]:
+    precision, kind = flags[PrecisionFlags], flags[OptimizerFlags].optimizer
+    narrow = narrow_types(precision)
+    if narrow and precision.use_precision_aware_optimizer and kind != "adam":
+        yield (
+            f"{option_of(narrow[0])} {getattr(precision, narrow[0])} does not go with --optimizer "
+            f"{kind}, whose states are fp32: use fp32, or --optimizer adam"
+        )
+
+
+def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
+    asked = flags[OptimizerFlags].optimizer_impl
+    if flags[LogFlags].dry_run and asked != "auto" and _updates(flags):
+        yield (
+            f"{_FLAG} {asked} changes nothing in a dry run, which counts the bytes of a step that "
+            "moves each of them once"
+        )
+
+
+def _taken_instead(flags: Flags) -> Iterator[str]:
+    """Note that what is asked for is not here, or is what there is anyway."""
+    asked = flags[OptimizerFlags].optimizer_impl
+    if not _updates(flags) or asked == "auto":
+        return
+    own = _lack_of_own(flags)
+    there = "PyTorch's AdamW updates" if own else "the Triton kernel updates"
+    if asked == "apex" and (lack := _lack_of_apex(flags)):
+        way_out = f" ({INSTALL})" if on_cuda(flags) else ""
+        yield f"{_FLAG} apex changes nothing: {lack}{way_out}; {there}"
+    elif asked == "local" and own:
+        yield f"{_FLAG} local changes nothing: {own}; {there}"
+    elif asked == "torch" and not on_cuda(flags):
+        yield f"{_FLAG} torch changes nothing: {there} on CPUs anyway"
+
+
+def _neither_is_here(flags: Flags) -> Iterator[str]:
+    """Say what ``auto`` takes on GPUs where no kernel updates in one pass."""
+    is_auto = flags[OptimizerFlags].optimizer_impl == "auto" and _updates(flags)
+    if not is_auto or not on_cuda(flags) or (own := _lack_of_own(flags)) is None:
+        return
+    apex = "it takes no 16 bits" if _is_narrow(flags) else _lack_of_apex(flags)
+    if apex is None:
+        yield f"{_FLAG} auto takes apex's FusedAdam: the Triton kernel is not here ({own})"
+    else:
+        yield (
+            f"{_FLAG} auto takes PyTorch's AdamW: neither the Triton kernel is here ({own}) nor "
+            f"apex's FusedAdam ({apex})"
+        )
+
+
+def _newton_schulz(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerFlags]
+    if optimizer.optimizer == "muon":
+        try:
+            coefficients(optimizer.muon_coefficient_type, optimizer.muon_num_ns_steps)
+        except ValueError as error:
+            yield f"--muon-num-ns-steps {optimizer.muon_num_ns_steps}: {error}"
+
+
+def _predicted_without_products(flags: Flags) -> Iterator[str]:
+    if flags[LogFlags].dry_run and flags[OptimizerFlags].optimizer == "muon":
+        yield (
+            "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
+            "moves: its products are not counted"
+        )
+
+
+IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states)
+"""The mistakes that they find make a run impossible."""
+
+IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (
+    _predicted_without_products,
+    _predicted_as_one_pass,
+)
+"""The flags that they find change nothing beside the others."""
+
+IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)
+"""Notes on what this machine has."""

@@ -1,0 +1,138 @@
+"""The layout over ranks: flags, sizes, and the rules about what ranks can share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Literal
+
+import torch
+
+from megatron.config.declare import MINUTES, RANKS, WIDTH, flag
+from megatron.config.groups import Flags
+from megatron.config.layers import LayerFlags, sound_model
+from megatron.config.log import LogFlags
+from megatron.config.model import ModelFlags
+from megatron.model.cut_faults import faults_of_cut
+from megatron.schedules.treatments import TREATMENTS
+
+DEFAULT_TREATMENT: Final = "none"
+AUTO_TREATMENT: Final = "auto"
+"""Leaves the choice of the treatment to the plan."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ParallelFlags:
+    """The layout over ranks."""
+
+    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", RANKS)
+    vocab_parallel: str | None = flag(None,
+        "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
+        "with fewer transformer layers there. The others split them into passes of every rank, "
+        "with one barrier (vocab-2), two (vocab-1), three (naive), or two without overlap "
+        "(interlaced). auto takes the fastest of none, redis, vocab-1, vocab-2 and interlaced.",
+        choices=(*TREATMENTS, AUTO_TREATMENT), unset=DEFAULT_TREATMENT)
+    enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
+    disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
+        idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
+    use_interlaced_schedule: bool = flag(False,
+        "The original's name of --vocab-parallel interlaced.")
+    vocab_recompute: bool = flag(False,
+        "Keep no logits for the output layer's backward, which forms them again: one more product, "
+        "and less memory, under every treatment.", idle_with="--skip-train")
+    make_vocab_size_divisible_by: int = flag(128,
+        "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
+    tensor_model_parallel_size: int = flag(1,
+        "Tensor-parallel ranks: as many share every layer, by its heads and columns.", RANKS)
+    sequence_parallel: bool = flag(False,
+        "Tensor-parallel ranks also share the sequence wherever they do not share a layer.")
+    context_parallel_size: int = flag(1,
+        "Ranks that share every sequence; attention gathers keys and values over them.", RANKS)
+    device: Literal["auto", "cpu", "cuda"] = flag("auto",
+        "Device to compute on; auto takes CUDA if there is a CUDA device.")
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
+        unset="nccl on CUDA, gloo on CPUs")
+    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", MINUTES)
+# fmt: on
+
+
+def on_cuda(flags: Flags) -> bool:
+    """Return whether the ranks compute on CUDA devices."""
+    return flags[ParallelFlags].device != "cpu" and torch.cuda.is_available()
+
+
+def ranks_of_replica(flags: ParallelFlags) -> int:
+    """Return how many ranks work on a microbatch together, p x t x c."""
+    sizes = flags.pipeline_model_parallel_size, flags.tensor_model_parallel_size
+    return prod(sizes) * flags.context_parallel_size
+
+
+def number_of_replicas(flags: Flags) -> int:
+    """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
+    named = flags[LogFlags].dry_run_replicas if flags[LogFlags].dry_run else None
+    return named or max(1, flags.world_size // ranks_of_replica(flags[ParallelFlags]))
+
+
+def _cuts(flags: Flags) -> Iterator[str]:
+    ranks, sequence = _size(flags), flags[ParallelFlags].sequence_parallel
+    if ranks == 1:
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule tells it
+        return
+    yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
+    if model.hidden_size % ranks:  # unless the width of a head is given, heads see to it
+        yield (
+            f"--tensor-model-parallel-size {ranks} does not divide --hidden-size "
+            f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "
+            f"{ranks}, or fewer ranks"
+        )
+
+
+def _no_parts(flags: Flags) -> Iterator[str]:
+    if flags[ParallelFlags].sequence_parallel and _size(flags) == 1:
+        yield (
+            "--sequence-parallel changes nothing at --tensor-model-parallel-size 1: the sequence "
+            "is split over tensor-parallel ranks"
+        )
+
+
+def _size(flags: Flags) -> int:
+    return flags[ParallelFlags].tensor_model_parallel_size
+
+
+TENSOR_RULES = (_cuts,)
+TENSOR_NOTES = (_no_parts,)
+
+
+def _sequence(flags: Flags) -> Iterator[str]:
+    ranks, length = flags[ParallelFlags].context_parallel_size, flags[ModelFlags].seq_length
+    if ranks == 1:
+        return
+    tensor = flags[ParallelFlags].tensor_model_parallel_size
+    parts = tensor if flags[ParallelFlags].sequence_parallel else 1
+    if length % (2 * ranks):
+        yield (
+            f"--context-parallel-size {ranks} does not divide --seq-length {length} into two equal "
+            f"chunks for every rank: choose a multiple of {2 * ranks}, or fewer ranks"
+        )
+    elif length // ranks % parts:
+        yield (
+            f"--context-parallel-size {ranks} leaves a rank {length // ranks} of the tokens of "
+            f"--seq-length {length}, which --sequence-parallel cannot divide among "
+            f"--tensor-model-parallel-size {tensor}: choose a multiple of {2 * ranks * parts}"
+        )
+
+
+def _next_tokens(flags: Flags) -> Iterator[str]:
+    ranks, depths = flags[ParallelFlags].context_parallel_size, flags[LayerFlags].mtp_num_layers
+    if ranks > 1 and depths:
+        yield (
+            f"--mtp-num-layers {depths} with --context-parallel-size {ranks}: the tokens that "
+            "follow the end of a chunk are on another rank: leave one of them out"
+        )
+
+
+CONTEXT_RULES = (_sequence, _next_tokens)

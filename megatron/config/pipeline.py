@@ -1,0 +1,222 @@
+"""The pipeline that the flags ask for: schedule, treatment of the vocabulary, layers of the stages.
+
+Flags that ask for different things are refused together.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+from megatron.config.groups import Flags, Rule, faults_of
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import ParallelFlags, number_of_replicas
+from megatron.config.schedule import (
+    ACCOUNTS,
+    AUTO_FLAG,
+    CHUNKS,
+    FILE_SCHEDULES,
+    LAYOUT,
+    Ask,
+    PipelineFlags,
+    chunks_of,
+    compares_treatments,
+    distributions,
+    given_flags,
+    leaves_one_chunk,
+    schedule_of,
+    schedules_asked,
+    treatment_of,
+    treatments_asked,
+    treatments_of,
+)
+from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
+from megatron.config.train import TrainFlags
+from megatron.model.distribution import LayerDistribution, distribute
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.plan import Plan
+from megatron.schedules.plan_file import load_any_plan, misfits
+from megatron.schedules.plan_file import treatments_of as treatments_of_plan
+from megatron.schedules.request import MOST_FORWARDS
+
+
+class Pipeline(NamedTuple):
+    """The pipeline that the flags ask for.
+
+    Attributes:
+        schedule: a name of ``TRAINABLE_SCHEDULES``.
+        treatment: treatment of the vocabulary.
+        virtual_stages: chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
+        layers: how the transformer layers are spread over the stages.
+    """
+
+    schedule: str
+    treatment: str
+    virtual_stages: int | None
+    layers: LayerDistribution
+
+
+def settle_pipeline(flags: Flags, treatment: str | None = None) -> Pipeline:
+    """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``.
+
+    Args:
+        flags: as given.
+        treatment: of ``treatments_of`` the flags; ``None``: the first.
+    """
+    treatment = treatment_of(flags) if treatment is None else treatment
+    chunks = None if leaves_one_chunk(flags) else chunks_of(flags)
+    return Pipeline(schedule_of(flags), treatment, chunks, distribution_of(flags, treatment))
+
+
+def size_faults(flags: Flags, replicas: int) -> Iterator[str]:
+    """Refuse numbers of which no plan can be made, before anybody waits for it.
+
+    Args:
+        flags: as given.
+        replicas: of the model.
+
+    Yields:
+        A line that begins with the flag of the largest number.
+    """
+    train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    of_a_microbatch = train.micro_batch_size * replicas
+    microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
+    chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
+    forwards = ranks * chunks * microbatches
+    if forwards <= MOST_FORWARDS:
+        return
+    asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
+    worst = max(
+        (microbatches, f"--global-batch-size {train.global_batch_size}"),
+        (chunks, asked),
+        (ranks, f"--pipeline-model-parallel-size {ranks}"),
+    )[1]
+    yield (
+        f"{worst} is too much: {microbatches:,} microbatches x {chunks:,} chunk(s) x {ranks:,} "
+        f"rank(s) are {forwards:,} forward passes an iteration, and a plan has at most "
+        f"{MOST_FORWARDS:,}: lower it, or raise --micro-batch-size"
+    )
+
+
+def _one_schedule(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(schedules_asked(flags))
+
+
+def _one_treatment(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(treatments_asked(flags))
+
+
+def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
+    given = list(asks)
+    for other in given[1:]:
+        if not set(other.wishes) & set(given[0].wishes):
+            yield (
+                f"{given[0].flag} asks for {given[0].wishes[0]} here and {other.flag} for "
+                f"{other.wishes[0]}: give one of them"
+            )
+
+
+def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to compare treatments beside a flag, a plan or costs that belong to one of them."""
+    if not compares_treatments(flags):
+        return
+    pipeline = flags[PipelineFlags]
+    for ask in treatments_asked(flags):
+        if ask.flag != AUTO_FLAG:
+            yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
+    for given in given_flags(pipeline, "schedule_file", "measured_costs"):
+        yield (
+            f"{given} belongs to one treatment of the vocabulary, and {AUTO_FLAG} compares "
+            "several: name one"
+        )
+    if len(left := treatments_of(flags)) == 1:
+        others = ", ".join(given_flags(pipeline, *ACCOUNTS))
+        yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
+
+
+def _auto_treatment_note(flags: Flags) -> Iterator[str]:
+    if compares_treatments(flags) and (others := distributions(flags)):
+        yield (f"{AUTO_FLAG} does not compare redis: {others[0]} says how many layers a stage has")
+
+
+def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
+    costs, schedule = flags[PipelineFlags].measured_costs, schedule_of(flags)
+    if TRAITS[schedule].compares and costs is not None:
+        yield (
+            f"--measured-costs {costs} are those of one schedule's stages, and "
+            f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "
+            "with --profile-schedule-start and --replan"
+        )
+
+
+def _file_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule = schedule_of(flags)
+    if schedule in FILE_SCHEDULES and flags[PipelineFlags].schedule_file is None:
+        yield (
+            f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
+            "tools/simulate.py --save-plan writes such files"
+        )
+
+
+def _limit_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule, limit = schedule_of(flags), flags[PipelineFlags].zero_bubble_max_pending_backward
+    if TRAITS[schedule].needs_memory_limit and limit is None:
+        yield (
+            f"--pipeline-schedule {schedule} fills the memory it is given: add "
+            "--zero-bubble-max-pending-backward MICROBATCHES"
+        )
+
+
+PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
+"""The rules about flags of the pipeline that change nothing beside the others."""
+
+PIPELINE_RULES: Final[tuple[Rule, ...]] = (
+    _one_schedule,
+    _one_treatment,
+    _auto_treatment_rule,
+    _costs_of_one_schedule,
+    _file_of_schedule,
+    _limit_of_schedule,
+    *STAGE_RULES,
+)
+"""The rules about the flags of the pipeline; see ``megatron.config.topics``."""
+
+
+def _plan_size(flags: Flags) -> Iterator[str]:
+    yield from size_faults(flags, number_of_replicas(flags))
+
+
+def _plan_file(flags: Flags) -> Iterator[str]:
+    """Compare a plan's file with the flags; every difference has a line of its own."""
+    file, train = flags[PipelineFlags].schedule_file, flags[TrainFlags]
+    if file is None:
+        return
+    try:
+        plan = load_any_plan(file)
+    except ValueError as error:
+        yield f"--schedule-file: {error}"
+        return
+    share = (train.micro_batch_size or 1) * number_of_replicas(flags)
+    batch = train.global_batch_size or share
+    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    for misfit in misfits(plan, ranks, batch // share, treatment_of(flags)):
+        way_out = {
+            "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "vocabulary": f"--vocab-parallel {treatments_of_plan(plan)[0]}",
+        }[misfit.field]
+        yield f"--schedule-file {file} {misfit.fault}: give {way_out}, or another file"
+    yield from _layers_of_plan(plan, flags)
+
+
+def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Spread the layers over the stages of a plan's file, if that needs no costs."""
+    try:
+        layers = settle_pipeline(flags).layers
+    except ValueError:
+        return  # the rules about the flags tell it
+    if layers.kind != "redis":
+        spread = partial(distribute, layers, flags[ModelFlags].num_layers, len(plan.stages))
+        yield from faults_of(spread)
+
+
+PLAN_RULES = (_plan_size, _plan_file)

@@ -1,0 +1,141 @@
+"""fp16 with its loss scale, and the types of gradients and moments: flags and rules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from megatron.config.declare import COUNT, POSITIVE, flag, option_of
+from megatron.config.groups import Flags, Rule
+from megatron.config.log import LogFlags
+from megatron.config.train import TrainFlags
+from megatron.optimizer.config import LossScaleConfig, MomentType
+
+_FP16: Final = "--fp16"
+_CONSTANT: Final = "--loss-scale"
+NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
+"""What a dry run in fp32 is told."""
+
+_TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class PrecisionFlags:
+    """fp16 with its loss scale, and types of gradients and moments."""
+
+    fp16: bool = flag(False,
+        "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
+        "fp32.", excludes="--bf16")
+    loss_scale: float | None = flag(None, "A loss scale that never changes.", POSITIVE,
+        unset="one that changes", idle_without=_FP16)
+    initial_loss_scale: float = flag(2.0**32, "The first loss scale.", POSITIVE,
+        idle_without=_FP16, idle_with=_CONSTANT)
+    min_loss_scale: float = flag(1.0, "The least loss scale.", POSITIVE, idle_without=_FP16,
+        idle_with=_CONSTANT)
+    loss_scale_window: int = flag(1000,
+        "Steps without an overflow after which the loss scale is doubled.", COUNT,
+        idle_without=_FP16, idle_with=_CONSTANT)
+    hysteresis: int = flag(2,
+        "Overflows after which the loss scale is halved, each time from then on until it is "
+        "doubled.", COUNT, idle_without=_FP16, idle_with=_CONSTANT)
+    use_precision_aware_optimizer: bool = flag(False,
+        "Allow other types of gradients and moments, with --optimizer adam; as in Megatron they "
+        "need it.")
+    main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",
+        "Type in which the gradients of an iteration add up and are reduced.")
+    exp_avg_dtype: MomentType = flag("fp32",
+        "Type in which Adam's first moment is kept; it is updated in fp32.")
+    exp_avg_sq_dtype: MomentType = flag("fp32",
+        "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
+        "the changes of the default --adam-beta2.")
+    fp32_residual_connection: bool = flag(False,
+        "Keep the residual stream, and the tensors between stages, in fp32.",
+        idle_without="--bf16 or --fp16")
+# fmt: on
+
+
+def activation_dtype(flags: Flags) -> torch.dtype:
+    """The type of parameters and activations."""
+    if flags[PrecisionFlags].fp16:
+        return torch.float16
+    return torch.bfloat16 if flags[TrainFlags].bf16 else torch.float32
+
+
+def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
+    """The type in which gradients add up."""
+    return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
+
+
+def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
+    """The loss scale, which only fp16 has."""
+    if not flags.fp16:
+        return None
+    return LossScaleConfig(
+        constant=flags.loss_scale,
+        initial=flags.initial_loss_scale,
+        minimum=flags.min_loss_scale,
+        window=flags.loss_scale_window,
+        hysteresis=flags.hysteresis,
+    )
+
+
+def narrow_types(flags: PrecisionFlags) -> list[str]:
+    """Return the names of the flags that ask for gradients or moments of 16 bits."""
+    return [name for name in _TYPES if getattr(flags, name) != "fp32"]
+
+
+def _least_scale(flags: Flags) -> Iterator[str]:
+    precision = flags[PrecisionFlags]
+    if not precision.fp16 or precision.loss_scale is not None:
+        return
+    if precision.min_loss_scale > precision.initial_loss_scale:
+        yield (
+            f"--min-loss-scale {precision.min_loss_scale:g} is above --initial-loss-scale "
+            f"{precision.initial_loss_scale:g}: lower it"
+        )
+
+
+def _narrow_types(flags: Flags) -> Iterator[str]:
+    """Megatron asks for the flag that allows them."""
+    precision = flags[PrecisionFlags]
+    narrow = narrow_types(precision)
+    if narrow and not precision.use_precision_aware_optimizer:
+        for name in narrow:
+            yield (
+                f"{option_of(name)} {getattr(precision, name)} needs "
+                "--use-precision-aware-optimizer, as in Megatron: add it, or use fp32"
+            )
+    if precision.main_grads_dtype == "bf16" and not (flags[TrainFlags].bf16 or precision.fp16):
+        yield (
+            "--main-grads-dtype bf16: gradients are as exact as the activations, which are fp32: "
+            "add --bf16 or --fp16, or use fp32"
+        )
+
+
+def _counted_type(flags: Flags) -> Iterator[str]:
+    """The dry run's costs are those of 16 bits."""
+    if flags[LogFlags].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
+        yield NEEDS_16_BITS
+
+
+def _idle_awareness(flags: Flags) -> Iterator[str]:
+    precision = flags[PrecisionFlags]
+    if precision.use_precision_aware_optimizer and not narrow_types(precision):
+        yield (
+            "--use-precision-aware-optimizer changes nothing: --main-grads-dtype, --exp-avg-dtype "
+            "and --exp-avg-sq-dtype are fp32"
+        )
+
+
+PRECISION_RULES: Final[tuple[Rule, ...]] = (
+    _least_scale,
+    _narrow_types,
+    _counted_type,
+)
+"""The mistakes that they find make a run impossible."""
+
+PRECISION_NOTES: Final[tuple[Rule, ...]] = (_idle_awareness,)
+"""The flags that they find change nothing beside the others."""

@@ -1,0 +1,90 @@
+"""What the backward computes again: flags, rules, and what they ask for together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from megatron.config.declare import COUNT, flag
+from megatron.config.groups import Flags
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+
+_FULL: Final = "--recompute-granularity full"
+_SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
+EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
+"""What asks for every layer to be computed again, from its input."""
+
+_ELSEWHERE: Final = {
+    "moe": "there are no experts",
+    "moe_act": "there are no experts",
+    "shared_experts": "there are no experts",
+    "mla_up_proj": "there is no multi-latent attention",
+}
+"""Modules that Megatron-LM names and models here do not have."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class RecomputeFlags:
+    """What the backward computes again instead of keeping it."""
+
+    recompute_activations: bool = flag(False, "The same as --recompute-granularity selective.",
+        excludes=_FULL)
+    recompute_granularity: Literal["selective", "full"] | None = flag(None,
+        "full: layers are computed again from the input of the first of them; selective: only "
+        "the parts of each layer that --recompute-modules names.", unset="nothing is")
+    recompute_modules: tuple[str, ...] = flag((),
+        "With selective: core_attn, what lies between the two projections of attention; "
+        "layernorm, the two norms; mlp, the MLP.", unset="core_attn",
+        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+    recompute_method: Literal["uniform", "block"] | None = flag(None,
+        "With full: uniform, all layers of a chunk, --recompute-num-layers together; block, the "
+        "first --recompute-num-layers layers of every chunk, one by one.",
+        unset="required with full", idle_without=_FULL, excludes=_SELECTIVE)
+    recompute_num_layers: int | None = flag(None,
+        "Layers of a group (uniform), or of every chunk (block).", COUNT, unset="1",
+        idle_without=_FULL, excludes=_SELECTIVE)
+    recompute_ahead: int | None = flag(None,
+        "Compute whole layers again in a pass of its own (R), which need not wait for the gradient "
+        "as B must; a rank may hold so many chunks between R and B.", COUNT, unset="within B",
+        metavar="CHUNKS", needs=_FULL, lack="moves whole layers, and none is computed again")
+# fmt: on
+
+
+def is_selective(flags: RecomputeFlags) -> bool:
+    """Whether parts of layers are asked for."""
+    return flags.recompute_activations or flags.recompute_granularity == "selective"
+
+
+def recomputation_of(flags: RecomputeFlags) -> Recomputation:
+    """Return what flags without a mistake ask for."""
+    if is_selective(flags):
+        named = flags.recompute_modules or ("core_attn",)
+        return Recomputation(parts=frozenset(part for part in PARTS if part in named))
+    if flags.recompute_granularity is None:
+        return NO_RECOMPUTATION
+    layers = flags.recompute_num_layers or 1
+    if flags.recompute_method == "block":
+        return Recomputation(group=1, most=layers)
+    return Recomputation(group=layers)
+
+
+def _modules(flags: Flags) -> Iterator[str]:
+    if not is_selective(flags[RecomputeFlags]):
+        return
+    for name in flags[RecomputeFlags].recompute_modules:
+        if name not in PARTS:
+            why = _ELSEWHERE.get(name, "no part of a layer has this name")
+            yield f"--recompute-modules {name}: {why}; take some of {', '.join(PARTS)}"
+
+
+def _method(flags: Flags) -> Iterator[str]:
+    asked = flags[RecomputeFlags]
+    if asked.recompute_granularity == "full" and asked.recompute_method is None:
+        yield (
+            "--recompute-granularity full does not say which layers: add --recompute-method "
+            "uniform for all of them, or block for the first --recompute-num-layers of every chunk"
+        )
+
+
+RECOMPUTE_RULES: Final = (_modules, _method)

@@ -1,0 +1,135 @@
+"""What a run records besides its printed lines: flags, rules, configuration."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from megatron.config.declare import COUNT, flag
+from megatron.config.groups import Flags, copied
+
+_CURVES: Final = "--tensorboard-dir or --wandb-project"
+TENSORBOARD: Final = ("tensorboard", "tensorboardX")
+"""Packages that write for TensorBoard; the first that is installed does it."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class RecordFlags:
+    """Records for programs, and the live display."""
+
+    log_jsonl: Path | None = flag(None,
+        "File of JSON lines: one record for every printed line, and the configuration first. A "
+        "run that goes on appends to it.", unset="none")
+    tensorboard_dir: Path | None = flag(None,
+        "Folder of curves for TensorBoard, with Megatron-LM's names.", unset="none")
+    tensorboard_log_interval: int = flag(1,
+        "Iterations between two points of the curves of loss, rate and norm; the others have one "
+        "for every --log-interval.", COUNT, idle_without=_CURVES)
+    tensorboard_queue_size: int = flag(1000, "Points that may wait to be written.", COUNT,
+        idle_without="--tensorboard-dir")
+    log_timers_to_tensorboard: bool = flag(False,
+        "Curves of times, throughput and the ranks' idle share too.", idle_without=_CURVES)
+    log_memory_to_tensorboard: bool = flag(False,
+        "Curves of peak memory too, of the rank that holds the most.", idle_without=_CURVES)
+    log_validation_ppl_to_tensorboard: bool = flag(False,
+        "Curves of the perplexity of evaluations too.", idle_without=_CURVES)
+    no_log_loss_scale_to_tensorboard: bool = flag(False,
+        "No curve of the loss scale.", idle_without="--fp16")
+    log_world_size_to_tensorboard: bool = flag(False,
+        "A curve of the number of ranks too.", idle_without=_CURVES)
+    wandb_project: str | None = flag(None,
+        "Project of Weights & Biases to send the same curves to.", unset="none")
+    wandb_exp_name: str | None = flag(None, "The run's name there.",
+        unset="one that Weights & Biases makes up", idle_without="--wandb-project")
+    wandb_entity: str | None = flag(None, "User or team that owns the project.",
+        unset="the one that is logged in", idle_without="--wandb-project")
+    wandb_save_dir: Path | None = flag(None, "Folder of its own files.",
+        unset="wandb in --save, else wandb", idle_without="--wandb-project")
+    log_progress: bool = flag(False,
+        "Append a line to progress.txt in the folder of --save for every start and every save, "
+        "with the throughput so far.", idle_without="--save")
+    no_live_display: bool = flag(False,
+        "Print lines only, even on a terminal, where a display of the run stands below them.")
+# fmt: on
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What a run records besides its printed lines.
+
+    Attributes:
+        log_jsonl: file of JSON lines; ``None``: none.
+        tensorboard_dir: folder of curves; ``None``: none.
+        tensorboard_log_interval: iterations between two points of a curve of every iteration.
+        tensorboard_queue_size: points that may wait to be written.
+        log_timers_to_tensorboard: curves of times, throughput and idle time too.
+        log_memory_to_tensorboard: curves of memory too.
+        log_validation_ppl_to_tensorboard: curves of perplexities too.
+        log_loss_scale_to_tensorboard: a curve of the loss scale, if losses are scaled.
+        log_world_size_to_tensorboard: a curve of the number of ranks too.
+        wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
+        wandb_exp_name: name of the run there; ``None``: it makes one up.
+        wandb_entity: owner of the project; ``None``: who is logged in.
+        wandb_save_dir: folder of its files; ``None``: its own choice.
+        progress_folder: of the file with a line for every start and save; ``None``: there is none.
+        live_display: show a display where rank 0 prints to a terminal.
+    """
+
+    log_jsonl: Path | None = None
+    tensorboard_dir: Path | None = None
+    tensorboard_log_interval: int = 1
+    tensorboard_queue_size: int = 1000
+    log_timers_to_tensorboard: bool = False
+    log_memory_to_tensorboard: bool = False
+    log_validation_ppl_to_tensorboard: bool = False
+    log_loss_scale_to_tensorboard: bool = True
+    log_world_size_to_tensorboard: bool = False
+    wandb_project: str | None = None
+    wandb_exp_name: str | None = None
+    wandb_entity: str | None = None
+    wandb_save_dir: Path | None = None
+    progress_folder: Path | None = None
+    live_display: bool = True
+
+
+def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
+    """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
+    return copied(
+        RecordConfig,
+        flags,
+        wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
+        progress_folder=save if flags.log_progress and not skip_train else None,
+        live_display=not flags.no_live_display,
+        log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
+    )
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a folder of records that is named so is none."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def _tensorboard(flags: Flags) -> Iterator[str]:
+    """``--tensorboard-dir`` needs a package that writes for TensorBoard."""
+    if flags[RecordFlags].tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
+        yield (
+            f"--tensorboard-dir {flags[RecordFlags].tensorboard_dir}: neither "
+            f"{' nor '.join(TENSORBOARD)} is installed: pip install tensorboard, or use --log-jsonl"
+        )
+
+
+def _wandb(flags: Flags) -> Iterator[str]:
+    """``--wandb-project`` needs the client of Weights & Biases."""
+    if flags[RecordFlags].wandb_project is not None and not is_installed("wandb"):
+        yield (
+            f"--wandb-project {flags[RecordFlags].wandb_project}: wandb is not installed: "
+            "pip install wandb, or use --log-jsonl or --tensorboard-dir"
+        )
+
+
+RECORD_RULES: Final = (_tensorboard, _wandb)
+"""The rules about packages, which a dry run does not need."""

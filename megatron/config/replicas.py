@@ -1,0 +1,216 @@
+"""Replicas of the model, of which the ranks of a job make as many as they can."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from megatron.config.cluster import ClusterFlags, ranks_of_machine
+from megatron.config.declare import COUNT, flag
+from megatron.config.groups import Flags, options_of
+from megatron.config.log import LogFlags
+from megatron.config.optimizer import OptimizerFlags
+from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
+from megatron.config.train import TrainFlags, growth_of
+from megatron.parallel.grid import Grid, Order
+from megatron.parallel.placement import fewest_hops
+from megatron.schedules.counted import counted
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ReplicaFlags:
+    """Data parallelism: as many replicas of the model as the ranks of the job make."""
+
+    overlap_grad_reduce: bool = flag(False,
+        "Reduce gradients over the replicas beside the passes, in every schedule.")
+    ddp_bucket_size: int | None = flag(None,
+        "Parameters whose gradients are reduced together.", COUNT,
+        unset="400,000,000, or 1,000,000 for each replica if that is more",
+        excludes="--ddp-num-buckets")
+    ddp_num_buckets: int | None = flag(None,
+        "About so many buckets a rank; no parameter is cut. Another way to give their size.", COUNT,
+        unset="by --ddp-bucket-size")
+    use_distributed_optimizer: bool = flag(False,
+        "Every replica keeps the optimizer's state of its own share of the parameters only "
+        "(ZeRO-1), updates these, and gathers the others.")
+    overlap_param_gather: bool = flag(False,
+        "Gather updated parameters beside passes that do not read them.")
+    grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
+    use_tp_pp_dp_mapping: bool = flag(False,
+        "Number the ranks of a pipeline in a row, not those of a replica group.")
+# fmt: on
+
+
+@dataclass(frozen=True)
+class ReplicaConfig:
+    """Data parallelism: what ranks with the same parameters do together.
+
+    Attributes:
+        size: such ranks: one for each of d replicas, or for each of their c parts of the sequence.
+        overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
+            last pass.
+        bucket_size: parameters after which a bucket is full; ``None``: a default.
+        buckets: of a rank, about; ``None``: as many as that size makes.
+        reduce_dtype: in which gradients are reduced; ``None``: as they add up.
+        shard_optimizer: each of them keeps the optimizer's state of its own shards only (ZeRO-1).
+        overlap_gather: gather updated parameters beside passes that do not read them; otherwise
+            before the first pass.
+        order: in which the ranks of the job are numbered.
+    """
+
+    size: int = 1
+    overlap: bool = False
+    bucket_size: int | None = None
+    buckets: int | None = None
+    reduce_dtype: torch.dtype | None = None
+    shard_optimizer: bool = False
+    overlap_gather: bool = False
+    order: Order = "tp-dp-pp"
+
+
+def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
+    """Data parallelism; all its flags change nothing where no rank has the parameters of another.
+
+    Args:
+        given: all flags.
+        replicas: of the model.
+    """
+    alike = replicas * given[ParallelFlags].context_parallel_size
+    if alike == 1:
+        return ReplicaConfig()
+    flags = given[ReplicaFlags]
+    return ReplicaConfig(
+        size=alike,
+        overlap=flags.overlap_grad_reduce,
+        bucket_size=flags.ddp_bucket_size,
+        buckets=flags.ddp_num_buckets,
+        reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
+        shard_optimizer=flags.use_distributed_optimizer,
+        overlap_gather=flags.overlap_param_gather,
+        order=rank_order(given, replicas),
+    )
+
+
+def rank_order(flags: Flags, replicas: int) -> Order:
+    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    if flags[ReplicaFlags].use_tp_pp_dp_mapping:
+        return "tp-pp-dp"
+    sizes = flags[ParallelFlags]
+    grid = Grid(
+        sizes.tensor_model_parallel_size,
+        replicas,
+        sizes.pipeline_model_parallel_size,
+        context_size=sizes.context_parallel_size,
+    )
+    ranks = ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run)
+    return flags[ClusterFlags].rank_order or fewest_hops(grid, ranks or grid.world_size)
+
+
+def _one_replica(flags: Flags) -> Iterator[str]:
+    if number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size > 1:
+        return
+    more = " (--dry-run-replicas N plans more)" if flags[LogFlags].dry_run else ""
+    for option, value in options_of(ReplicaFlags, flags[ReplicaFlags]):
+        if value:
+            yield f"{option} changes nothing: there is one replica of the model{more}"
+
+
+def _ranks(flags: Flags) -> Iterator[str]:
+    """Judge the ranks of a job; of a dry run those that it would have."""
+    world_size, replicas = flags.world_size, flags[LogFlags].dry_run_replicas
+    if flags[LogFlags].dry_run:
+        least = ranks_of_replica(flags[ParallelFlags])
+        world_size = least * replicas if replicas else max(least, world_size)
+    yield from _ranks_of(world_size, flags)
+
+
+def _ranks_of(world_size: int, flags: Flags) -> Iterator[str]:
+    size, asked = ranks_of_replica(flags[ParallelFlags]), _asked_for_a_replica(flags)
+    if size > world_size:
+        sizes = flags[ParallelFlags]
+        lower = world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
+        lowered = f", or lower it to {lower}" if lower else ", or lower both"
+        yield (
+            f"{asked} is more than the {counted(world_size, 'rank')} of this job (WORLD_SIZE): "
+            f"start {counted(size, 'rank')}{lowered}"
+        )
+    elif world_size % size:
+        below = world_size // size * size
+        yield (
+            f"{asked} does not divide the {world_size} ranks of this job (WORLD_SIZE) into whole "
+            f"replicas: start {below} or {below + size} ranks"
+        )
+    else:
+        yield from _share_of_the_batch(world_size // size, flags)
+        yield from _shares_of_growing_batches(world_size // size, flags)
+        if world_size > size or flags[ParallelFlags].context_parallel_size > 1:
+            yield from _gathering(flags)
+
+
+def _asked_for_a_replica(flags: Flags) -> str:
+    """Return the flags that say how many ranks a replica has, with what they come to."""
+    sizes = flags[ParallelFlags]
+    pipeline = f"--pipeline-model-parallel-size {sizes.pipeline_model_parallel_size}"
+    others = [
+        f"{flag} {size}"
+        for flag, size in (
+            ("--tensor-model-parallel-size", sizes.tensor_model_parallel_size),
+            ("--context-parallel-size", sizes.context_parallel_size),
+        )
+        if size > 1
+    ]
+    if not others:
+        return pipeline
+    size = counted(ranks_of_replica(sizes), "rank")
+    return f"{' and '.join(others)} with {pipeline}, {size} of a replica,"
+
+
+def _gathering(flags: Flags) -> Iterator[str]:
+    if not flags[ReplicaFlags].overlap_param_gather:
+        return
+    if not flags[ReplicaFlags].use_distributed_optimizer:
+        yield (
+            "--overlap-param-gather: every replica updates all parameters, so that nothing is "
+            "gathered: add --use-distributed-optimizer, or leave it out"
+        )
+    if flags[OptimizerFlags].enable_optimizer_post_validation:
+        yield (
+            "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
+            "that may be undone is gathered at once; leave one of them out"
+        )
+
+
+def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
+    batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
+    if batch is None or replicas == 1 or batch % micro or not batch % (micro * replicas):
+        return
+    near = max(1, batch // (micro * replicas)) * micro * replicas
+    yield (
+        f"--global-batch-size {batch} does not split into microbatches of {micro} for {replicas} "
+        f"replicas: use {near} or another multiple of {micro * replicas}"
+    )
+
+
+def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
+    try:
+        growth = growth_of(flags[TrainFlags])
+    except ValueError:
+        return  # the rules about the flags tell it
+    train = flags[TrainFlags]
+    unit = train.micro_batch_size * replicas
+    if growth is not None and not growth.are_multiples(unit):
+        given, sizes = (
+            (f"--rampup-batch-size {' '.join(train.rampup_batch_size)}", "the first two numbers")
+            if train.rampup_batch_size
+            else (f"--batch-size-steps {' '.join(train.batch_size_steps)}", "all sizes")
+        )
+        yield (
+            f"{given}: not every batch splits into microbatches of {train.micro_batch_size} for "
+            f"{replicas} replicas: make {sizes} multiples of {unit}"
+        )
+
+
+REPLICA_RULES = (_ranks,)
+REPLICA_NOTES = (_one_replica,)

@@ -1,0 +1,262 @@
+"""Flags of the pipeline, and what they ask for: schedule, treatment of the vocabulary, chunks.
+
+Several flags can ask for the same thing, in the words of Megatron, of the zero-bubble fork or of
+this project.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from megatron.config.declare import COUNT, DEPTH, NOT_NEGATIVE, flag, option_of
+from megatron.config.groups import Flags
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
+from megatron.config.pipeline_layout import readable_layout
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.treatments import TREATMENTS
+
+DEFAULT_SCHEDULE: Final = "1f1b"
+_ACCOUNTS: Final = (
+    "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split"
+)
+
+V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+"""Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
+
+ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
+"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
+
+FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
+"""The schedules whose plan is in a file."""
+
+CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
+"""The flags that give every rank several chunks."""
+
+LAYOUT: Final = "pipeline_model_parallel_layout"
+"""The flag that lists the layers of all stages."""
+
+ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+"""The flags on the layers of the first and the last stage."""
+
+ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""The flags that count a vocabulary layer as a transformer layer of its stage."""
+
+AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
+COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
+"""The treatments that ``AUTO_FLAG`` compares: naive is slower than vocab-1 and holds as much."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class PipelineFlags:
+    """The pipeline's schedule, and the layers of its stages."""
+
+    pipeline_schedule: str | None = flag(None,
+        "Schedule of the passes; auto takes the fastest of all.", choices=TRAINABLE_SCHEDULES,
+        instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
+        "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
+    schedule_file: Path | None = flag(None,
+        "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none")
+    measured_costs: Path | None = flag(None,
+        "Costs of passes to plan with, as --save-measured-costs saves them.", unset="by FLOPs")
+    zero_bubble_max_pending_backward: float | None = flag(None,
+        "The most microbatches in flight on a rank. zb-auto uses all of them, zb-v, v-half and "
+        "v-min may use all to idle less, auto takes a schedule within the limit, and a schedule "
+        "that needs more is refused.", COUNT,
+        unset="no limit",
+        metavar="MICROBATCHES")
+    search_seconds: float | None = flag(None,
+        "Time to look for a good plan; then all ranks take the best that rank 0 has found. Without "
+        "it, auto compares for 20 s on a known GPU, and a search ends by itself.",
+        NOT_NEGATIVE, unset="no limit")
+    advice_seconds: float = flag(20.0,
+        "Time of a dry run to look for settings that fit, or to plan the other schedules that auto "
+        "compares; then it says which were not tried.", NOT_NEGATIVE, idle_without="--dry-run")
+    enable_zero_bubble: bool = flag(False,
+        "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
+    zero_bubble_v_schedule: bool = flag(False,
+        "zb-v, or the schedule of --zero-bubble-v-schedule-mem-setup; with or without "
+        "--enable-zero-bubble.")
+    zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
+        "v-half, v-min or zb-v.", unset="zb", idle_without="--zero-bubble-v-schedule")
+    num_virtual_stages_per_pipeline_rank: int | None = flag(None,
+        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", DEPTH,
+        unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
+        excludes="--num-layers-per-virtual-pipeline-stage")
+    num_layers_per_virtual_pipeline_stage: int | None = flag(None,
+        "Layers of a chunk; another way to give the chunks of a rank.", DEPTH,
+        unset="by --num-virtual-stages-per-pipeline-rank")
+    layer_distribution: str | None = flag(None,
+        "Layers of the stages. even: equally many; remainder: one more on the first ones; redis: "
+        "the slowest stage as fast as possible; or a list, in the order in which the data flows.",
+        unset="even",
+        metavar="{even,remainder,redis}|N,N,...")
+    pipeline_model_parallel_layout: str | None = flag(None,
+        "The stages in Megatron-Core's words, in the order in which the data flows, as in "
+        "'Et*2|(t*2|)*6t*2L': E is the embedding, t a transformer layer, L the loss, | ends a "
+        "stage. More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
+    enable_layer_redistribution: bool = flag(False,
+        "The original's name of --vocab-parallel redis.")
+    final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
+        NOT_NEGATIVE, unset="balanced by FLOPs",
+        idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
+        "--layer-distribution redis or --vocab-parallel auto")
+    decoder_first_pipeline_num_layers: int | None = flag(None,
+        "Layers of the first stage; the others share the rest.", NOT_NEGATIVE,
+        unset="as the others", excludes=_ACCOUNTS)
+    decoder_last_pipeline_num_layers: int | None = flag(None,
+        "Layers of the last stage; the others share the rest.", NOT_NEGATIVE, unset="as the others",
+        excludes=_ACCOUNTS)
+    account_for_embedding_in_pipeline_split: bool = flag(False,
+        "The embedding counts as one of the first stage's layers.")
+    account_for_loss_in_pipeline_split: bool = flag(False,
+        "The output layer counts as one of the last stage's layers.")
+# fmt: on
+
+
+class Ask(NamedTuple):
+    """A flag with its value, and the names that it can mean; alone it means the first."""
+
+    flag: str
+    wishes: tuple[str, ...]
+
+
+def schedule_of(flags: Flags) -> str:
+    """Return the schedule that the flags ask for."""
+    whole = len(layout_of(flags)) <= flags[ParallelFlags].pipeline_model_parallel_size
+    return _agreed(schedules_asked(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
+
+
+def treatment_of(flags: Flags) -> str:
+    """Return the treatment of the vocabulary that the flags ask for."""
+    return _agreed(treatments_asked(flags), DEFAULT_TREATMENT)
+
+
+def compares_treatments(flags: Flags) -> bool:
+    """Whether the flags let the plan choose the treatment of the vocabulary."""
+    return flags[ParallelFlags].vocab_parallel == AUTO_TREATMENT
+
+
+def treatments_of(flags: Flags) -> tuple[str, ...]:
+    """Return the treatments of which the plan may take the best; one, if the flags name one.
+
+    Flags that say how many layers a stage has leave redis out; those that count a vocabulary layer
+    as a transformer layer of its stage leave the treatments out that spread it.
+    """
+    if not compares_treatments(flags):
+        return (treatment_of(flags),)
+    whole = bool(given_flags(flags[PipelineFlags], *ACCOUNTS))
+    fixed = bool(distributions(flags))
+    known = (TREATMENTS[name] for name in COMPARED_TREATMENTS)
+    return tuple(
+        own.name
+        for own in known
+        if not (own.redistributed and fixed) and not (own.is_sharded and whole)
+    )
+
+
+def distributions(flags: Flags) -> list[str]:
+    """Return all given flags on the layers of the stages, redistribution first."""
+    listed = flags[PipelineFlags].layer_distribution != "redis"
+    names = (*(["layer_distribution"] if listed else []), LAYOUT, *ENDS, *ACCOUNTS)
+    return [*redistributing(flags), *given_flags(flags[PipelineFlags], *names)]
+
+
+def redistributing(flags: Flags) -> list[str]:
+    """Return all given flags that move layers away from the vocabulary."""
+    asks = (ask for ask in treatments_asked(flags) if ask.flag != AUTO_FLAG)
+    return [ask.flag for ask in asks if TREATMENTS[ask.wishes[0]].redistributed]
+
+
+def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
+    """Return the one name that all flags can mean; if there is none, the name of the first flag."""
+    wishes = [ask.wishes for ask in asks]
+    if not wishes:
+        return otherwise
+    return next((name for name in wishes[0] if all(name in w for w in wishes)), wishes[0][0])
+
+
+def schedules_asked(flags: Flags) -> Iterator[Ask]:
+    """Yield the flags that ask for a schedule."""
+    pipeline = flags[PipelineFlags]
+    if pipeline.zero_bubble_v_schedule:
+        setup = pipeline.zero_bubble_v_schedule_mem_setup
+        name = "--zero-bubble-v-schedule"
+        if setup is not None:
+            name += f" {name}-mem-setup {setup}"
+        yield Ask(name, (V_SCHEDULES[setup or "zb"],))
+    elif pipeline.enable_zero_bubble:
+        unlimited = pipeline.zero_bubble_max_pending_backward is None
+        yield Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
+    for given in () if leaves_one_chunk(flags) else given_flags(pipeline, *CHUNKS):
+        yield Ask(given, CHUNKED_SCHEDULES)
+    for given in given_flags(pipeline, "schedule_file"):
+        yield Ask(given, FILE_SCHEDULES)
+    if (named := pipeline.pipeline_schedule) is not None:
+        yield Ask(f"--pipeline-schedule {named}", (named,))
+
+
+def treatments_asked(flags: Flags) -> Iterator[Ask]:
+    """Yield the flags that ask for a treatment of the vocabulary."""
+    return chain(
+        _split_vocabulary(flags[ParallelFlags]), _redistributed(flags[PipelineFlags]), _named(flags)
+    )
+
+
+def _split_vocabulary(flags: ParallelFlags) -> Iterator[Ask]:
+    if flags.use_interlaced_schedule:
+        yield Ask("--use-interlaced-schedule", ("interlaced",))
+    elif flags.enable_vocab_parallel and flags.disable_backward_fusion:
+        yield Ask("--enable-vocab-parallel --disable-backward-fusion", ("vocab-1",))
+    elif flags.enable_vocab_parallel:
+        yield Ask("--enable-vocab-parallel", ("vocab-2",))
+
+
+def _redistributed(flags: PipelineFlags) -> Iterator[Ask]:
+    if flags.enable_layer_redistribution:
+        yield Ask("--enable-layer-redistribution", ("redis",))
+    if flags.layer_distribution == "redis":
+        yield Ask("--layer-distribution redis", ("redis",))
+
+
+def _named(flags: Flags) -> Iterator[Ask]:
+    if (name := flags[ParallelFlags].vocab_parallel) is not None:
+        compared = name == AUTO_TREATMENT
+        yield Ask(f"--vocab-parallel {name}", COMPARED_TREATMENTS if compared else (name,))
+
+
+def chunks_of(flags: Flags) -> int | None:
+    """Return the chunks of a rank if flags give them; 0 if they make no whole number."""
+    pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
+        chunks, rest = divmod(flags[ModelFlags].num_layers, layers * ranks)
+    elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):
+        chunks, rest = divmod(len(layout), ranks)
+    else:
+        return pipeline.num_virtual_stages_per_pipeline_rank
+    return 0 if rest else chunks
+
+
+def leaves_one_chunk(flags: Flags) -> bool:
+    """Whether flags give every rank one chunk, which asks for no chunks, as in Megatron."""
+    named = flags[PipelineFlags].pipeline_schedule in CHUNKED_SCHEDULES
+    return not named and chunks_of(flags) == 1
+
+
+def layout_of(flags: Flags) -> tuple[int, ...]:
+    """Return the layers of a layout's stages; none if it is not given or cannot be read."""
+    return readable_layout(flags[PipelineFlags].pipeline_model_parallel_layout)
+
+
+def given_flags(flags: PipelineFlags, *names: str) -> list[str]:
+    """Return those of the named flags that are given, as they stand on the command line."""
+    shown = []
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and value is not False:
+            shown.append(option_of(name) + ("" if value is True else f" {value}"))
+    return shown

@@ -1,0 +1,218 @@
+"""How the layers are spread over the stages: chunks, a layout, the first and the last stage.
+
+Several flags say so in their own way. Those that do not go together are refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from megatron.config.groups import Flags, Rule
+from megatron.config.layers import LayerFlags
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import ParallelFlags
+from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults
+from megatron.config.schedule import (
+    ACCOUNTS,
+    CHUNKS,
+    DEFAULT_SCHEDULE,
+    ENDS,
+    LAYOUT,
+    PipelineFlags,
+    chunks_of,
+    distributions,
+    given_flags,
+    layout_of,
+    leaves_one_chunk,
+    redistributing,
+    schedule_of,
+    treatment_of,
+)
+from megatron.model.distribution import LayerDistribution, distribute
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+from megatron.schedules.counted import counted
+from megatron.schedules.treatments import TREATMENTS
+
+_LONGEST_COUNT: Final = 8
+"""Characters of a number of layers."""
+
+
+def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
+    """Return how the layers are spread over the stages with a treatment of the vocabulary."""
+    pipeline = flags[PipelineFlags]
+    text = pipeline.layer_distribution
+    if TREATMENTS[treatment].redistributed:
+        return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
+    if layout := layout_of(flags):
+        written = f"{LAYOUT_FLAG} {pipeline.pipeline_model_parallel_layout}"
+        return LayerDistribution("explicit", counts=layout, written=written)
+    if text == "remainder":
+        return LayerDistribution("remainder")
+    if text is not None and text != "even":
+        return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
+    return LayerDistribution(
+        first=pipeline.decoder_first_pipeline_num_layers,
+        last=pipeline.decoder_last_pipeline_num_layers,
+        embedding_counts=pipeline.account_for_embedding_in_pipeline_split,
+        loss_counts=pipeline.account_for_loss_in_pipeline_split,
+    )
+
+
+def _whole_note(flags: Flags) -> Iterator[str]:
+    if leaves_one_chunk(flags):
+        for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS)):
+            yield f"{given} changes nothing: it leaves every rank one stage"
+
+
+def _chunk_rule(flags: Flags) -> Iterator[str]:
+    chunks = chunks_of(flags)
+    for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS))[:1]:
+        if chunks == 0:
+            yield (
+                f"{given} does not divide the --num-layers {flags[ModelFlags].num_layers} of "
+                f"{counted(flags[ParallelFlags].pipeline_model_parallel_size, 'rank')}: change one "
+                "of them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
+            )
+        if chunks == 1 and not leaves_one_chunk(flags):
+            yield (
+                f"{given} leaves every rank one stage, which is {DEFAULT_SCHEDULE}, not "
+                f"{schedule_of(flags)}: leave it out, or take more stages"
+            )
+        if chunks and chunks > 1 and (fault := TRAITS[schedule_of(flags)].chunks_fault(chunks)):
+            yield f"{given}: {schedule_of(flags)} {fault}"
+
+
+def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
+    for given in given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage"):
+        yield from _beside(given, distributions(flags))
+
+
+def _layout_rule(flags: Flags) -> Iterator[str]:
+    pipeline = flags[PipelineFlags]
+    if (text := pipeline.pipeline_model_parallel_layout) is not None:
+        yield from layout_faults(
+            text,
+            num_layers=flags[ModelFlags].num_layers,
+            depths=flags[LayerFlags].mtp_num_layers,
+            ranks=flags[ParallelFlags].pipeline_model_parallel_size,
+            chunks=pipeline.num_virtual_stages_per_pipeline_rank,
+            schedule=schedule_of(flags),
+        )
+
+
+def _layout_note(flags: Flags) -> Iterator[str]:
+    treatment = treatment_of(flags)
+    if layout_of(flags) and TREATMENTS[treatment].is_sharded:
+        yield (
+            f"{LAYOUT_FLAG} {flags[PipelineFlags].pipeline_model_parallel_layout} says where the "
+            f"transformer layers are and nothing else: {treatment} splits the embedding (E) and "
+            "the output layer with its loss (L) over all ranks"
+        )
+
+
+def _end_rule(flags: Flags) -> Iterator[str]:
+    """Refuse flags on the layers of the first or the last stage where they cannot apply."""
+    schedule = schedule_of(flags)
+    if schedule in CHUNKED_SCHEDULES:
+        for end in given_flags(flags[PipelineFlags], *ENDS):
+            yield (
+                f"{end} is about one of several stages of a rank with --pipeline-schedule "
+                f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
+            )
+
+
+def _last_stage_rule(flags: Flags) -> Iterator[str]:
+    """Refuse more layers of the last stage than there are, where its layers may be chosen."""
+    last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ModelFlags].num_layers
+    if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
+        return
+    chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
+    if flags[ParallelFlags].pipeline_model_parallel_size * chunks == 1 and last != layers:
+        yield (
+            f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
+            "stage: leave it out"
+        )
+    elif last > layers:
+        yield (
+            f"--final-stage-num-layers {last} is more than --num-layers {layers}: give 0 to "
+            f"{layers}"
+        )
+
+
+def _account_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
+    treatment = treatment_of(flags)
+    if TREATMENTS[treatment].is_sharded:
+        for account in given_flags(flags[PipelineFlags], *ACCOUNTS):
+            yield (
+                f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
+                f"{treatment} spreads it over all ranks: leave it out"
+            )
+
+
+def _distribution_rule(flags: Flags) -> Iterator[str]:
+    text = flags[PipelineFlags].layer_distribution
+    redistributed = redistributing(flags)
+    if redistributed:
+        others = [flag for flag in distributions(flags) if flag not in redistributed]
+        yield from _beside(redistributed[0], others)
+    elif layout := given_flags(flags[PipelineFlags], LAYOUT):
+        yield from _beside(layout[0], [flag for flag in distributions(flags) if flag != layout[0]])
+    elif text not in (None, "even"):
+        yield from _beside(
+            f"--layer-distribution {text}", given_flags(flags[PipelineFlags], *ENDS, *ACCOUNTS)
+        )
+
+
+def _distribution_words(flags: Flags) -> Iterator[str]:
+    text = flags[PipelineFlags].layer_distribution
+    words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
+    if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
+        yield (
+            f"--layer-distribution {text}: give even, remainder, redis, or a number of layers for "
+            "every stage, as in 3,4,4,1"
+        )
+
+
+def _spread_rule(flags: Flags) -> Iterator[str]:
+    """Refuse layers that fit no stages, unless the flags on the stages have another mistake."""
+    traits = TRAITS[schedule_of(flags)]
+    if traits.compares or "file" in traits.options or any(_faults_of_stages(flags)):
+        return
+    distribution = distribution_of(flags, treatment_of(flags))
+    if distribution.kind == "redis":
+        return
+    chunks = chunks_of(flags) or traits.chunks
+    try:
+        stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
+        distribute(distribution, flags[ModelFlags].num_layers, stages)
+    except ValueError as error:
+        yield str(error)
+
+
+def _faults_of_stages(flags: Flags) -> Iterator[str]:
+    for rule in _FLAG_RULES:
+        yield from rule(flags)
+
+
+def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
+    for other in others:
+        yield f"{flag} and {other} both say how many layers a stage has: give one of them"
+
+
+STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _layout_note)
+"""The rules about flags of the stages that change nothing beside the others."""
+
+_FLAG_RULES: Final[tuple[Rule, ...]] = (
+    _chunk_rule,
+    _chunk_layers_rule,
+    _layout_rule,
+    _end_rule,
+    _last_stage_rule,
+    _account_rule,
+    _distribution_rule,
+    _distribution_words,
+)
+"""What each of these flags may say, and beside which others."""
+
+STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)
+"""The rules about the flags of the stages; see ``megatron.config.topics``."""

@@ -1,0 +1,133 @@
+"""All topics: their groups of flags, and their rules.
+
+A rule yields a line on every mistake that it finds. A line begins with the flag at fault and names
+the way out.
+"""
+
+from typing import Final
+
+from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
+from megatron.config.cluster import (
+    BACKEND_RULES,
+    CLUSTER_NOTES,
+    CLUSTER_OF_MACHINE,
+    DEVICE_RULES,
+    ClusterFlags,
+)
+from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, FILE_RULES
+from megatron.config.data import CorpusFlags, DataFlags
+from megatron.config.deepspeed_file import deepspeed_file
+from megatron.config.eight_bits import (
+    EIGHT_BIT_DEVICE_RULES,
+    EIGHT_BIT_OF_MACHINE,
+    EIGHT_BIT_RULES,
+    EightBitFlags,
+)
+from megatron.config.groups import Flags, Rule, all_declarations
+from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
+from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
+from megatron.config.log import LOG_RULES, LogFlags
+from megatron.config.model import MODEL_RULES, ModelFlags
+from megatron.config.optimizer import OPTIMIZER_NOTES, OPTIMIZER_RULES, OptimizerFlags
+from megatron.config.optimizer_kind import (
+    IMPLEMENTATION_NOTES,
+    IMPLEMENTATION_OF_MACHINE,
+    IMPLEMENTATION_RULES,
+)
+from megatron.config.parallelism import CONTEXT_RULES, TENSOR_NOTES, TENSOR_RULES, ParallelFlags
+from megatron.config.pipeline import PIPELINE_NOTES, PIPELINE_RULES, PLAN_RULES
+from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, PrecisionFlags
+from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
+from megatron.config.records import RECORD_RULES, RecordFlags
+from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
+from megatron.config.schedule import PipelineFlags
+from megatron.config.tokenizer import FillFlags, TokenizerFlags
+from megatron.config.train import TRAIN_RULES, TrainFlags
+from megatron.config.vocabulary import TOKENIZER_RULES
+
+GROUPS: Final = (
+    ModelFlags,
+    LayerFlags,
+    ParallelFlags,
+    PipelineFlags,
+    TrainFlags,
+    PrecisionFlags,
+    EightBitFlags,
+    RecomputeFlags,
+    OptimizerFlags,
+    DataFlags,
+    TokenizerFlags,
+    CorpusFlags,
+    FillFlags,
+    ReplicaFlags,
+    ClusterFlags,
+    CheckpointFlags,
+    GuardFlags,
+    LogFlags,
+    RecordFlags,
+)
+"""All groups, in the order of the help."""
+
+
+DECLARED: Final = all_declarations(GROUPS)
+"""All flags, as they stand on a command line."""
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *MODEL_RULES,
+    *LAYER_RULES,
+    *PIPELINE_RULES,
+    *TENSOR_RULES,
+    *CONTEXT_RULES,
+    *TRAIN_RULES,
+    *PRECISION_RULES,
+    *EIGHT_BIT_RULES,
+    *RECOMPUTE_RULES,
+    *OPTIMIZER_RULES,
+    *IMPLEMENTATION_RULES,
+    *CORPUS_RULES,
+    deepspeed_file,
+    *LOG_RULES,
+    *GUARD_RULES,
+)
+"""All rules that the flags alone decide, in the order of their groups."""
+
+
+NOTES: Final[tuple[Rule, ...]] = (
+    *LAYER_NOTES,
+    *PRECISION_NOTES,
+    *OPTIMIZER_NOTES,
+    *IMPLEMENTATION_NOTES,
+    *CORPUS_NOTES,
+    *CHECKPOINT_NOTES,
+    *PIPELINE_NOTES,
+    *TENSOR_NOTES,
+    *GUARD_NOTES,
+)
+"""The rules about flags that change nothing beside the others: a line on each, as a note."""
+
+
+def job_rules(flags: Flags) -> tuple[Rule, ...]:
+    """The rules about the job that flags make; a dry run needs no ranks, devices or data."""
+    of_all = (*TOKENIZER_RULES, *PLAN_RULES, *REPLICA_RULES)
+    if flags[LogFlags].dry_run:
+        return of_all
+    return (
+        *of_all,
+        *DEVICE_RULES,
+        *EIGHT_BIT_DEVICE_RULES,
+        *BACKEND_RULES,
+        *FILE_RULES,
+        *RECORD_RULES,
+    )
+
+
+def job_notes(flags: Flags) -> tuple[Rule, ...]:
+    """The rules about flags that change nothing on this machine, or with so many ranks."""
+    here = (
+        *CLUSTER_OF_MACHINE,
+        *EIGHT_BIT_OF_MACHINE,
+        *IMPLEMENTATION_OF_MACHINE,
+        *CLUSTER_NOTES,
+    )
+    return REPLICA_NOTES if flags[LogFlags].dry_run else (*REPLICA_NOTES, *here)

@@ -1,0 +1,277 @@
+"""The length of a run and its batches, which may grow: flags, rules, configuration."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from megatron.config.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
+from megatron.config.groups import Flags
+from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
+from megatron.data.config import EvaluationSet
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class TrainFlags:
+    """Length, batch size and precision."""
+
+    micro_batch_size: int = required("Samples per microbatch.", WIDTH)
+    global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
+        unset="one microbatch")
+    rampup_batch_size: tuple[str, ...] = flag((),
+        "Grow batches: samples of the first one, samples by which they grow at a time until they "
+        "have --global-batch-size, and samples over which they grow.", unset="off",
+        metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
+        "--pipeline-schedule auto or --profile-schedule-start")
+    batch_size_steps: tuple[str, ...] = flag((),
+        "Grow batches by these steps: for each the consumed samples at which it begins, and the "
+        "samples of a batch from there on; the first begins at 0, the last has "
+        "--global-batch-size.", unset="off",
+        metavar="SAMPLES:SIZE ...", excludes="--rampup-batch-size or "
+        "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")
+    train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
+        unset="by --train-samples")
+    train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
+        unset="by --train-iters")
+    exit_interval: int | None = flag(None,
+        "Stop after the first iteration that this number divides.", COUNT, unset="never")
+    seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
+    use_cpu_initialization: bool = flag(False,
+        "Draw the initial weights on the CPU for GPUs, too, which otherwise draw other numbers, by "
+        "their kind.")
+    bf16: bool = flag(False,
+        "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
+    eval_interval: int | None = flag(None,
+        "Iterations between evaluations; there is one at the end too, on the test set as well.",
+        COUNT, unset="no evaluation")
+    eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
+        idle_without="--eval-interval or --skip-train")
+    deepspeed_config: Path | None = flag(None,
+        "A DeepSpeed configuration; it must say what the flags say.", unset="none")
+    skip_train: bool = flag(False,
+        "Only evaluate the checkpoint of --load, on the validation and the test set.",
+        needs="--load", lack="would evaluate random weights",
+        excludes="--profile or --record-timeline or --profile-schedule-start")
+# fmt: on
+
+
+def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
+    """Read how batches grow: START, INCREMENT and SAMPLES.
+
+    Args:
+        words: behind the flag; none: batches do not grow.
+        last: samples of the last batch.
+        unit: samples of a microbatch.
+
+    Raises:
+        ValueError: batches cannot grow so; the message begins with the flag.
+    """
+    if not words:
+        return None
+    given = f"--rampup-batch-size {' '.join(words)}"
+    try:
+        start, increment, samples = map(int, words)
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give three whole numbers: samples of the first batch, samples by which "
+            "batches grow at a time, and samples over which they grow"
+        ) from error
+    if min(start, increment, samples) < 1:
+        raise ValueError(f"{given}: all three must be at least 1")
+    if start >= last or (last - start) % increment:
+        raise ValueError(
+            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
+            f"{increment}: make the difference a multiple of the second number"
+        )
+    made = Rampup(start, increment, samples)
+    if not made.are_multiples(unit):
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make the first two numbers multiples of {unit}"
+        )
+    return made
+
+
+def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | None:
+    """Read the sizes of batches: BEGIN:SIZE for each; arguments and errors as of ``parse_rampup``.
+
+    Several may be in one word, with spaces or commas between them.
+    """
+    if not words:
+        return None
+    given = f"--batch-size-steps {' '.join(words)}"
+    entries = " ".join(words).replace(",", " ").split()
+    try:
+        steps = [(int(begin), int(size)) for begin, size in (e.split(":") for e in entries)]
+    except ValueError as error:
+        raise ValueError(
+            f"{given}: give pairs SAMPLES:SIZE of whole numbers, the samples after which batches "
+            "have that size"
+        ) from error
+    begins, sizes = tuple(zip(*steps, strict=True)) or ((), ())
+    rises = all(a < b for own in (begins, sizes) for a, b in pairwise(own))
+    if not steps or begins[0] != 0 or sizes[0] < 1 or not rises:
+        raise ValueError(
+            f"{given}: the first pair begins at 0 samples, and from pair to pair both numbers rise"
+        )
+    if sizes[-1] != last:
+        raise ValueError(
+            f"{given}: the last size is not --global-batch-size {last}: make the two the same"
+        )
+    made = SizeSteps(begins, sizes)
+    if not made.are_multiples(unit):
+        raise ValueError(
+            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
+            f"make all sizes multiples of {unit}"
+        )
+    return made
+
+
+class Iterations(NamedTuple):
+    """How long a run is.
+
+    Attributes:
+        batch: samples of an iteration, once batches grow no more.
+        total: iterations of the whole job; 0 where no length is given.
+        last: the last iteration that runs now.
+        samples: of all iterations of the job.
+    """
+
+    batch: int
+    total: int
+    last: int
+    samples: int
+
+
+def iterations(flags: TrainFlags) -> Iterations:
+    """The run's length; samples are rounded down to whole iterations."""
+    batch = flags.global_batch_size or flags.micro_batch_size
+    try:
+        sizes = BatchSizes(batch, growth_of(flags))
+    except ValueError:  # a rule tells it
+        sizes = BatchSizes(batch)
+    total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
+    last = min(total, flags.exit_interval or total)
+    return Iterations(batch, total, last, sizes.samples_of(total))
+
+
+def growth_of(flags: TrainFlags) -> Growth | None:
+    """Return how batches grow; ``None``: they do not. Errors as of ``parse_rampup``."""
+    unit = flags.micro_batch_size
+    batch = flags.global_batch_size or unit
+    rampup = parse_rampup(flags.rampup_batch_size, batch, unit)
+    return rampup or parse_size_steps(flags.batch_size_steps, batch, unit)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, on batches of which size, in which precision.
+
+    Attributes:
+        micro_batch_size: samples b of a microbatch.
+        global_batch_size: samples of an iteration, once batches grow no more.
+        train_iters: iterations of the whole job, if it begins at sample 0.
+        exit_interval: stop after the first iteration that this number divides; ``None``: never.
+        seed: seed of the initial weights, the data order and dropout.
+        use_cpu_initialization: draw initial weights of GPUs on the CPU.
+        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
+            activations.
+        gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
+            ``dtype`` has 16 bits.
+        eval_interval: iterations between two evaluations; ``None``: no evaluation.
+        eval_iters: batches of ``global_batch_size`` samples per evaluation.
+        replicas: that share a global batch.
+        rampup: how batches grow before; ``None``: they do not.
+        length: samples of the whole job; ``None``: it ends by its iterations.
+        full_validation: an evaluation reads every validation set whole.
+        final_sets: what is evaluated at the end: the validation set, the test set, both or none.
+        skip_train: only evaluate.
+        vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
+            them again.
+        recomputation: what the backward computes again.
+        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
+    """
+
+    micro_batch_size: int
+    global_batch_size: int
+    train_iters: int
+    exit_interval: int | None
+    seed: int
+    dtype: torch.dtype
+    eval_interval: int | None
+    eval_iters: int
+    replicas: int = 1
+    rampup: Growth | None = None
+    length: int | None = None
+    final_sets: tuple[EvaluationSet, ...] = ()
+    full_validation: bool = False
+    skip_train: bool = False
+    vocab_recompute: bool = False
+    recomputation: Recomputation = NO_RECOMPUTATION
+    gradient_dtype: torch.dtype = torch.float32
+    wide_stream: bool = False
+    eight_bits: EightBitConfig | None = None
+    use_cpu_initialization: bool = False
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches m of an iteration and replica, once batches grow no more."""
+        return self.global_batch_size // (self.micro_batch_size * self.replicas)
+
+    @property
+    def batches(self) -> BatchSizes:
+        """The sizes of all global batches."""
+        return BatchSizes(self.global_batch_size, self.rampup)
+
+    @property
+    def train_samples(self) -> int:
+        """Samples of the whole job, which is made of whole batches."""
+        return self.batches.samples_of(self.train_iters)
+
+    @property
+    def dataset_samples(self) -> int:
+        """Samples that the data are shuffled for; batches of any size read them in one order."""
+        return self.train_samples if self.length is None else self.length
+
+
+def _batches(flags: Flags) -> Iterator[str]:
+    batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
+    if batch is not None and batch % micro:
+        below = batch // micro * micro
+        near = f"{below} or {below + micro}" if below else f"{micro}"
+        yield (
+            f"--global-batch-size {batch} is not divisible by --micro-batch-size {micro}: "
+            f"use {near}"
+        )
+
+
+def _growing_batches(flags: Flags) -> Iterator[str]:
+    try:
+        growth_of(flags[TrainFlags])
+    except ValueError as error:
+        yield str(error)
+
+
+def _length(flags: Flags) -> Iterator[str]:
+    train = flags[TrainFlags]
+    if (train.train_iters is None) == (train.train_samples is None):
+        given = "neither is given" if train.train_iters is None else "both are given"
+        yield f"--train-iters or --train-samples: {given}; give one of them"
+    batch = train.global_batch_size or train.micro_batch_size
+    if train.train_samples is not None and train.train_samples < batch:
+        yield (
+            f"--train-samples {train.train_samples} is less than one iteration of {batch} samples: "
+            "raise it, or lower --global-batch-size"
+        )
+
+
+TRAIN_RULES: Final = (_batches, _growing_batches, _length)
+"""The mistakes that they find make a run impossible."""

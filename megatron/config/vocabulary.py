@@ -1,0 +1,43 @@
+"""The vocabulary of a run: as large as the tokenizer's, or as a flag says."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from megatron.config.data import DataFlags
+from megatron.config.groups import Flags, faults_of
+from megatron.config.log import LogFlags
+from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
+from megatron.data.tokenizers.build import build_tokenizer
+
+
+def vocabulary(flags: Flags) -> tuple[int, int]:
+    """Return the vocabulary's size and the token that ends a document.
+
+    Raises:
+        ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
+    """
+    given = flags[TokenizerFlags]
+    kind = given.tokenizer_type or ("NullTokenizer" if flags[DataFlags].mock_data else None)
+    if kind is None or (flags[LogFlags].dry_run and given.vocab_size):
+        return given.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
+    tokenizer = build_tokenizer(tokenizer_config(given, kind))
+    # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
+    return max(tokenizer.vocab_size, given.vocab_size or 0), tokenizer.eod
+
+
+def _tokenizer(flags: Flags) -> Iterator[str]:
+    needless = flags[LogFlags].dry_run or flags[DataFlags].mock_data
+    if flags[TokenizerFlags].tokenizer_type is None and not (
+        needless and flags[TokenizerFlags].vocab_size
+    ):
+        yield (
+            "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
+            "FILE, another type that docs/data.md lists, or NullTokenizer with --vocab-size N for "
+            "data without a tokenizer; with --mock-data or --dry-run, --vocab-size N is enough"
+        )
+    else:
+        yield from faults_of(partial(vocabulary, flags))
+
+
+TOKENIZER_RULES: Final = (_tokenizer,)

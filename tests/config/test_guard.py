@@ -1,0 +1,114 @@
+"""What guards a run, from its flags; and what is said where they do less than they promise."""
+
+import pytest
+
+from megatron.config.command_line import parse
+from megatron.config.guard import GuardConfig, parse_iterations
+from megatron.config.run_config import RunConfig
+
+MOCK = (
+    "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
+    "--lr 1e-3 --train-iters 10 --device cpu --mock-data --vocab-size 99"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS", raising=False)
+
+
+def run(flags: str) -> RunConfig:
+    return parse(f"{MOCK} {flags}".split(), world_size=1)
+
+
+def test_without_its_flags_a_run_ends_where_a_loss_is_not_finite_or_nothing_moves() -> None:
+    assert run("").guard == GuardConfig()
+    assert run("").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed"),
+    [
+        ("--exit-signal-handler", {"exit_signals": ("SIGTERM", "SIGUSR1")}),
+        (
+            "--exit-signal-handler --exit-signal SIGUSR2",
+            {"exit_signals": ("SIGTERM", "SIGUSR1", "SIGUSR2")},
+        ),
+        ("--exit-signal SIGUSR2", {}),
+        ("--exit-duration-in-mins 5990", {"exit_seconds": 359400.0}),
+        ("--exit-duration-in-mins 0.5", {"exit_seconds": 30.0}),
+        ("--no-check-for-nan-in-loss-and-grad", {"ends_if_not_finite": False}),
+        ("--check-for-nan-in-loss-and-grad", {}),
+        ("--check-for-spiky-loss", {"tells_spikes": True}),
+        ("--iterations-to-skip 3 5 3", {"skipped": frozenset({3, 5})}),
+        ("--distributed-timeout-minutes 60", {"hang_seconds": 1800.0}),
+        ("--distributed-timeout-minutes 60 --hang-seconds 7.5", {"hang_seconds": 7.5}),
+        ("--log-straggler", {"tells_stragglers": True}),
+    ],
+)
+def test_a_flag_changes_its_attribute_alone(flags: str, changed: dict[str, object]) -> None:
+    assert vars(run(flags).guard) == vars(GuardConfig()) | changed
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--iterations-to-skip 3 0", "--iterations-to-skip 3 0: '0' is no iteration; from 1 on"),
+        ("--iterations-to-skip 3.5", "--iterations-to-skip 3.5: '3.5' is no iteration"),
+        ("--exit-duration-in-mins 0", "--exit-duration-in-mins 0.0 greater than 0"),
+        ("--hang-seconds nan", "--hang-seconds nan greater than 0"),
+        ("--exit-signal SIGKILL", "--exit-signal SIGKILL choose SIGTERM SIGINT SIGUSR1 SIGUSR2"),
+    ],
+)
+def test_a_mistake_is_told_with_flag_value_and_way_out(flags: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words.split()[0]) as caught:
+        run(flags)
+    [line] = str(caught.value).splitlines()
+    for word in words.split():
+        assert word.strip(":;") in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--eval-interval 11", "--eval-interval 11 changes nothing: the last iteration is 10"),
+        ("--eval-interval 10", ""),
+        ("--eval-interval 10 --exit-interval 5", ""),
+        ("--exit-interval 11", "--exit-interval 11 changes nothing: the last iteration is 10"),
+        (
+            "--iterations-to-skip 3 12 11",
+            "--iterations-to-skip 11 12 changes nothing: the last iteration is 10",
+        ),
+        ("--exit-signal-handler", "--exit-signal-handler ends the run, and saves nothing"),
+        ("--exit-signal-handler --save x", ""),
+        ("--exit-duration-in-mins 3", "--exit-duration-in-mins 3 ends the run, and saves nothing"),
+        ("--exit-signal SIGUSR2", "--exit-signal SIGUSR2 changes nothing without --exit-signal-h"),
+    ],
+)
+def test_what_never_comes_is_noted(flags: str, note: str) -> None:
+    notes = run(flags).notes
+    assert len(notes) == bool(note)
+    assert "".join(notes).startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("", "to go on from the last checkpoint, give --save and --load the same folder"),
+        ("--save x --load y", "give --save and --load the same folder"),
+        ("--save x --load ./x", "without --save-interval there is no checkpoint"),
+        ("--save x --load ./x --save-interval 2", ""),
+    ],
+)
+def test_a_restart_that_would_begin_anew_is_noted(
+    flags: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    notes = run(flags).notes
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
+
+
+def test_iterations_are_a_set_of_counts() -> None:
+    assert parse_iterations(()) == frozenset()
+    assert parse_iterations(("2", "01")) == {1, 2}
