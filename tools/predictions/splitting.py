@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from megatron.config.command_line import parse
-from megatron.config.recompute_flags import EVERY_LAYER
+from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.collective_time import Links
