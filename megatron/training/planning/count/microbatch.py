@@ -10,9 +10,11 @@ from megatron.training.planning.count.subject import Subject
 
 
 def document_starts(subject: Subject) -> Tensor:
-    """Return the starts of documents, [b, s] on the host: every sample is one document."""
-    shape = subject.samples, subject.model.seq_length
-    return torch.zeros(shape, dtype=torch.int64)
+    """Return the starts of documents, [b, s] on the host: every sample is one document.
+
+    The tensor is a single number in memory, so a mistyped size is no harm.
+    """
+    return torch.zeros((), dtype=torch.int64).expand(subject.samples, subject.model.seq_length)
 
 
 def counted_microbatch(subject: Subject, starts_bs: Tensor) -> DeviceMicrobatch:
