@@ -92,9 +92,13 @@ def test_attention_is_the_kernel_of_a_gpu() -> None:
     assert "aten::_scaled_dot_product_flash_attention" in run(model_of(GPT))[0]
     wide = run(model_of(LLAMA, dtype=torch.float32))[0]
     assert "aten::_scaled_dot_product_efficient_attention" in wide
-    documents = _documents(GPT)
+
+
+def test_documents_count_as_whole_samples_where_a_kernel_packs_them() -> None:
+    documents, flash = _documents(GPT), "aten::_scaled_dot_product_flash_attention"
     packed = replace(GPT, attention_dropout=0.0)
-    assert "torch_attn::_varlen_attn" in run(model_of(packed), documents)[0]
+    assert flash in run(model_of(packed), documents)[0]
+    assert flash not in run(model_of(GPT), documents)[0], "no kernel packs and drops"
 
 
 def _documents(config: ModelConfig) -> Documents:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
+from megatron.layers.forward_pass import ForwardPass
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
@@ -121,9 +122,9 @@ def test_attention_is_told_of_documents_as_in_the_run(
     model, seen = state.pipeline.model, []
     forward = model.forward
 
-    def spy(chunk: int, *arguments: Any) -> torch.Tensor:
-        seen.append(arguments[4:6])
-        return forward(chunk, *arguments)
+    def spy(chunk: int, x_bsh: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        seen.append((forward_pass.documents, forward_pass.positions_bs))
+        return forward(chunk, x_bsh, forward_pass)
 
     monkeypatch.setattr(model, "forward", spy)
     warm_up(replace(config, data=data), state)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from megatron.simulator.costs.collective_time import Links, Path
 from megatron.simulator.costs.count import Await, Begin, Collective, CollectiveKind, Launch, Work
@@ -36,6 +36,9 @@ class Cluster:
     together: Mapping[SpreadAxis, int] = field(default_factory=dict)
     channel: float = CHANNEL
     blocks: Mapping[SpreadAxis, int] = field(default_factory=dict)
+
+    products_alone: ClassVar[bool] = False
+    """All kernels of a pass take time."""
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of a pass.

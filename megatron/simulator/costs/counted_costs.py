@@ -28,6 +28,11 @@ Crossing = frozenset[tuple[int, int]]
 class Price(Protocol):
     """Turns counts into times, in any one unit."""
 
+    @property
+    def products_alone(self) -> bool:
+        """Whether works without products cost nothing in a pass that has products."""
+        ...
+
     def seconds(self, work: Work) -> float:
         """Return the time of a work."""
         ...
@@ -40,9 +45,11 @@ class Price(Protocol):
 class Flops:
     """The price where the machine is not known: FLOPs, and communication is free.
 
-    In a work with products only the products count, as other kernels overlap with them. The price
+    In a pass with products only the products count, as other kernels overlap with them. The price
     depends on no hardware, so all ranks find the same.
     """
+
+    products_alone: Final = True
 
     def seconds(self, work: Work) -> float:
         """Return the FLOPs of a work, or, if it has no products, FLOPs that stand for its bytes."""
@@ -71,7 +78,7 @@ def costs_of(
         price: of counts.
         crossing: pipeline ranks that are in different machines.
     """
-    seconds = _remembered(price.seconds)
+    seconds = _remembered(price)
     begun = _vocabulary_communications(counts)
     comms: dict[CommKind, HopTime] = {kind: max(map(seconds, each)) for kind, each in begun.items()}
     passes: dict[PassKind, Time] = {}
@@ -90,21 +97,24 @@ def time_once(counts: Sequence[RankCount], price: Price) -> float:
     It is done in the F of the first microbatch of an iteration, by one rank after the other: the
     microbatch goes through all stages, and a rank begins when the microbatch arrives.
     """
-    return sum(map(_remembered(price.seconds), (count.once for count in counts)))
+    return sum(map(_remembered(price), (count.once for count in counts)))
 
 
 _MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
 
 
-def _remembered(price: Callable[[Work], float]) -> Callable[[PassCount], float]:
+def _remembered(price: Price) -> Callable[[PassCount], float]:
     """Return a function that gives the price of a pass, and computes that of equal works once."""
     known: dict[int, float] = {}
 
     def total(count: PassCount) -> float:
-        for work, _ in count.parts:
+        parts = count.parts
+        if price.products_alone and count.flops:
+            parts = tuple((work, times) for work, times in parts if work.flops)
+        for work, _ in parts:
             if id(work) not in known:
-                known[id(work)] = price(work)
-        return sum(times * known[id(work)] for work, times in count.parts)
+                known[id(work)] = price.seconds(work)
+        return sum(times * known[id(work)] for work, times in parts)
 
     return total
 
