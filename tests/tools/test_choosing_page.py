@@ -85,7 +85,7 @@ def test_the_page_has_the_introduction_and_every_vocabulary() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [full(name) for name in SIZES])
+@pytest.mark.parametrize("name", [name if name == "256k" else full(name) for name in SIZES])
 def test_rows_of_the_page_are_current(name: str) -> None:
     """Of the schedules that are quickly planned. Else: python tools/choosing_page.py."""
     text = PAGE.read_text(encoding="utf-8").partition(f"## V = {name}\n")[2].partition("\n## ")[0]
