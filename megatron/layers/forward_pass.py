@@ -65,6 +65,15 @@ class ForwardPass:
     left_out: list[Again] | None = None
     losses: LayerLosses | None = None
 
+    @property
+    def of_layers(self) -> "ForwardPass":
+        """The same pass without the parts that only a stage reads.
+
+        Layers that are computed again hold the pass until then. Further embeddings would be held
+        as long, and the list of these layers would hold itself.
+        """
+        return replace(self, ahead_bwh=None, left_out=None)
+
     def in_layer(self, index: int, rope: RotaryEmbedding | None) -> "ForwardPass":
         """Return what the pass brings to one layer.
 

@@ -55,7 +55,8 @@ class MultiTokenPrediction(nn.Module):
         assert ahead_bwh is not None, "further tokens are predicted from those that follow"
         for depth, layer in enumerate(self.layers):
             words_buh = ahead_bwh[:, depth : depth + length]
-            own_pass = forward_pass.in_layer(self._config.num_layers + depth, self._rope)
+            index = self._config.num_layers + depth
+            own_pass = forward_pass.of_layers.in_layer(index, self._rope)
 
             def run(
                 layer: nn.Module,

@@ -186,10 +186,10 @@ class RankModel(nn.Module):
         if chunk == self.placement.first_chunk:
             x_bsh = self._embedding(x_bsh, forward_pass.positions_bs)
             x_bsh = dropout(x_bsh, config.hidden_dropout, seeds, "embedding", self._site)
-        ropes = self._ropes_at(chunk, forward_pass.positions_bs)
+        ropes, of_layers = self._ropes_at(chunk, forward_pass.positions_bs), forward_pass.of_layers
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, forward_pass.in_layer(own[0], ropes[own[0]])),
+            lambda own, x: own[1](x, of_layers.in_layer(own[0], ropes[own[0]])),
             x_bsh,
             forward_pass.left_out,
         )

@@ -5,6 +5,7 @@ import torch
 from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass, LayerLosses
+from megatron.layers.recompute import Again
 from megatron.layers.rope import RotaryEmbedding
 
 
@@ -33,3 +34,15 @@ def test_layers_leave_losses_in_one_place_until_it_is_closed() -> None:
     brought.in_layer(0, None).leave_loss(again)
     assert brought.losses.close() == []
     PLAIN_PASS.leave_loss(first)  # of a forward that nobody trains: it counts for nothing
+
+
+def test_layers_do_not_hold_what_only_their_stage_reads() -> None:
+    """Layers that are computed again hold their pass until the backward."""
+    again: list[Again] = []
+    brought = ForwardPass(
+        positions_bs=torch.zeros(1, 4), ahead_bwh=torch.zeros(1, 5, 8), left_out=again
+    )
+    held = brought.of_layers
+    assert held.ahead_bwh is None
+    assert held.left_out is None
+    assert held.positions_bs is brought.positions_bs
