@@ -21,7 +21,7 @@ from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.rendezvous import Rendezvous, UserError
 
 Digests = Mapping[str, str]

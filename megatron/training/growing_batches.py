@@ -13,7 +13,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.runtime.pipeline import Installed
 from megatron.schedules.search.watch import Watch
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.planning.shared_plan import from_json, to_json
 from megatron.training.setup import TrainState

@@ -20,8 +20,8 @@ from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.prepared_advice import prepared_advice
 from megatron.training.planning.run_plan import (
     COMPARISON_SECONDS,

@@ -38,7 +38,7 @@ from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.gradient_buckets import bucketed
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
 

@@ -10,8 +10,8 @@ from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.model.flops import iteration_flops
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.planned_run import RunPlan
 from tools.explorer import model_costs
 from tools.explorer.case import Case
 from tools.explorer.simulated import Simulations

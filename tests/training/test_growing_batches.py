@@ -37,7 +37,7 @@ from megatron.parallel.groups import make_groups
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.loop import train
 from megatron.training.open_data import Data
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.setup import build_train_state
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61))

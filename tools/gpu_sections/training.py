@@ -17,9 +17,9 @@ from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.gpus import GIB, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.peak_tflops import peak_of_rank
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_memory import moved_by_step, run_memory
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state

@@ -4,46 +4,24 @@ Candidates are compared by the seconds of the GPU that is asked about. Without a
 that nothing is known of, they are compared by FLOPs.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
 
 from megatron.config.run_config import RunConfig
-from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
-from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
-
-if TYPE_CHECKING:
-    from megatron.training.planning.estimate import Estimate
-    from megatron.training.planning.forecast_run import RunForecast
-    from megatron.training.planning.pricing import Pricing
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The plan that the ranks run, and the assumptions behind it.
-
-    Attributes:
-        plan: the checked plan of a training iteration.
-        layers: transformer layers of every stage, in the order in which the data flows.
-        costs: durations by which passes and communication were placed.
-        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
-        treatment: of the vocabulary, in the same sense; ``None``: that of the run.
-    """
-
-    plan: Plan
-    layers: tuple[int, ...]
-    costs: Costs
-    schedule: str
-    treatment: str | None = None
+from megatron.training.planning.estimate import Estimate, estimate, least_seconds
+from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
+from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.planned_run import RunPlan
 
 
 @dataclass(frozen=True)
@@ -56,8 +34,8 @@ class Candidate:
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
         watch: watches over the search for the plan.
-        pricing: tells the seconds and bytes of plans on a GPU; ``None``: plans are compared by
-            their costs, whatever they take.
+        gpu: the GPU by whose seconds and bytes plans are compared; ``None``: plans are compared by
+            their costs, and every plan fits.
     """
 
     config: RunConfig = field(repr=False, compare=False)
@@ -65,7 +43,7 @@ class Candidate:
     layers: tuple[int, ...]
     limit: float = inf
     watch: Watch = field(default_factory=Watch, compare=False)
-    pricing: "Pricing | None" = field(default=None, compare=False)
+    gpu: Gpu | None = field(default=None, compare=False)
 
     @property
     def schedule(self) -> str:
@@ -86,7 +64,8 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
         self.watch.next_plan()
-        return self._of_run(plan_for(self.request, self.watch))
+        plan = plan_for(self.request, self.watch)
+        return RunPlan.of(self.config, self.request, self.layers, plan)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -95,9 +74,9 @@ class Candidate:
         return simulate(lower(self.run_plan.plan, costs), costs)
 
     @cached_property
-    def forecast(self) -> "RunForecast | None":
-        """What the GPU makes of the plan; ``None``: there is no GPU to ask about."""
-        return None if self.pricing is None else self.pricing.forecast(self.run_plan)
+    def forecast(self) -> RunForecast | None:
+        """Forecast of the plan on the GPU; ``None``: there is no GPU to ask about."""
+        return None if self.gpu is None else forecast_run(self.config, self.run_plan, self.gpu)
 
     @property
     def time(self) -> float:
@@ -108,15 +87,21 @@ class Candidate:
     @cached_property
     def least_time(self) -> float:
         """Lower bound of ``time``, known without the plan."""
-        if self.pricing is None:
+        if self.gpu is None:
             return least_time_of(self.request)
-        one = self._of_run(one_microbatch_of(self.request))
-        return self.pricing.least_seconds(one, self.request.microbatches)
+        one = one_microbatch_of(self.request)
+        run_plan = RunPlan.of(self.config, self.request, self.layers, one)
+        return least_seconds(self.config, run_plan, self.gpu)
 
     @cached_property
     def can_fit(self) -> bool:
         """Whether a plan could fit the GPU, known without the plan."""
-        return self.pricing is None or self.pricing.can_fit(self)
+        return self.gpu is None or self.least_memory.peak <= self.gpu.usable
+
+    @cached_property
+    def least_memory(self) -> Fullest:
+        """Memory of the fullest rank that no plan goes below, known without the plan."""
+        return least_memory(self.config, self.request, self.layers)
 
     @cached_property
     def in_flight(self) -> float:
@@ -140,14 +125,24 @@ class Candidate:
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
 
-    def estimate(self, watch: Watch) -> "Estimate":
-        """Return what a plan of few microbatches says of the run on the GPU.
+    def quick_estimate(self, watch: Watch) -> Estimate:
+        """Return an estimate on ``gpu`` whose search spends only a tenth of its effort.
 
         Args:
-            watch: ends the search for that plan.
+            watch: ends the search for its plan.
         """
-        assert self.pricing is not None, "without a GPU candidates are compared by their plans"
-        return self.pricing.estimate(self, watch)
+        assert self.gpu is not None, "without a GPU candidates are compared by their plans"
+        return self.estimate(self.gpu, watch, quick=True)
+
+    def estimate(self, gpu: Gpu, watch: Watch, *, quick: bool = False) -> Estimate:
+        """Return the time and memory of the run by a plan of few microbatches.
+
+        Args:
+            gpu: of every rank.
+            watch: ends the search for that plan.
+            quick: whether the search spends only a tenth of its effort.
+        """
+        return estimate(self.config, self.request, self.layers, gpu, watch, quick=quick)
 
     def tell(self) -> None:
         """Show the watch's reader what the plan is like; it is made if need be."""
@@ -160,8 +155,3 @@ class Candidate:
             f"{self.schedule} {self.treatment}",
             f"time {time}, {least:.3f} times the least that it can take{memory}, {held}{fault}",
         )
-
-    def _of_run(self, plan: Plan) -> RunPlan:
-        plan = replace(plan, looks_ahead=self.config.model.mtp_num_layers > 0)
-        costs = self.request.costs
-        return RunPlan(plan, self.layers, costs, self.schedule, self.treatment)

@@ -49,7 +49,7 @@ def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candi
     Raises:
         ValueError: no schedule is within the limit.
     """
-    best = _by_seconds(compared, seconds) if compared[0].pricing else _by_costs(compared)
+    best = _by_seconds(compared, seconds) if compared[0].gpu else _by_costs(compared)
     if best is not None:
         return best
     within = [each for each in compared if each.is_planned and each.is_within_limit]

@@ -30,7 +30,6 @@ from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.choice import chosen
 from megatron.training.planning.compared import compared_lines
 from megatron.training.planning.forecast_run import Fullest, RunForecast
-from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_plan import asked, compares
@@ -70,7 +69,7 @@ def dry_run(
     config = _on(config, gpu)
     compared = asked(config, watch=watch)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
-        held = [(least_memory(each.config, each), each.config) for each in compared]
+        held = [(each.least_memory, each.config) for each in compared]
         least, own = min(held, key=lambda pair: pair[0].peak)
         if least.peak > gpu.usable:
             yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"

@@ -1,4 +1,6 @@
-"""The time and memory of a run by a plan of fewer microbatches, where its own plan takes long.
+"""The time and memory of a run without its own plan, which may take long to find.
+
+A plan of one microbatch gives a lower bound of the time, a plan of fewer microbatches an estimate.
 
 The first microbatches fill a pipeline and the last ones empty it. All others take the same interval
 each, the steady interval, and no rank holds more however many there are. So the plan of two
@@ -13,13 +15,15 @@ from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import block_of
 from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import plan_for
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
+from megatron.schedules.search.bound import least_time_by
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
-from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import Fullest, forecast_run
+from megatron.training.planning.planned_run import RunPlan
 
 
 class Estimate(NamedTuple):
@@ -49,24 +53,32 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    config: RunConfig, candidate: Candidate, gpu: Gpu, watch: Watch, *, quick: bool = False
+    config: RunConfig,
+    request: Request,
+    layers: tuple[int, ...],
+    gpu: Gpu,
+    watch: Watch,
+    *,
+    quick: bool = False,
 ) -> Estimate:
     """Return the time and memory of a run with a schedule.
 
     Args:
         config: the run.
-        candidate: its schedule.
+        request: the request for its plan.
+        layers: transformer layers of every stage.
         gpu: of every rank.
         watch: ends the search for the plan.
-        quick: whether that search makes do with a tenth of its effort.
+        quick: whether the search spends only a tenth of its effort.
     """
     train = config.train
     whole = train.num_microbatches
-    planned = planned_microbatches(candidate.request)
+    planned = planned_microbatches(request)
     samples = planned * train.micro_batch_size * train.replicas
     shorter = replace(config, train=replace(train, global_batch_size=samples, rampup=None))
-    request = replace(candidate.request, microbatches=planned, quick=quick)
-    run_plan = replace(candidate, request=request, watch=watch).run_plan
+    request = replace(request, microbatches=planned, quick=quick)
+    watch.next_plan()
+    run_plan = RunPlan.of(shorter, request, layers, plan_for(request, watch))
     found = forecast_run(shorter, run_plan, gpu)
     seconds = found.outcome.seconds
     if planned < whole:
@@ -82,6 +94,29 @@ def estimate(
         max(in_flight(run_plan.plan)),
         watch.was_cut,
     )
+
+
+def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
+    """Return a lower bound of the seconds of an iteration under every plan.
+
+    Args:
+        config: the run.
+        one: a plan of its schedule for one microbatch.
+        gpu: of every rank.
+    """
+    found = forecast_run(config, one, gpu)
+    times = {
+        (span.rank, span.label): span.end - span.start
+        for span in found.timeline.spans
+        if span.lane == "compute"
+    }
+    least = least_time_by(
+        one.plan,
+        lambda rank, item: times[rank, str(item)],
+        config.train.num_microbatches,
+        one.plan.treatment.contributing,
+    )
+    return least + found.outcome.once + found.outcome.step
 
 
 def planned_microbatches(request: Request) -> int:

@@ -22,8 +22,8 @@ from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_costs import cluster_of, crossing_of
 from megatron.training.planning.run_memory import moved_by_step, run_memory

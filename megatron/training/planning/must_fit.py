@@ -14,8 +14,8 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.costs.rank_memory import peaks
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_memory import run_memory
 
 

@@ -6,7 +6,6 @@ activations that are kept.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final
 
 from megatron.config.recompute import EVERY_LAYER
@@ -16,8 +15,6 @@ from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.forecast_run import Fullest
-from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.run_plan import asked, candidates
 
 _LEAST_DELAYED: Final = min(
@@ -34,24 +31,17 @@ class Setting:
     Attributes:
         flags: the flags of the schedule, of the treatment, and of all else that differs.
         schedule: the flag of its schedule, with which ``flags`` begins.
-        config: the run.
-        candidate: the run's schedule, not planned yet.
+        candidate: the run with its schedule, which is not planned yet.
     """
 
     flags: str
     schedule: str
-    config: RunConfig
     candidate: Candidate
 
     @property
     def others(self) -> str:
         """All ``flags`` except that of the schedule."""
         return self.flags.removeprefix(self.schedule).strip()
-
-    @cached_property
-    def least(self) -> Fullest:
-        """The least memory of the fullest rank, which no plan goes below."""
-        return least_memory(self.config, self.candidate)
 
     @property
     def promised(self) -> float:
@@ -67,7 +57,7 @@ class Setting:
     @property
     def expected(self) -> float:
         """A guess of the fullest rank's bytes; only the order of the settings depends on it."""
-        least = self.least
+        least = self.candidate.least_memory
         return least.static + max(self.promised, 1.0) * (least.peak - least.static)
 
 
@@ -89,7 +79,7 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
             for candidate in _candidates_if_any(other):
                 schedule = f"--pipeline-schedule {candidate.schedule}"
                 flags = f"{schedule} --vocab-parallel {treatment}{difference}{without}"
-                yield Setting(flags, schedule, other, candidate)
+                yield Setting(flags, schedule, candidate)
     yield from _with_recomputed_logits(config)
 
 
@@ -124,7 +114,7 @@ def _with_recomputed_logits(config: RunConfig) -> Iterator[Setting]:
     other = replace(config, train=replace(config.train, vocab_recompute=True))
     for candidate in asked(other):
         schedule = f"--pipeline-schedule {candidate.schedule}"
-        yield Setting(f"{schedule} --vocab-recompute", schedule, other, candidate)
+        yield Setting(f"{schedule} --vocab-recompute", schedule, candidate)
 
 
 def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:

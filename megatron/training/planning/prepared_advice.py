@@ -12,8 +12,8 @@ from megatron.config.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.what_would_fit import what_would_fit
 
 PREPARE_SECONDS: Final = 2.0

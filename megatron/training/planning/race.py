@@ -75,7 +75,7 @@ class _Runner:
         if self.estimate is not None or self.candidate.is_planned or self._has_few:
             self.plan()
             return
-        found = self.estimate = self.candidate.estimate(comparing.part(comparing.left))
+        found = self.estimate = self.candidate.quick_estimate(comparing.part(comparing.left))
         fault = "" if self.fits else ": too much"
         self.candidate.watch.note(
             f"{self.candidate.schedule} {self.candidate.treatment}: by "

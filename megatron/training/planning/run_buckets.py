@@ -16,8 +16,8 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
 from megatron.schedules.buckets import Bucket
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.count.subject import Subject
+from megatron.training.planning.planned_run import RunPlan
 
 
 @dataclass(frozen=True)

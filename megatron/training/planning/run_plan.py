@@ -24,11 +24,12 @@ from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.cost_file import load_costs
+from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
-from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.choice import chosen
-from megatron.training.planning.pricing import Pricing
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_costs import planned_costs, stage_costs
 
 COMPARISON_SECONDS: Final = 20.0
@@ -83,7 +84,7 @@ def depends_on_time(config: RunConfig) -> bool:
     which has ``COMPARISON_SECONDS``.
     """
     limited = config.parallel.search_seconds is not None
-    return limited or (compares(config) and _pricing(config, None) is not None)
+    return limited or (compares(config) and _gpu(config, None) is not None)
 
 
 def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
@@ -130,7 +131,7 @@ def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candida
     if TRAITS[name].compares:
         return candidates(config, costs, watch)
     request, layers = _prepare(config, name, costs)
-    return [Candidate(config, request, layers, watch=watch, pricing=_pricing(config, costs))]
+    return [Candidate(config, request, layers, watch=watch, gpu=_gpu(config, costs))]
 
 
 def candidates(
@@ -152,7 +153,7 @@ def candidates(
     watch = Watch() if watch is None else watch
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
-    pricing = _pricing(config, costs)
+    gpu = _gpu(config, costs)
     found, faults = [], []
     for name in compared_schedules(config.parallel.memory_limit):
         try:
@@ -161,7 +162,7 @@ def candidates(
             faults.append(f"{name}: {error}")
             continue
         if measured is None or _runs_on(request, measured):
-            found.append(Candidate(config, request, layers, limit, watch, pricing))
+            found.append(Candidate(config, request, layers, limit, watch, gpu))
     if not found:
         asked = config.parallel.pipeline_schedule
         raise ValueError(
@@ -170,12 +171,13 @@ def candidates(
     return found
 
 
-def _pricing(config: RunConfig, costs: Costs | None) -> Pricing | None:
-    """Return the prices of the run's GPU, unless measured costs or fp32 forbid to ask for them."""
-    gpu = config.parallel.gpu
-    if gpu is None or costs is not None or config.train.dtype == torch.float32:
-        return None
-    return Pricing(config, gpu)
+def _gpu(config: RunConfig, costs: Costs | None) -> Gpu | None:
+    """Return the GPU by whose seconds plans are compared.
+
+    ``None``: costs are measured, or of fp32, of which no GPU's rates are known.
+    """
+    measured = costs is not None or config.train.dtype == torch.float32
+    return None if measured else config.parallel.gpu
 
 
 def _runs_on(request: Request, measured: Plan) -> bool:

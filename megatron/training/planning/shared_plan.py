@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.plan import Plan
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.rendezvous import Rendezvous
 
 _KEY = "plan of rank 0"

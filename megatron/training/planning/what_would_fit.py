@@ -15,7 +15,7 @@ from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.units import MEMORY, percent
-from megatron.training.planning.estimate import Estimate, estimate
+from megatron.training.planning.estimate import Estimate
 from megatron.training.planning.forecast_run import Fullest
 from megatron.training.planning.neighbours import Setting, neighbours
 
@@ -76,7 +76,7 @@ class _Search:
             if self.watch.is_over:
                 self.unknown += settings[at:]
                 break
-            fits = setting.least.peak <= self.gpu.usable
+            fits = setting.candidate.least_memory.peak <= self.gpu.usable
             (able if fits else self.impossible).append(setting)
         usable = self.gpu.usable
         return sorted(
@@ -105,7 +105,7 @@ class _Search:
         """Plan a setting within some seconds, and tell it to the watch's reader."""
         self.watch.next_plan()
         part = self.watch.part(seconds)
-        found = estimate(setting.config, setting.candidate, self.gpu, part)
+        found = setting.candidate.estimate(self.gpu, part)
         told = f"{found.samples_per_second:.3g} samples/s" if found.fits else "does not fit"
         self.watch.planned(setting.flags, told)
         self.tried.append(_Tried(setting, found))
@@ -181,7 +181,7 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
             f"{MEMORY.write(held.peak)} on rank {held.rank}, and {usable}"
         )
     else:
-        bounds = [own, *(setting.least for setting in search.impossible)]
+        bounds = [own, *(setting.candidate.least_memory for setting in search.impossible)]
         held = min(bounds, key=lambda each: each.peak)
         said = (
             f"the least is {MEMORY.write(held.peak)} on rank {held.rank}, which no plan goes "

@@ -16,7 +16,7 @@ from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.outputs import why_unwritten
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.setup import TrainState
 
 PlanWith = Callable[[Costs], RunPlan]

@@ -32,7 +32,6 @@ from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.run_plan import candidates, make_run_plan
 from megatron.training.planning.what_would_fit import ALTERNATIVES
 
@@ -255,7 +254,7 @@ def test_no_plan_holds_less_than_the_least(vocabulary: str) -> None:
     run = config(2, vocabulary, "auto")
     run = replace(run, train=replace(run.train, global_batch_size=2 * 3))
     for candidate in candidates(run):
-        least = least_memory(run, candidate)
+        least = candidate.least_memory
         found = forecast_run(run, candidate.run_plan, gpu("A100"))
         assert found.outcome.peak[least.rank] >= least.peak > least.static > 0
         one = replace(run, train=replace(run.train, global_batch_size=2))

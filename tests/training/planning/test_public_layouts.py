@@ -12,10 +12,10 @@ from training.planning.unsound_layouts import UNSOUND, Unsound
 from megatron.schedules.make_plan import one_microbatch_of
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning import must_fit
-from megatron.training.planning.candidate import Candidate, RunPlan
+from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.least_memory import least_memory
 from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import asked, make_run_plan
 
 QUICK: Final = 16
@@ -25,7 +25,7 @@ QUICK: Final = 16
 def least_peak(layout: PublicLayout) -> float:
     """Return the bytes that the fullest rank holds at least, by the check before a plan."""
     run = config(layout)
-    return min(least_memory(run, one).peak for one in asked(run))
+    return min(one.least_memory.peak for one in asked(run))
 
 
 def refusals(layout: PublicLayout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Contender:
     def tell(self) -> None:
         self.is_planned = True
 
-    def estimate(self, watch: Watch) -> Estimate:
+    def quick_estimate(self, watch: Watch) -> Estimate:
         self.is_estimated = True
         fullest = Fullest(0, self.peak, 0.0)
         seconds = self.time * (1 + self.error)

@@ -26,7 +26,7 @@ from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
-from megatron.training.planning.candidate import RunPlan
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_costs import stage_costs
 from megatron.training.planning.run_plan import make_run_plan
 

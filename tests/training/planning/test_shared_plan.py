@@ -15,8 +15,8 @@ from training.planning.test_run_plan import config
 from megatron.schedules.search.watch import Watch
 from megatron.training import prepare
 from megatron.training.agreement import run_digests
-from megatron.training.planning.candidate import RunPlan
 from megatron.training.planning.choice import ranking
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import (
     COMPARISON_SECONDS,
     candidates,

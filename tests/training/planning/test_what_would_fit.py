@@ -76,7 +76,7 @@ def test_a_search_ends_with_the_advice() -> None:
 def test_the_number_that_decides_is_named() -> None:
     """Some bounds are below the memory and every plan is above; the named memory is enough."""
     run = few(config(4, "vocab-2", "1f1b"))
-    bounds = [setting.least.peak for setting in neighbours(run)]
+    bounds = [setting.candidate.least_memory.peak for setting in neighbours(run)]
     small = replace(gpu("A100"), memory=1.001 * min(bounds) / USABLE)
     text = advised(run, small, Watch())
     [(named, held)] = re.findall(r"the smallest is (--.*): it holds ([\d.]+) GiB on rank", text)
@@ -95,7 +95,7 @@ def test_products_in_8_bits_are_dropped_where_they_gain_nothing() -> None:
     dropped = [setting for setting in neighbours(eight) if "--fp8-format" in setting.flags]
     assert dropped
     assert all(setting.flags.endswith(" without --fp8-format") for setting in dropped)
-    assert all(setting.config.train.eight_bits is None for setting in dropped)
+    assert all(setting.candidate.config.train.eight_bits is None for setting in dropped)
 
 
 def test_plans_of_fewer_microbatches_are_said() -> None:

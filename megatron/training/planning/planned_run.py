@@ -1,0 +1,43 @@
+"""The plan that the ranks of a run execute, and the assumptions behind it."""
+
+from dataclasses import dataclass, replace
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.costs import Costs
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A plan with the layers and costs for which it was made.
+
+    Attributes:
+        plan: the checked plan of a training iteration.
+        layers: transformer layers of every stage, in the order in which the data flows.
+        costs: durations by which passes and communication were placed.
+        schedule: the schedule of the plan; under ``auto`` the schedule that was chosen.
+        treatment: the treatment of the vocabulary under which the plan was made; ``None``: the
+            treatment that the run names.
+    """
+
+    plan: Plan
+    layers: tuple[int, ...]
+    costs: Costs
+    schedule: str
+    treatment: str | None = None
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, request: Request, layers: tuple[int, ...], plan: Plan
+    ) -> "RunPlan":
+        """Return a plan for a run.
+
+        Args:
+            config: the run with its treatment of the vocabulary.
+            request: the request that the plan answers.
+            layers: transformer layers of every stage.
+            plan: the answer, or a plan of fewer microbatches of the same schedule.
+        """
+        plan = replace(plan, looks_ahead=config.model.mtp_num_layers > 0)
+        return cls(plan, layers, request.costs, request.schedule, config.parallel.vocab_parallel)
