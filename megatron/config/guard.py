@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.checkpoint import CheckpointFlags
-from megatron.config.declare import POSITIVE, flag, option_of
+from megatron.config.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
 from megatron.config.groups import Flags
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
@@ -47,6 +47,14 @@ class GuardFlags:
         POSITIVE, unset="half of --distributed-timeout-minutes")
     log_straggler: bool = flag(False,
         "Time the passes of one iteration of every printed line, and tell which ranks are slow.")
+    manual_gc: bool = flag(False,
+        "Collect Python's garbage on all ranks at the same times only, so that none waits for "
+        "another's collector.")
+    manual_gc_interval: int = flag(0,
+        "Iterations from one collection to the next; 0: only around evaluations.",
+        NOT_NEGATIVE, idle_without="--manual-gc")
+    no_manual_gc_eval: bool = flag(False,
+        "Do not collect before and after evaluations.", idle_without="--manual-gc")
 # fmt: on
 
 
@@ -66,6 +74,9 @@ class GuardConfig:
         skipped: iterations, counted from 1, whose samples are passed over.
         hang_seconds: without progress, after which the job is given up.
         tells_stragglers: tell which ranks are slower than the others.
+        collects_every: iterations from one collection of Python's garbage to the next; 0: none is
+            between evaluations; ``None``: Python decides.
+        collects_at_evaluations: unless Python decides, collect before and after evaluations.
     """
 
     exit_signals: tuple[str, ...] = ()
@@ -77,6 +88,8 @@ class GuardConfig:
     skipped: frozenset[int] = frozenset()
     hang_seconds: float = 300.0
     tells_stragglers: bool = False
+    collects_every: int | None = None
+    collects_at_evaluations: bool = True
     check_for_large_grads: bool = False
 
 
@@ -94,6 +107,8 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
         skipped=parse_iterations(flags.iterations_to_skip),
         hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
         tells_stragglers=flags.log_straggler,
+        collects_every=flags.manual_gc_interval if flags.manual_gc else None,
+        collects_at_evaluations=not flags.no_manual_gc_eval,
         check_for_large_grads=flags.check_for_large_grads,
     )
 

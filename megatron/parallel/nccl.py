@@ -36,6 +36,11 @@ LAUNCH_ORDER: Final = "NCCL_LAUNCH_ORDER_IMPLICIT"
 MOST_BLOCKS: Final = 64
 """Thread blocks of a communicator without a limit: NCCL's largest number of channels."""
 
+SPARE_MULTIPROCESSORS: Final = 12
+"""Multiprocessors that the host's order leaves to passes. A product that finds none never ends the
+wait of a communication. Hopper also gives blocks out in clusters, which leaves some of its 132
+multiprocessors without room for a whole cluster."""
+
 
 @dataclass(frozen=True)
 class BlockLimits:
@@ -46,25 +51,28 @@ class BlockLimits:
         vocabulary: of a collective of the vocabulary layers. It waits beside passes for its last
             rank more than it moves, so it has no more than a network of 400 Gb/s needs.
         gradients: of a reduction of gradients, or a gathering of parameters.
+        control: of sums outside the schedule, which are of a few numbers. Every block of a
+            communicator has buffers of its own, and a rank has several such communicators.
     """
 
     transfers: int = 4
     vocabulary: int = 4
     gradients: int = 16
+    control: int = 2
 
     def of(self, use: str) -> int | None:
         """Return the limit for a use of groups, by its first word; ``None``: NCCL's own.
 
-        Sums outside of the schedule and collectives that a pass waits for have the GPU for
-        themselves, so they have no limit.
+        Collectives that a pass waits for have the GPU for themselves, so they have no limit.
         """
-        beside_passes = {
+        limits = {
             "transfers": self.transfers,
             "vocabulary": self.vocabulary,
             "gradients": self.gradients,
             "ends": self.gradients,
+            "control": self.control,
         }
-        return beside_passes.get(use.partition(" ")[0])
+        return limits.get(use.partition(" ")[0])
 
     def at_once(self, links: Collection[Link], pipeline_rank: int, sharing: int) -> int:
         """Return the most blocks that may wait on the GPU of a pipeline rank at the same time.
@@ -88,7 +96,8 @@ def set_launch_order(blocks: int, multiprocessors: int) -> None:
         blocks: that may wait on this GPU at the same time.
         multiprocessors: of this GPU; each has room for one block of NCCL at least.
     """
-    os.environ.setdefault(LAUNCH_ORDER, "0" if blocks <= multiprocessors else "1")
+    fits = blocks + SPARE_MULTIPROCESSORS <= multiprocessors
+    os.environ.setdefault(LAUNCH_ORDER, "0" if fits else "1")
 
 
 def group_options(limit: int | None, timeout: timedelta) -> "dist.ProcessGroupNCCL.Options | None":

@@ -14,6 +14,7 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
 from megatron.training.evaluations import Evaluations
 from megatron.training.growing_batches import GrowingBatches
+from megatron.training.guard.collector import Collector
 from megatron.training.guard.exits import AgreedExit, ExitSignals
 from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
@@ -65,7 +66,8 @@ def train(
         loop = _Loop(config, state, data, hosts)
         with loop.log:
             try:
-                loop.run_all(agreed_exit)
+                with loop.collector.running():
+                    loop.run_all(agreed_exit)
                 loop.end()
             except (FloatingPointError, UserError):  # the other ranks are there to save with
                 loop.let_save_end()
@@ -82,6 +84,7 @@ class _Loop:
         last: iterations after which this run ends.
         log: takes records, and prints on rank 0.
         meter: times the iterations, and records them.
+        collector: collects Python's garbage between iterations.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class _Loop:
         )
         self._losses = LossWatch(config.guard)
         self._leaves = ""
+        guard = config.guard
+        self.collector = Collector(guard.collects_every, guard.collects_at_evaluations)
         interval = config.log.log_interval if config.guard.tells_stragglers else None
         self._stragglers = StragglerWatch(interval, state, self._tell)
         self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
@@ -149,6 +154,7 @@ class _Loop:
             phase = "the plan for batches of another size"
             with self.meter.paused(), self._position.within(phase, may_last=True):
                 self._batches.follow()
+                self.collector.settle()
         if iteration + 1 in config.guard.skipped:
             self._skip(iteration)
         else:
@@ -158,10 +164,11 @@ class _Loop:
         if self._evaluations.is_due(iteration):
             self._report(self._step.settle())
             phase = f"evaluation at iteration {iteration + 1}"
-            with self._batches.largest(), self._position.within(phase):
+            with self._batches.largest(), self._position.within(phase), self.collector.evaluating():
                 self._evaluations.between(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):
             self._save(iteration)
+        self.collector.ended(iteration)
 
     def _save_out_of_turn(self, iteration: int) -> None:
         """Save because a file asks for it, if it is not the turn of ``iteration`` anyway."""

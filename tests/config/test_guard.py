@@ -44,6 +44,12 @@ def test_without_its_flags_a_run_ends_where_a_loss_is_not_finite_or_nothing_move
         ("--distributed-timeout-minutes 60", {"hang_seconds": 1800.0}),
         ("--distributed-timeout-minutes 60 --hang-seconds 7.5", {"hang_seconds": 7.5}),
         ("--log-straggler", {"tells_stragglers": True}),
+        ("--manual-gc", {"collects_every": 0}),
+        ("--manual-gc --manual-gc-interval 500", {"collects_every": 500}),
+        (
+            "--manual-gc --no-manual-gc-eval",
+            {"collects_every": 0, "collects_at_evaluations": False},
+        ),
     ],
 )
 def test_a_flag_changes_its_attribute_alone(flags: str, changed: dict[str, object]) -> None:
@@ -82,6 +88,7 @@ def test_a_mistake_is_told_with_flag_value_and_way_out(flags: str, words: str) -
         ("--exit-signal-handler", "--exit-signal-handler ends the run, and saves nothing"),
         ("--exit-signal-handler --save x", ""),
         ("--exit-duration-in-mins 3", "--exit-duration-in-mins 3 ends the run, and saves nothing"),
+        ("--manual-gc-interval 5", "--manual-gc-interval 5 changes nothing without --manual-gc"),
         ("--exit-signal SIGUSR2", "--exit-signal SIGUSR2 changes nothing without --exit-signal-h"),
     ],
 )

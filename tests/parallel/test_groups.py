@@ -224,6 +224,6 @@ def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNam
         "gradients": {7},
         "ends": {7},
         "tensor": {None},
-        "control": {None},
+        "control": {2},
         "state": {None},
     }

@@ -1,0 +1,63 @@
+"""When Python's garbage collector runs.
+
+The collector stops its rank, and all ranks wait for the slowest one. So the collector passes over
+all objects that were made before the first iteration (``gc.freeze``), and with ``--manual-gc`` all
+ranks collect after the same iterations.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Decides when garbage is collected.
+
+    Attributes:
+        interval: iterations from one collection to the next; 0: no iteration ends with one;
+            ``None``: Python's own thresholds decide.
+        around_evaluations: with an interval, also collect before and after every evaluation.
+    """
+
+    interval: int | None = None
+    around_evaluations: bool = True
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Collect by these rules in this context; afterwards by the rules of before."""
+        was_enabled = gc.isenabled()
+        self.settle()
+        if self.interval is not None:
+            gc.disable()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+            if was_enabled:
+                gc.enable()
+
+    def settle(self) -> None:
+        """Free what is garbage by now, and let later collections pass over everything else.
+
+        Call it again after large objects were replaced: their cycles would stay for ever.
+        """
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+    def ended(self, iteration: int) -> None:
+        """Collect if it is the turn of ``iteration``, counted from 0."""
+        if self.interval and (iteration + 1) % self.interval == 0:
+            gc.collect()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Collect before and after what runs in this context, an evaluation."""
+        collects = self.interval is not None and self.around_evaluations
+        if collects:
+            gc.collect()
+        yield
+        if collects:
+            gc.collect()
