@@ -131,8 +131,16 @@ def _device(flags: Flags) -> Iterator[str]:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
     if cuda and flags[ParallelFlags].device != "cpu" and local_ranks > torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        if found == 1 and os.environ.get("SLURM_STEP_NUM_TASKS"):
+            yield (
+                f"srun gives each of the {local_ranks} tasks of this machine one GPU alone, and "
+                "NCCL needs to see all GPUs of the machine: add --gpu-bind=none to srun, and ask "
+                "for GPUs by --gpus-per-node instead of --gpus-per-task"
+            )
+            return
         yield (
-            f"--nproc-per-node {local_ranks}: this machine has {torch.cuda.device_count()} CUDA "
+            f"--nproc-per-node {local_ranks}: this machine has {found} CUDA "
             "devices and every rank needs its own: start as many ranks as devices, or use "
             "--device cpu"
         )
@@ -201,7 +209,13 @@ def _drawn_by_cpus(flags: Flags) -> Iterator[str]:
         yield "--use-cpu-initialization changes nothing: ranks on CPUs draw their weights there"
 
 
-CLUSTER_NOTES: Final = (_idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)
+def _precision_of_cpus(flags: Flags) -> Iterator[str]:
+    asked = flags[PrecisionFlags].fp32_matmul_precision
+    if asked != "highest" and not on_cuda(flags):
+        yield f"--fp32-matmul-precision {asked} changes nothing: CPUs multiply fp32 as it is"
+
+
+CLUSTER_NOTES: Final = (_precision_of_cpus, _idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)
 DEVICE_RULES: Final = (_device,)
 BACKEND_RULES: Final = (_backend,)
 """What a job asks of its devices; a dry run has none."""

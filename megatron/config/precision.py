@@ -10,7 +10,7 @@ from megatron.config.declare import COUNT, POSITIVE, flag, option_of
 from megatron.config.groups import Flags, Rule
 from megatron.config.log import LogFlags
 from megatron.config.train import TrainFlags
-from megatron.optimizer.config import LossScaleConfig, MomentType
+from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
@@ -51,6 +51,10 @@ class PrecisionFlags:
     exp_avg_sq_dtype: MomentType = flag("fp32",
         "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
         "the changes of the default --adam-beta2.")
+    fp32_matmul_precision: Precision = flag("highest",
+        "Precision of products of fp32 on GPUs. highest: fp32; high: TF32; medium: bf16 where "
+        "PyTorch has it. TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which NVIDIA's images set, has no "
+        "effect.")
     fp32_residual_connection: bool = flag(False,
         "Keep the residual stream, and the tensors between stages, in fp32.",
         idle_without="--bf16 or --fp16")

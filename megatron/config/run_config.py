@@ -287,6 +287,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         train_iters=length.total,
         dtype=activation_dtype(given),
         gradient_dtype=gradient_dtype(given[PrecisionFlags]),
+        fp32_precision=given[PrecisionFlags].fp32_matmul_precision,
         wide_stream=(
             given[PrecisionFlags].fp32_residual_connection
             and activation_dtype(given) != torch.float32

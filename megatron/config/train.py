@@ -14,6 +14,7 @@ from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 from megatron.data.config import EvaluationSet
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.optimizer.config import Precision
 
 
 # The formatter is off so that the flags read as a table.
@@ -184,6 +185,7 @@ class TrainConfig:
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
         gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
+        fp32_precision: of products of fp32 on GPUs, in PyTorch's words.
         wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
             ``dtype`` has 16 bits.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
@@ -217,6 +219,7 @@ class TrainConfig:
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     gradient_dtype: torch.dtype = torch.float32
+    fp32_precision: Precision = "highest"
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
     use_cpu_initialization: bool = False

@@ -5,6 +5,8 @@ So most mistakes are found before any rank waits for another.
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import Grid
 from megatron.runtime.communicator import ends_with_copies, links_of
@@ -126,5 +128,7 @@ def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Train
     ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)
+    if groups.device.type == "cuda":  # otherwise an environment variable would decide
+        torch.set_float32_matmul_precision(config.train.fp32_precision)
     record_memory(config.log, groups.device)
     return build_train_state(config, groups, prepared.run_plan)

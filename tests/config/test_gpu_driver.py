@@ -112,3 +112,24 @@ def test_the_message_is_the_error_of_device_cuda(install: Install) -> None:
     install(gpus=0)
     with pytest.raises(ValueError, match=r"--device cuda: PyTorch finds no CUDA device here"):
         parse([*FLAGS.split(), "--device", "cuda"], world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "16"}, ["srun gives each of the 8 tasks", "--gpu-bind=none"]),
+        ({}, ["--nproc-per-node 8: this machine has 1 CUDA devices", "--device cpu"]),
+    ],
+)
+def test_a_task_that_sees_one_gpu_of_several_is_told_the_way_out(
+    variables: dict[str, str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    for name, value in {"LOCAL_WORLD_SIZE": "8", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="CUDA|srun") as caught:
+        parse(FLAGS.split())
+    assert all(word in str(caught.value) for word in words)

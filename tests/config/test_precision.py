@@ -67,3 +67,10 @@ def test_an_overflow_never_ends_a_run_whose_scale_changes() -> None:
     assert note.startswith("--no-check-for-nan-in-loss-and-grad changes nothing: ")
     constant = run("--fp16 --loss-scale 8 --no-check-for-nan-in-loss-and-grad")
     assert not [note for note in constant.notes if note.startswith("--no-check")]
+
+
+def test_cpus_multiply_fp32_as_it_is() -> None:
+    assert run("").train.fp32_precision == "highest"
+    found = run("--fp32-matmul-precision high")
+    assert found.train.fp32_precision == "high"
+    assert [note for note in found.notes if note.startswith("--fp32-matmul-precision high changes")]

@@ -315,6 +315,32 @@ def test_versions_by_the_gpu(
     assert flash.find_flash_attention(CPU) == ()
 
 
+@pytest.mark.parametrize(
+    ("major", "cudnn", "version"),
+    [(8, 91900, 2), (9, 91900, None), (9, 91000, 2), (10, 91900, None)],
+)
+def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
+    major: int, cudnn: int, version: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Version2()
+    functions = SimpleNamespace(
+        flash_attn_func=stub.flash_attn_func, flash_attn_varlen_func=stub.flash_attn_varlen_func
+    )
+    monkeypatch.setitem(sys.modules, "flash_attn", functions)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    [found] = flash.find_flash_attention(torch.device("cuda", 0))
+    q, k, _ = drawn()
+    plain = found.refusal(q, k, PLAIN, 0.0, None)
+    assert plain == (None if version else "the speed of cuDNN on this GPU")
+    assert found.refusal(q, k, PLAIN, 0.1, None) is None
+    assert found.refusal(q[:, :, 4:], k, PLAIN, 0.0, None) is None
+    assert found.refusal(q, k, Scores(softcap=30.0), 0.0, None) is None
+    wide = torch.zeros(1, 1, 4, 192, dtype=torch.bfloat16)
+    assert found.refusal(wide, wide, PLAIN, 0.0, None) is None
+
+
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -2,7 +2,9 @@
 
 PyTorch's own kernels know no cap, no window without documents and no ALiBi, so that their scores
 are computed block by block (``reference.scored_attention``). Version 3 is also the quicker one for
-plain scores. Neither is required, and what they do not know goes to PyTorch.
+plain scores. Version 2 is made for Ampere: on newer GPUs PyTorch takes cuDNN's attention for plain
+scores, which is about twice as fast there. Neither version is required, and all attention that
+they cannot compute goes to PyTorch.
 
 Queries may be those of the last positions only, where ranks share a sequence: since version 2.1
 the package puts the last query beside the last key, and causality, window and ALiBi go by that.
@@ -29,6 +31,15 @@ _CAPABILITIES: Final[dict[Version, range]] = {3: range(9, 10), 2: range(8, 1000)
 """The major compute capabilities of GPUs that each version runs on."""
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
+_LEAST_CUDNN: Final = 91501
+"""The first cuDNN whose attention PyTorch 2.13 prefers to flash attention on Hopper and newer."""
+
+_CUDNN_FROM: Final = 9
+"""The major compute capability from which cuDNN's attention is the faster one."""
+
+_WIDEST_OF_CUDNN: Final = 128
+"""Channels of a head that cuDNN's attention knows on all of these GPUs."""
+
 _TYPES: Final = (torch.bfloat16, torch.float16)
 
 _LOG = logging.getLogger(__name__)
@@ -40,10 +51,12 @@ class FlashAttention:
     Args:
         version: of the package.
         module: that has its functions.
+        prefers_cudnn: PyTorch computes plain scores by cuDNN, faster than this version.
     """
 
-    def __init__(self, version: Version, module: Any) -> None:
+    def __init__(self, version: Version, module: Any, *, prefers_cudnn: bool = False) -> None:
         self.version = version
+        self._prefers_cudnn = prefers_cudnn
         self._dense: Callable[..., Any] = module.flash_attn_func
         self._packed: Callable[..., Any] = module.flash_attn_varlen_func
 
@@ -55,8 +68,11 @@ class FlashAttention:
         dropout: float,
         documents: Documents | None,
     ) -> str | None:
-        """Return what of an attention it does not know; ``None``: it computes it."""
+        """Return what this version lacks for an attention; ``None``: nothing."""
         channels = q_basd.shape[3]
+        is_plain = scores.are_products and documents is None and q_basd.shape[2] == k_bgsd.shape[2]
+        if self._prefers_cudnn and is_plain and channels <= _WIDEST_OF_CUDNN and not dropout:
+            return "the speed of cuDNN on this GPU"
         if q_basd.dtype not in _TYPES:
             return f"{q_basd.dtype} (it has bf16 and fp16)"
         if channels > _WIDEST_HEAD or channels % _CHANNELS_AT_ONCE:
@@ -135,7 +151,9 @@ def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:
             continue
         major, _ = torch.cuda.get_device_capability(device)
         if major in _CAPABILITIES[version]:
-            found.append(FlashAttention(version, module))
+            has_cudnn = (torch.backends.cudnn.version() or 0) >= _LEAST_CUDNN
+            slower = version == 2 and major >= _CUDNN_FROM and has_cudnn
+            found.append(FlashAttention(version, module, prefers_cudnn=slower))
     if found:
         names = " and ".join(str(each.version) for each in found)
         _LOG.info("attention: flash-attn %s, and PyTorch's own for the rest", names)
