@@ -51,8 +51,9 @@ PARTS: Final[Mapping[str, Part]] = {
     "training": Part("One rank: passes, optimizer, memory", "training:measure", 80),
     "elementwise": Part("Work between products, and a step", "elementwise:measure", 24),
     "eight bits": Part("Products in 8 bits", "eight_bits:measure", 25),
-    "plain": Part("One rank beside plain PyTorch", "plain:measure", 95),
-    "ranks": Part("Several ranks on one GPU", "ranks:measure", 90),
+    "plain": Part("One rank beside plain PyTorch", "plain:measure", 75),
+    "ranks": Part("Several ranks on one GPU", "ranks:measure", 75),
+    "links": Part("Links beside products, and their memory", "links:measure", 35),
     "contract": Part("Contract tests of the kernels", "machine:contract", 75),
 }
 """All sections, the quickest to tell something first; together they take 479 s at most. The first

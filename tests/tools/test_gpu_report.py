@@ -131,6 +131,10 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     differences = found["ranks"]["values"]["differences"].values()
     assert len(differences) == 2
     assert all(difference < 1e-4 for difference in differences)
+    links = found["links"]["values"]
+    assert [row[0] for row in links["rows"]] == [1, 2, 4, 8]
+    assert all(row[3] > 0 for row in links["rows"])
+    assert links["message_bytes"]["peak"] >= links["message_bytes"]["one"]
     assert found["contract"]["values"]["returncode"] == 0
 
 

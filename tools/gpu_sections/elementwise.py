@@ -5,6 +5,7 @@ Shapes: n tokens, h hidden.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
+from megatron.layers.vocabulary.input_layer import add_gradient_of_rows
+from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.simulator.costs.gpus import gpu_of_driver
 from tools.gpu_sections.timing import Scale, Section, laps, table
@@ -65,6 +68,8 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
 
     x, part, weight, bias = drawn(n, h), drawn(n, h), drawn(h), drawn(h)
     total, normed = kernels.add_layer_norm(x, part, weight, bias, 1e-5)
+    few, half = drawn(n // 2, h), n // 2 * h
+    _, few_normed = kernels.add_layer_norm(few, None, weight, bias, 1e-5)
     wide, wide_bias = drawn(n, 4 * h), drawn(4 * h)
     inner = kernels.gelu(wide, wide_bias)
     heads = max(1, h // HEAD_SIZE)
@@ -84,11 +89,38 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
             4 * one,
         ),
         Work("their backward", backward((total, normed), (x, part, weight, bias)), 4 * one),
+        Work(
+            "LayerNorm's backward [n/2, h]", backward((few_normed,), (few, weight, bias)), 6 * half
+        ),
+        *_embedding_works(scale, n, h),
         Work("GELU [n, 4h]", lambda: kernels.gelu(wide, wide_bias), 8 * one),
         Work("its backward with a bias", backward((inner,), (wide, wide_bias)), 12 * one),
         Work("rotation", lambda: kernels.rotate(q, cos, sin, interleaved=False), 2 * one),
         Work("rotation back", backward((turned,), (q,)), 2 * one),
     ]
+
+
+def _embedding_works(scale: Scale, n: int, h: int) -> list[Work]:
+    """Gradients of the input embedding (IB), with all tokens here and with an eighth of them.
+
+    Tokens of other shards add zeros to a row of this shard. If an eighth of the tokens takes much
+    more than an eighth of the time, a program that passes over the other tokens would pay.
+    """
+    rows = n
+    gradient = torch.randn(n, h, device=scale.device, dtype=torch.bfloat16)
+    total = torch.zeros(rows, h, device=scale.device)
+    works = []
+    for shards in (1, 8):
+        tokens = torch.randint(rows * shards, (n,), device=scale.device)
+        shard = VocabularyShard(rows * shards, 0, rows)
+        works.append(
+            Work(
+                f"IB, tokens of {shards} shards",
+                partial(add_gradient_of_rows, total, tokens, gradient, shard),
+                (2 + 8) * n * h // shards,
+            )
+        )
+    return works
 
 
 def _optimizer_works(scale: Scale, kernels: Kernels) -> tuple[list[Work], str | None]:

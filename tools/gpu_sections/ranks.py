@@ -77,15 +77,13 @@ def _losses(flags: str, ranks: int, device: str) -> list[float]:
         f"--mock-data --vocab-size 250 --device {device} --init-method-std 0.2 --no-live-display"
     )
     command = [sys.executable, str(ROOT / "pretrain_gpt.py"), *base.split(), *flags.split()]
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
         processes = [
             subprocess.Popen(
                 command,
-                env={**os.environ, **_variables(rank, ranks, port)},
+                env={**os.environ, **variables(rank, ranks, port)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -101,7 +99,22 @@ def _losses(flags: str, ranks: int, device: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
 
 
-def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return the environment of a rank on this machine, whose NCCL takes it for a host's only one.
+
+    Args:
+        rank: its number.
+        ranks: of the job.
+        port: on which rank 0 listens.
+    """
     return {
         "PYTHONPATH": str(ROOT),
         "RANK": str(rank),

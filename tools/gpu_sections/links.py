@@ -1,0 +1,212 @@
+"""Links between two ranks on the first GPU: what a waiting message takes from products and memory.
+
+A receive is posted up to a pass before its message comes, and its kernel holds multiprocessors
+until then. A product that has one block for every multiprocessor runs in two waves meanwhile.
+Two ways out are measured: fewer blocks of a link, and products that leave multiprocessors free.
+
+The second rank does nothing on the GPU while the first one measures.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.parallel.nccl import group_options
+from tools.gpu_sections.ranks import free_port, variables
+from tools.gpu_sections.timing import Scale, Section, seconds_of, table
+
+BLOCKS: Final = (1, 2, 4, 8)
+"""Thread blocks of a link that are tried."""
+
+MESSAGES: Final = 8
+"""Messages, one after the other, that show how long PyTorch keeps their memory."""
+
+_SECONDS: Final = 60.0
+_ADVICE: Final = (
+    "If a product beside a waiting receive takes 1.1 times as long or more, train with the largest "
+    "`--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and the last two "
+    "columns are small, let products leave that many multiprocessors free. If the memory of "
+    f"{MESSAGES} messages is more than that of two, PyTorch keeps messages longer than they are "
+    "used, and a run needs so much more memory than the dry run counts. A rank has a communicator "
+    "for each of its links, and up to ten others (`parallel/groups.py`): if their memory together "
+    "is more than a twentieth of the GPU's, `USABLE` in `simulator/costs/gpus.py` is too large."
+)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """One end of the links.
+
+    Attributes:
+        scale: how large the measured things are.
+        rank: 0 measures; 1 sends what rank 0 receives.
+        store: on which they tell each other how far they are.
+        groups: a link by its number of blocks.
+        megabytes: of device memory that each link has taken.
+    """
+
+    scale: Scale
+    rank: int
+    store: dist.Store
+    groups: dict[int, dist.ProcessGroup]
+    megabytes: dict[int, float]
+
+    def send_when(self, key: str, tensor: Tensor, group: dist.ProcessGroup, count: int = 1) -> None:
+        """Send ``tensor`` some times, once the other end has set ``key``."""
+        self.store.wait([key])
+        for _ in range(count):
+            group.send([tensor], 0, 0).wait()
+
+
+def measure(scale: Scale) -> Section:
+    """Time a product alone and beside a waiting receive, for every number of blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, port = Path(folder) / "result.json", free_port()
+        command = [sys.executable, "-m", "tools.gpu_sections.links", scale.device.type, str(result)]
+        ends = [
+            subprocess.Popen(command, env={**os.environ, **variables(rank, 2, port)})
+            for rank in range(2)
+        ]
+        try:
+            failed = [end.wait(_SECONDS) for end in ends]
+        finally:
+            for end in ends:
+                end.kill()
+        if any(failed):
+            raise RuntimeError(f"the ends of the links ended with {failed}")
+        values: dict[str, Any] = json.loads(result.read_text())
+    head: tuple[str, ...] = (
+        "blocks of a link",
+        "MB of its communicator",
+        "product, us",
+        "beside a receive",
+    )
+    if values["carves"]:
+        head = (*head, "leaving so many free", "beside a receive, leaving so many free")
+    memory = values["message_bytes"]
+    said = (
+        f"Products [{values['size']}, {values['size']}] of bf16; columns after the third are times "
+        f"relative to the product alone. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each "
+        f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most."
+    )
+    return Section([said, "", *table(head, values["rows"]), "", _ADVICE], values)
+
+
+def _run(device: str, result: Path) -> None:
+    """Be one of the two ends."""
+    rank = int(os.environ["RANK"])
+    scale = Scale(
+        torch.device(device, 0) if device == "cuda" else torch.device("cpu"), device == "cpu"
+    )
+    if device == "cuda":
+        torch.cuda.set_device(scale.device)
+    timeout = timedelta(seconds=_SECONDS)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
+    store = dist.PrefixStore("links", dist.distributed_c10d._get_default_store())
+    ends = _Ends(scale, rank, store, {}, {})
+    for blocks in BLOCKS:
+        _connect(ends, blocks, timeout)
+    if rank == 0:
+        result.write_text(json.dumps(_receive_and_multiply(ends)))
+    else:
+        _send(ends)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _connect(ends: _Ends, blocks: int, timeout: timedelta) -> None:
+    """Make a link of so many blocks, send one message, and note the memory that it took."""
+    on_gpu = ends.scale.device.type == "cuda"
+    before = torch.cuda.mem_get_info()[0] if on_gpu else 0
+    options = group_options(blocks, timeout) if on_gpu else None
+    group = dist.new_group([0, 1], timeout, pg_options=options)
+    message = torch.zeros(1 << 16, device=ends.scale.device)
+    work = group.recv([message], 1, 0) if ends.rank == 0 else group.send([message], 0, 0)
+    work.wait()
+    after = 0
+    if on_gpu:
+        torch.cuda.synchronize()
+        after = torch.cuda.mem_get_info()[0]
+    ends.groups[blocks], ends.megabytes[blocks] = group, (before - after) / 1e6
+    dist.barrier()
+
+
+def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
+    """Measure, as rank 0."""
+    size = 64 if ends.scale.small else 4096
+    a, b = (
+        torch.randn(size, size, device=ends.scale.device, dtype=torch.bfloat16) for _ in range(2)
+    )
+    out = torch.empty_like(a)
+    carves = ends.scale.device.type == "cuda"
+
+    def multiply() -> object:
+        return torch.mm(a, b, out=out)
+
+    rows = []
+    for blocks in BLOCKS:
+        alone = seconds_of(ends.scale, multiply)
+        beside = _beside_a_receive(ends, blocks, "all", multiply)
+        row = [blocks, ends.megabytes[blocks], 1e6 * alone, beside / alone]
+        if carves:
+            torch._C._set_sm_carveout_experimental(blocks)
+            row.append(seconds_of(ends.scale, multiply) / alone)
+            row.append(_beside_a_receive(ends, blocks, "carved", multiply) / alone)
+            torch._C._set_sm_carveout_experimental(None)
+        rows.append(row)
+    return {"size": size, "rows": rows, "carves": carves, "message_bytes": _kept_messages(ends)}
+
+
+def _beside_a_receive(ends: _Ends, blocks: int, name: str, multiply: Callable[[], object]) -> float:
+    """Return the seconds of a product while a receive waits for its message."""
+    message = torch.zeros(1 << 16, device=ends.scale.device)
+    waiting = ends.groups[blocks].recv([message], 1, 0)
+    found = seconds_of(ends.scale, multiply)
+    ends.store.set(f"send {blocks} {name}", "now")
+    waiting.wait()
+    return found
+
+
+def _kept_messages(ends: _Ends) -> dict[str, int]:
+    """Return the bytes of a message, and the most that messages in a row keep on the GPU."""
+    numbers = 1 << 16 if ends.scale.small else 1 << 24
+    group, on_gpu = ends.groups[BLOCKS[0]], ends.scale.device.type == "cuda"
+    before = 0
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    ends.store.set("send in a row", "now")
+    for _ in range(MESSAGES):
+        group.recv([torch.empty(numbers, device=ends.scale.device)], 1, 0).wait()
+    peak = 4 * numbers
+    if on_gpu:
+        torch.cuda.synchronize()
+        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+    return {"one": 4 * numbers, "peak": peak}
+
+
+def _send(ends: _Ends) -> None:
+    """Send what rank 0 waits for, as rank 1."""
+    message = torch.zeros(1 << 16, device=ends.scale.device)
+    for blocks in BLOCKS:
+        for name in ("all", "carved") if ends.scale.device.type == "cuda" else ("all",):
+            ends.send_when(f"send {blocks} {name}", message, ends.groups[blocks])
+    numbers = 1 << 16 if ends.scale.small else 1 << 24
+    long = torch.zeros(numbers, device=ends.scale.device)
+    ends.send_when("send in a row", long, ends.groups[BLOCKS[0]], MESSAGES)
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], Path(sys.argv[2]))
