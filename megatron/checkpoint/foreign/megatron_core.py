@@ -4,12 +4,15 @@ The tensors have our names, for theirs are Megatron's too. They may be stacked: 
 tensor whose first dimension counts them. Norms may be part of the linear layer that they stand
 before, as Transformer Engine has them. The vocabulary is padded there, and not here.
 
-Everything that is no tensor is in ``common.pt``, a pickle that may ask for any class. Classes that
-are not known here become empty ones, and nothing is executed.
+Everything that is no tensor is in ``common.pt``, an archive with a pickle that may ask for any
+class. The pickle is read here and not by ``torch.load``, which runs archives of TorchScript.
+Classes that are not known here become empty ones, and nothing is executed.
 """
 
 import argparse
+import io
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +36,10 @@ from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
 from megatron.parallel.box import Box, Piece, Shape
 
 COMMON: Final = "common.pt"
+
+_PICKLE: Final = "data.pkl"
+_LARGEST_PICKLE: Final = 1 << 28
+"""Bytes; a pickle of arguments has a few thousand, and one of a small optimizer some millions."""
 
 _FUSED_NORMS: Final = {
     "input_layernorm": "self_attention.linear_qkv.layer_norm",
@@ -68,13 +75,29 @@ def arguments(where: Path) -> argparse.Namespace | None:
     if not path.is_file():
         return None
     try:
-        content = torch.load(
-            path, map_location="cpu", pickle_module=_InertPickle, weights_only=False
-        )
-        found = content.get("args")
+        found = _read_common(path).get("args")
     except Exception as error:  # damaged pickles raise whatever they like
         raise ForeignError(f"{path} cannot be read ({error})") from error
     return found if isinstance(found, argparse.Namespace) else None
+
+
+def _read_common(path: Path) -> dict[str, Any]:
+    """Return the content of an archive that ``torch.save`` wrote, with inert tensors.
+
+    Raises:
+        ForeignError: it holds code, or no pickle of a usual size.
+    """
+    with zipfile.ZipFile(path) as archive:
+        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if "constants.pkl" in entries or any(name.startswith("code/") for name in entries):
+            raise ForeignError("it is an archive of TorchScript, which holds code")
+        pickled = entries.get(_PICKLE)
+        if pickled is None or pickled.file_size > _LARGEST_PICKLE:
+            raise ForeignError(f"it has no {_PICKLE} of at most {_LARGEST_PICKLE:,} bytes")
+        content = _InertUnpickler(io.BytesIO(archive.read(pickled))).load()
+    if not isinstance(content, dict):
+        raise ForeignError("it holds no dictionary")
+    return content
 
 
 class _Inert:
@@ -102,20 +125,17 @@ class _InertUnpickler(pickle.Unpickler):
     _KNOWN: Final = {
         ("argparse", "Namespace"),
         ("collections", "OrderedDict"),
-        ("torch._utils", "_rebuild_tensor_v2"),
     }
 
     def find_class(self, module: str, name: str) -> Any:
         kind = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(kind, torch.dtype) or (kind is not None and name.endswith("Storage")):
+        if isinstance(kind, torch.dtype):
             return kind
         return super().find_class(module, name) if (module, name) in self._KNOWN else _Inert
 
-
-class _InertPickle:
-    """What ``torch.load`` needs of a module of pickles."""
-
-    Unpickler = _InertUnpickler
+    def persistent_load(self, _: Any) -> _Inert:
+        """Stand for the storage of a tensor, which nobody reads here."""
+        return _Inert()
 
 
 @dataclass(frozen=True)

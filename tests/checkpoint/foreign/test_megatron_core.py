@@ -2,6 +2,7 @@
 
 import argparse
 import enum
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from reference.plain_gpt import GPTOptions, Parameters, parameter_shapes, random
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign import megatron_core
+from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.parallel.box import whole
 from tools.convert import main
@@ -117,11 +119,61 @@ def test_nothing_of_a_pickle_is_executed(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (tmp_path / "exploded",)
 
-    torch.save({"args": argparse.Namespace(bomb=Bomb(), num_layers=3)}, tmp_path / "common.pt")
+    arguments = argparse.Namespace(bomb=Bomb(), num_layers=3)
+    torch.save({"args": arguments, "state": torch.arange(9.0)}, tmp_path / "common.pt")
     found = megatron_core.arguments(tmp_path)
     assert found is not None
     assert found.num_layers == 3
     assert not (tmp_path / "exploded").exists()
+
+
+class WritesWhenLoaded(torch.nn.Module):
+    """TorchScript runs ``__setstate__`` when an archive is loaded; here it writes a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.made = torch.zeros(4)
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, bool]:
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.path, self.training = state
+        self.made = torch.from_file(self.path, True, 4, dtype=torch.float32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_no_code_of_torchscript_is_run(tmp_path: Path) -> None:
+    written = tmp_path / "exploded"
+    torch.jit.script(WritesWhenLoaded(str(written))).save(str(tmp_path / "common.pt"))
+    written.unlink(missing_ok=True)
+    torch.jit.load(str(tmp_path / "common.pt"))
+    assert written.exists(), "the archive must be a dangerous one"
+    written.unlink()
+    with pytest.raises(ForeignError, match="archive of TorchScript, which holds code"):
+        megatron_core.arguments(tmp_path)
+    assert not written.exists()
+
+
+@pytest.mark.parametrize("what", ["a large pickle", "no pickle", "a list"])
+def test_strange_archives_are_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "common.pt"
+    torch.save([1] if what == "a list" else {"args": None}, path)
+    if what == "a large pickle":
+        monkeypatch.setattr(megatron_core, "_LARGEST_PICKLE", 4)
+    if what == "no pickle":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("common/version", "3")
+    with pytest.raises(ForeignError, match="common\\.pt cannot be read"):
+        megatron_core.arguments(tmp_path)
 
 
 def test_faults_are_told(tmp_path: Path) -> None:
