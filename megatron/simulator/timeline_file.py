@@ -1,14 +1,27 @@
 """Timelines as files. Simulated and recorded timelines have the same format."""
 
 import json
-from math import isfinite
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from megatron.native.files import read_text, write_text
+from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.passes import PASS_KINDS
 from megatron.simulator.simulate import Span, Timeline
 
-_TYPES = get_type_hints(Span)
+_TYPES: Final = get_type_hints(Span)
+_KINDS: Final = {"compute": PASS_KINDS, "comm": COMM_KINDS, "wait": COMM_KINDS}
+"""The kinds of spans in each lane."""
+
+_LARGEST: Final = {"rank": 1 << 20, "microbatch": 10**9, "chunk": 1 << 20}
+"""Bounds of numbers; larger ones are damage, and would let a reader count for hours."""
+
+_LAST_TIME: Final = 1e21
+"""The latest time: simulated timelines count FLOPs, of which an iteration has fewer."""
+
+_ROUNDING: Final = 1e-6
+"""Share of the whole time by which passes may overlap: GPUs tell times as numbers of 32 bits."""
 
 
 def save_timeline(timeline: Timeline, path: Path) -> None:
@@ -38,7 +51,9 @@ def load_timeline(path: Path) -> Timeline:
         found = {span.rank for span in spans}
         if ranks != len(found) or found != set(range(len(found))):
             raise ValueError(f"ranks is {str(ranks)[:40]}, and there are spans of {len(found)}")
-        return Timeline.of_lanes(ranks, spans)
+        timeline = Timeline.of_lanes(ranks, spans)
+        _check_rows(timeline)
+        return timeline
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} holds no timeline: give a file that --record-timeline wrote ({error})"
@@ -58,6 +73,35 @@ def _span(named: Any) -> Span:
         right = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
         if not right or isinstance(value, bool):
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is no {kind.__name__}")
-    if not (isfinite(span.start) and isfinite(span.end)):
-        raise ValueError(f"a span lasts from {span.start} to {span.end}")
+    if not -_LAST_TIME <= span.start <= span.end <= _LAST_TIME:
+        raise ValueError(f"{_shown(span.label)} lasts from {span.start} to {span.end}")
+    if span.lane not in _KINDS:
+        raise ValueError(f"lane is {_shown(span.lane)}: the lanes are {', '.join(_KINDS)}")
+    if span.kind not in _KINDS[span.lane]:
+        kinds = " ".join(_KINDS[span.lane])
+        raise ValueError(f"kind is {_shown(span.kind)}: the lane {span.lane} has {kinds}")
+    for name, largest in _LARGEST.items():
+        if not 0 <= getattr(span, name) < largest:
+            raise ValueError(f"{name} is {getattr(span, name)}: it must be from 0 to {largest - 1}")
     return span
+
+
+def _shown(text: str) -> str:
+    """Return a word of a file as a message shows it."""
+    return repr(text[:40])
+
+
+def _check_rows(timeline: Timeline) -> None:
+    """Check that no rank runs two passes at the same time.
+
+    Raises:
+        ValueError: one does.
+    """
+    allowed = _ROUNDING * max((abs(span.end) for span in timeline.spans), default=0.0)
+    for rank in range(timeline.ranks):
+        for before, after in pairwise(timeline.compute(rank)):
+            if before.end > after.start + allowed:
+                raise ValueError(
+                    f"on rank {rank} {_shown(before.label)} and {_shown(after.label)} overlap: the "
+                    f"first ends at {before.end}, the second begins at {after.start}"
+                )

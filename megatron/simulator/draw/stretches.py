@@ -17,6 +17,7 @@ from megatron.simulator.simulate import Span, Timeline
 _TINY: Final = 1e-9
 _NEGLIGIBLE: Final = 0.1
 """Share of the longest kind's time below which a kind of pass has no say in the scale."""
+_MOST_STRIPS: Final = 1000
 _NUMBER: Final = r"((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)?"
 _TIMES: Final = re.compile(f"{_NUMBER}:{_NUMBER}")
 _MICROBATCHES: Final = re.compile(r"m(\d*):m(\d*)")
@@ -119,7 +120,16 @@ def from_zero(timeline: Timeline) -> Timeline:
 
 
 def strips(whole: Stretch, longest: float) -> list[Stretch]:
-    """Cut ``whole`` into as few strips as possible of one length, at most ``longest``."""
+    """Cut ``whole`` into as few strips as possible of one length, at most ``longest``.
+
+    Raises:
+        ValueError: if they are too many to be looked at.
+    """
+    if whole.length / longest > _MOST_STRIPS:
+        raise ValueError(
+            f"a picture of the time from {whole.begin:.4g} to {whole.end:.4g} would have more than "
+            f"{_MOST_STRIPS} strips, as its usual pass is so short: show a part with --window"
+        )
     count = max(1, ceil(whole.length / longest - _TINY))
     bounds = [whole.begin + whole.length * index / count for index in range(count)] + [whole.end]
     return [Stretch(begin, end) for begin, end in pairwise(bounds)]

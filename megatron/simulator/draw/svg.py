@@ -64,7 +64,7 @@ def _fonts() -> Iterator[str]:
 def _box(box: Box) -> str:
     classes = " ".join(filter(None, (_CLASSES[box.look], box.kind)))
     head = (
-        f'<rect class="{classes}" x="{_short(box.x)}" y="{_short(box.y)}" '
+        f'<rect class="{escape(classes)}" x="{_short(box.x)}" y="{_short(box.y)}" '
         f'width="{_short(box.width)}" height="{_short(box.height)}"'
     )
     return f"{head}><title>{escape(box.note)}</title></rect>" if box.note else f"{head}/>"
