@@ -138,13 +138,15 @@ cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null
 
 # --- The settings, checked before anything takes time
 
-for name in PIPELINE_SIZE TP_SIZE CP_SIZE LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE \
+for name in LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE \
   ATTENTION_HEADS GQA SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL \
   EVAL_INTERVAL SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START \
   ZERO_BUBBLE_TIMER_END; do
   whole "$name" 1
 done
-for name in GPUS_PER_NODE WORLD_SIZE MASTER_PORT; do whole "$name" 1 65535; done
+for name in PIPELINE_SIZE TP_SIZE CP_SIZE GPUS_PER_NODE WORLD_SIZE MASTER_PORT; do
+  whole "$name" 1 65535
+done
 whole RANK 0
 whole FINAL_STAGE_LAYERS 0
 for name in VOCAB_PARALLEL FB_SPLIT INTERLACED_SCHEDULE ENABLE_LAYER_REDISTRIBUTION \
@@ -239,6 +241,8 @@ p="${PIPELINE_SIZE:-$((ranks < per_stage ? 1 : ranks / per_stage))}"
 replica="PIPELINE_SIZE=$p"
 ((c == 1)) || replica="CP_SIZE=$c x $replica"
 ((t == 1)) || replica="TP_SIZE=$t x $replica"
+((ranks_per_node <= 65535)) ||
+  die "$replica takes $ranks_per_node ranks of each of $nodes nodes, more than 65535: lower it"
 ((per_stage * p <= ranks)) ||
   die "$replica is more than the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE):" \
     "lower it, or add nodes"

@@ -23,6 +23,7 @@ from megatron.checkpoint.common import COMMON, Common
 from megatron.checkpoint.digests import FileDigest, threads_of_rank
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
+from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.metadata import METADATA
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.parallel.groups import ConnectedAxis
@@ -51,6 +52,7 @@ def write(
     common: Common,
     hosts: ConnectedAxis,
     files: int = 1,
+    lock: FolderLock | None = None,
 ) -> Path:
     """Write a checkpoint; every rank of the job calls it.
 
@@ -63,6 +65,7 @@ def write(
         hosts: all ranks of the job, connected on CPUs. No other traffic may use its group.
         files: files of tensors that a rank writes, each on a thread of its own. Streamed tensors
             have a file each, and this many are in memory at a time.
+        lock: of ``root``, if this rank holds it.
 
     Returns:
         The folder of the checkpoint.
@@ -72,6 +75,7 @@ def write(
     """
     first = hosts.rank == 0
     where, partial = folder.folder_of(root, iteration), folder.partial_of(root, iteration)
+    _together(hosts, where, lambda: None if lock is None else lock.keep())
     try:
         _together(hosts, where, lambda: folder.begin(root, iteration) if first else None)
         digests = _together(

@@ -15,6 +15,7 @@ from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
@@ -40,6 +41,7 @@ class Checkpoints:
         hosts: all ranks of the job on CPUs, with a group that nothing else uses.
         say: prints on the first rank.
         tell: is told of checkpoints that are begun or written.
+        lock: of the folder for saves, if this rank holds it.
 
     Attributes:
         failed: whether the last save that has ended has failed, the same on every rank.
@@ -52,6 +54,7 @@ class Checkpoints:
         hosts: ConnectedAxis,
         say: Callable[[str], None],
         tell: Callable[[SaveEvent, Progress], None] = lambda event, progress: None,
+        lock: FolderLock | None = None,
     ) -> None:
         self._config = config.checkpoint
         self._model = config.model
@@ -60,6 +63,7 @@ class Checkpoints:
         self._hosts = hosts
         self._say = say
         self._tell = tell
+        self._lock = lock
         self._being_saved = Progress()
         self.failed = False
         self._background = Background()
@@ -177,7 +181,7 @@ class Checkpoints:
         """Write a checkpoint; return how it ended, in words."""
         started = time.perf_counter()
         try:
-            where = storage.write(root, iteration, tensors, common, self._hosts)
+            where = storage.write(root, iteration, tensors, common, self._hosts, lock=self._lock)
         except SaveError as error:
             self.failed = True
             return f"--save: {error}; older checkpoints are as they were"

@@ -9,6 +9,7 @@ train. From here on all ranks go in step; rank 0 prints.
 
 import time
 
+from megatron.checkpoint.lock import FolderLock
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
@@ -62,8 +63,8 @@ def train(
     agreed_exit = AgreedExit(
         config.guard, signals or ExitSignals(), begin, state.groups.world_hosts
     )
-    with sole_writer(config.checkpoint, hosts):
-        loop = _Loop(config, state, data, hosts)
+    with sole_writer(config.checkpoint, hosts) as lock:
+        loop = _Loop(config, state, data, hosts, lock)
         with loop.log:
             try:
                 with loop.collector.running():
@@ -88,13 +89,20 @@ class _Loop:
     """
 
     def __init__(
-        self, config: RunConfig, state: TrainState, data: Data, hosts: ConnectedAxis
+        self,
+        config: RunConfig,
+        state: TrainState,
+        data: Data,
+        hosts: ConnectedAxis,
+        lock: FolderLock | None,
     ) -> None:
         self._config, self._state, self._data = config, state, data
         world = state.groups.world
         self.log = open_log(config.log.records, world.rank, world.size)
         self._say = self.log.say
-        self._checkpoints = open_checkpoints(config, state, hosts, self._tell, self._record_save)
+        self._checkpoints = open_checkpoints(
+            config, state, hosts, self._tell, self._record_save, lock
+        )
         self._position = state.pipeline.position
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()

@@ -42,23 +42,27 @@ def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
 
 
 @contextmanager
-def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[None]:
+def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock.FolderLock | None]:
     """Keep other jobs from saving to the same folder while the block runs; every rank calls it.
+
+    Yields:
+        The lock on the rank that holds it, else ``None``.
 
     Raises:
         UserError: another job saves there.
     """
     with ExitStack() as stack:
-        fault = None
+        fault, own = None, None
         if config.save is not None and hosts.rank == 0:
             try:
-                if note := stack.enter_context(lock.held(config.save)):
-                    print(f"--save: {note}", flush=True)
+                own = stack.enter_context(lock.held(config.save))
+                if own.note:
+                    print(f"--save: {own.note}", flush=True)
             except (lock.InUseError, OSError) as error:
                 fault = f"--save: {error}; end that job, or name another folder"
         if fault := hosts.all_gather_object(fault)[0]:
             raise UserError(fault)
-        yield
+        yield own
 
 
 class SavesAndLoads(Protocol):
@@ -108,13 +112,14 @@ def open_checkpoints(
     hosts: ConnectedAxis,
     say: Callable[[str], None],
     tell: Tell,
+    own_lock: lock.FolderLock | None = None,
 ) -> SavesAndLoads:
     """Return what saves and loads a rank; for the arguments, see ``Checkpoints``."""
     if not _uses_any(config.checkpoint):
         return NoCheckpoints()
     from megatron.training.checkpointing import Checkpoints  # see the module's first lines
 
-    return Checkpoints(config, state, hosts, say, tell)
+    return Checkpoints(config, state, hosts, say, tell, own_lock)
 
 
 def _uses_any(config: CheckpointConfig) -> bool:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.checkpoint import lock
+from megatron.checkpoint import folder, lock, storage
 from megatron.checkpoint.lock import InUseError
+from megatron.parallel.groups import ConnectedAxis
 
 HOLDER = """
 import sys, time
@@ -49,8 +51,8 @@ def test_a_second_job_is_told_of_the_first_and_a_dead_one_is_not_in_the_way(tmp_
         assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00, saves there", said)
         first.send_signal(signal.SIGKILL)
         first.wait()
-        with lock.held(tmp_path, 0) as note:
-            assert note is None
+        with lock.held(tmp_path, 0) as own:
+            assert own.note is None
 
 
 def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
@@ -58,6 +60,37 @@ def test_a_job_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
         begun = time.monotonic()
         with lock.held(tmp_path, 60):
             assert time.monotonic() - begun < 60
+
+
+def test_a_folder_that_was_removed_is_locked_again(tmp_path: Path) -> None:
+    root = tmp_path / "saves"
+    with lock.held(root, 0) as own:
+        own.keep()
+        shutil.rmtree(root)
+        own.keep()
+        with pytest.raises(InUseError), lock.held(root, 0):
+            pass
+        shutil.rmtree(root)
+        with other_job(root) as other, pytest.raises(InUseError, match=f"process {other.pid} of"):
+            own.keep()
+
+
+def test_nothing_is_written_where_another_job_has_begun_to_save(tmp_path: Path) -> None:
+    root, alone = tmp_path / "saves", ConnectedAxis("world", 0, (0,))
+    with lock.held(root, 0) as own:
+        storage.write(root, 1, {}, {}, alone, lock=own)
+        shutil.rmtree(root)
+        with other_job(root) as other:
+            partial = folder.begin(root, 2)  # the other job's
+            for _ in range(2):
+                with pytest.raises(storage.SaveError, match=f"process {other.pid} of"):
+                    storage.write(root, 2, {}, {}, alone, lock=own)
+            assert partial.exists()
+            assert folder.complete(root) == []
+            other.kill()
+            other.wait()
+        storage.write(root, 2, {}, {}, alone, lock=own)
+        assert folder.complete(root) == [2]
 
 
 def test_whoever_holds_the_lock_without_a_word_is_another_job(tmp_path: Path) -> None:
@@ -76,8 +109,8 @@ def test_a_file_system_without_locks_is_noted(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unknown)
-    with lock.held(tmp_path) as note:
-        assert note == (
+    with lock.held(tmp_path) as own:
+        assert own.note == (
             f"{tmp_path} cannot be locked ([Errno 37] No locks available): let no other job save "
             "there"
         )

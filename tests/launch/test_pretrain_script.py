@@ -340,6 +340,14 @@ def test_without_gpus_a_replica_of_shared_sequences_has_its_ranks(cpu: Machine) 
         ),
         ({"CP_SIZE": 3, "PIPELINE_SIZE": 1, "GPUS_PER_NODE": 4}, ["CP_SIZE=3", "multiple of 3"]),
         ({"CP_SIZE": 0}, ["CP_SIZE=0", "at least 1"]),
+        *(
+            ({name: 10**12}, [f"{name}=1000000000000", "at most 65535"])
+            for name in ("TP_SIZE", "CP_SIZE", "PIPELINE_SIZE")
+        ),
+        (
+            {"TP_SIZE": 60000, "CP_SIZE": 50000},
+            ["TP_SIZE=60000 x CP_SIZE=50000", "3000000000 ranks", "lower it"],
+        ),
         ({"OFFLOAD": 1}, ["OFFLOAD=1", "not built", "unset"]),
         ({"INTERLEAVED_1F1B": 1, "INTERLEAVE_GROUP": 2}, ["INTERLEAVE_GROUP=2", "not built"]),
         ({"VOCAB_SIZE": "8kB"}, ["VOCAB_SIZE=8kB", "8k or 8000"]),

@@ -495,9 +495,9 @@ def end_badly(rank: int, world_size: int, *, config: RunConfig, by_data: bool) -
     state = build_train_state(config, groups)
     write, (parameter, *_) = storage.write, state.parameters
 
-    def slowly(*args: Any) -> Path:
+    def slowly(*args: Any, **options: Any) -> Path:
         time.sleep(1)
-        return write(*args)
+        return write(*args, **options)
 
     weight = None if by_data else parameter.parameter
     data = Data(SpoiltAtTheEnd(JOB.batches(0), weight), None)
