@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from megatron.layers.tensor_cut import WHOLE, Holding, holdings_of
 from megatron.parallel.box import Box, Piece, Shape, whole
+from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 WORD_EMBEDDINGS: Final = "embedding.word_embeddings.weight"
@@ -38,6 +39,9 @@ class OwnedParameter:
             the gradient norm, in checkpoints and when a tensor is put together.
         is_partial: whether the gradient here is only one summand of the boxes' gradient. The ranks
             of the tensor axis hold the others; their sum is due before that over the replicas.
+        axis: the ranks over which the gradient is summed, of which each has other tokens and the
+            same boxes; ``None``: all ranks of the job's axis ``gradients``. Ranks that hold other
+            boxes under a name, as of experts, name fewer.
     """
 
     name: str
@@ -46,6 +50,19 @@ class OwnedParameter:
     pieces: tuple[Piece, ...]
     is_copy: bool = False
     is_partial: bool = False
+    axis: ConnectedAxis | None = None
+
+    def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
+        """Return the ranks over which the gradient is summed.
+
+        Args:
+            usual: those of a parameter that names none.
+        """
+        return usual if self.axis is None else self.axis
+
+    def sharers(self, usual: int) -> int:
+        """Return the number of ranks over which the gradient is summed; ``usual`` likewise."""
+        return usual if self.axis is None else self.axis.size
 
     @classmethod
     def whole(cls, name: str, parameter: nn.Parameter) -> "OwnedParameter":

@@ -27,6 +27,7 @@ from megatron.layers.main_grad import (
     take_main_grad,
 )
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.parallel.groups import ConnectedAxis
 
 Shape = tuple[int, ...]
 
@@ -107,8 +108,8 @@ class Bucket:
     after a first gradient, ``main_grad`` *is* ``.grad``, to which autograd itself adds.
 
     Args:
-        parameters: all of one type; bf16 and fp16 ones get gradients of ``gradient_dtype``, others
-            those of their type.
+        parameters: all of one type, and summed over the same ranks; bf16 and fp16 ones get
+            gradients of ``gradient_dtype``, others those of their type.
         kernels: of the parameters' device and type.
         layout: of the parameters; ``None``: side by side, in one shard.
         together: whether the parameters move side by side too, so that replicas can gather them.
@@ -142,6 +143,10 @@ class Bucket:
             give_main_grad(parameter, main_grad)
             parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
         self._is_full = full
+
+    def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
+        """Return the ranks of which each has a shard; see ``OwnedParameter.summed_over``."""
+        return self._parameters[0].owned.summed_over(usual)
 
     @property
     def gradients(self) -> Tensor:

@@ -10,29 +10,33 @@ from math import prod
 
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import VECTOR, BucketLayout, Shape, lay_out
+from megatron.parallel.groups import ConnectedAxis
 
 KeepsWhole = Callable[[OwnedParameter], bool]
 """Returns whether one replica must update all of a parameter."""
 
 
 def bucket_layouts(
-    buckets: Sequence[Sequence[OwnedParameter]], shards: int, keeps_whole: KeepsWhole
+    buckets: Sequence[Sequence[OwnedParameter]], replicas: int, keeps_whole: KeepsWhole
 ) -> list[BucketLayout]:
     """Lay out the parameters of every bucket.
 
     Args:
-        buckets: of a rank; the parameters of one are all kept whole, or none is.
-        shards: number of replicas.
+        buckets: of a rank; the parameters of one are all kept whole, or none is. Each has a shard
+            for every rank over which its gradients are summed.
+        replicas: number of these ranks, for parameters that name none.
         keeps_whole: tells what is not to be cut.
     """
-    filled = [0] * shards
+    filled: dict[ConnectedAxis | None, list[int]] = {}
     layouts = []
     for bucket in buckets:
         shapes = [tuple(owned.parameter.shape) for owned in bucket]
+        axis, shards = bucket[0].axis, bucket[0].sharers(replicas)
         if shards > 1 and keeps_whole(bucket[0]):
             assert all(map(keeps_whole, bucket)), "a bucket is kept whole, or is not"
-            layout = lay_out_whole(shapes, filled)
-            filled = [old + new for old, new in zip(filled, layout.sizes, strict=True)]
+            held = filled.get(axis, [0] * shards)
+            layout = lay_out_whole(shapes, held)
+            filled[axis] = [old + new for old, new in zip(held, layout.sizes, strict=True)]
         else:
             layout = lay_out(shapes, shards)
         layouts.append(layout)

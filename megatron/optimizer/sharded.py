@@ -37,16 +37,16 @@ class ShardedOptimizer:
     Args:
         buckets: of this rank, with their parameters lying together.
         make: makes the optimizer of a bucket.
-        axis: the replicas.
+        axis: the replicas, for buckets whose parameters name no ranks of their own.
     """
 
     def __init__(self, buckets: Sequence[Bucket], make: MakeOptimizer, axis: ConnectedAxis) -> None:
         self._buckets = buckets
-        self._axis = axis
+        self._axes = [bucket.summed_over(axis) for bucket in buckets]
         self._optimizers: list[Optimizer | None] = []  # None: the shard is empty
         self._of: dict[str, Optimizer] = {}
-        for bucket in buckets:
-            parts = list(bucket.parts(axis.rank))
+        for bucket, replicas in zip(buckets, self._axes, strict=True):
+            parts = list(bucket.parts(replicas.rank))
             optimizer = make(parts) if parts else None
             self._optimizers.append(optimizer)
             if optimizer is not None:
@@ -88,7 +88,7 @@ class ShardedOptimizer:
         """Gather the weights of a bucket, whether they have been updated or not."""
         own = self._buckets[bucket]
         assert own.values is not None, "the parameters lie together"
-        collectives.gather_parts(own.values, self._axis, own.layout.sizes)
+        collectives.gather_parts(own.values, self._axes[bucket], own.layout.sizes)
 
     def settle(self) -> None:
         """Take what is left of an open step: afterwards all weights are up to date everywhere."""

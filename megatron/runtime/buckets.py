@@ -5,14 +5,14 @@ their layer leaves them to W. The shards of the vocabulary get theirs in IB and 
 are complete after the same passes share buckets, as far as their rows fit together
 (``optimizer.bucket``).
 
-Before replicas reduce a bucket, other ranks of the replica may have to add their summands: the
-tensor-parallel ranks, or the stage with the other copy of a tied matrix. Such parameters have
-buckets of their own.
+All parameters of a bucket are summed over the same ranks, the replicas mostly. Before these reduce
+a bucket, other ranks of the replica may have to add their summands: the tensor-parallel ranks, or
+the stage with the other copy of a tied matrix. Such parameters have buckets of their own.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import row_length, share_a_bucket
 from megatron.optimizer.bucket_layouts import KeepsWhole
+from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules.buckets import Bucket, Touch
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
@@ -39,6 +40,22 @@ Summands = Literal["tensor", "ends"]
 stage, or the first and the last stage with copies of a tied matrix."""
 
 
+class _Alike(NamedTuple):
+    """The properties that all parameters of a bucket share.
+
+    Attributes:
+        touched: passes after which the gradients are complete.
+        summands: ranks of the replica that have summands of them.
+        whole: whether no shard may cut them.
+        axis: ranks over which they are summed then; see ``OwnedParameter``.
+    """
+
+    touched: frozenset[Touch]
+    summands: tuple[Summands, ...]
+    whole: bool
+    axis: ConnectedAxis | None
+
+
 def make_buckets(
     model: RankModel,
     plan: Plan,
@@ -52,7 +69,8 @@ def make_buckets(
     Args:
         model: the part of the model that this rank owns.
         plan: tells which passes there are.
-        replicas: number of replicas.
+        replicas: number of ranks over which gradients are summed, but for parameters that name
+            other ranks.
         limit: parameters after which a bucket is full; ``None``: ``DEFAULT_BUCKET_SIZE``, or
             ``DEFAULT_PER_REPLICA`` for each replica if that is more. A parameter is not cut.
         number: of buckets, about, as no parameter is cut; in place of ``limit``.
@@ -60,19 +78,18 @@ def make_buckets(
             each other.
     """
     touched = touches(model, plan)
-    together: dict[tuple[frozenset[Touch], tuple[Summands, ...], bool], list[OwnedParameter]]
-    together = defaultdict(list)
+    together: dict[_Alike, list[OwnedParameter]] = defaultdict(list)
     for owned in model.owned_parameters():
-        added = summands(owned, model, plan)
-        together[touched[id(owned.parameter)], added, keeps_whole(owned)].append(owned)
+        added, whole = summands(owned, model, plan), keeps_whole(owned)
+        together[_Alike(touched[id(owned.parameter)], added, whole, owned.axis)].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
     if limit is None:
         limit = max(DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA * replicas)
     return [
         bucket
-        for (_, _, whole), parameters in together.items()
-        for fitting in ([parameters] if whole else _by_rows(parameters))
+        for alike, parameters in together.items()
+        for fitting in ([parameters] if alike.whole else _by_rows(parameters))
         for bucket in _filled(fitting, limit)
     ]
 
@@ -116,7 +133,7 @@ def described(
         buckets: from ``make_buckets``, maybe of another plan with the same stages.
         model: the part of the model that this rank owns.
         plan: the plan of the program.
-        replicas: number of replicas.
+        replicas: as for ``make_buckets``.
     """
     touched, read = touches(model, plan), reads(model, plan)
     sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]
@@ -125,7 +142,7 @@ def described(
             _of_any(touched, bucket),
             size / sum(sizes),
             _of_any(read, bucket),
-            replicas > 1 or bool(summands(bucket[0], model, plan)),
+            bucket[0].sharers(replicas) > 1 or bool(summands(bucket[0], model, plan)),
         )
         for bucket, size in zip(buckets, sizes, strict=True)
     ]

@@ -234,7 +234,7 @@ class PipelineRank:
         return ReplicaWork(
             replication.gradients,
             replication.sizes,
-            groups.gradients,
+            [bucket[0].summed_over(groups.gradients) for bucket in replication.buckets],
             self._gradient_lane,
             replication.dtype,
             replication.optimizer,

@@ -34,7 +34,7 @@ class ReplicaWork:
     Args:
         buckets: that are reduced; the sums replace their gradients.
         sizes: of every bucket, those of its shards, one for each replica.
-        axis: the replicas, with a process group that nothing else uses meanwhile.
+        axes: of every bucket, the replicas, with a process group that nothing else uses meanwhile.
         lane: where communication runs beside the passes.
         dtype: in which gradients travel and add up; ``None``: their own.
         optimizer: if it is sharded. A replica then gets the sums of its own shards only.
@@ -46,7 +46,7 @@ class ReplicaWork:
         self,
         buckets: Sequence[HasGradients],
         sizes: Sequence[Sequence[int]],
-        axis: ConnectedAxis,
+        axes: Sequence[ConnectedAxis],
         lane: Lane,
         dtype: torch.dtype | None = None,
         optimizer: ShardedOptimizer | None = None,
@@ -54,7 +54,7 @@ class ReplicaWork:
     ) -> None:
         self._buckets = buckets
         self._sizes = sizes
-        self._axis = axis
+        self._axes = axes
         self._lane = lane
         self._dtype = dtype
         self._optimizer = optimizer
@@ -81,18 +81,18 @@ class ReplicaWork:
         return self._lane.submit(partial(self._optimizer.gather_again, bucket))
 
     def _reduce(self, bucket: int, gradients: Tensor) -> None:
-        sizes = self._sizes[bucket]
         for axis in self._within[bucket]:
             collectives.all_reduce(gradients, collectives.SUM, axis)
         if self._dtype is None or self._dtype == gradients.dtype:
-            self._sum(gradients, sizes)
+            self._sum(bucket, gradients)
             return
         narrow = gradients.to(self._dtype)
-        self._sum(narrow, sizes)
+        self._sum(bucket, narrow)
         gradients.copy_(narrow)
 
-    def _sum(self, gradients: Tensor, sizes: Sequence[int]) -> None:
+    def _sum(self, bucket: int, gradients: Tensor) -> None:
+        axis, sizes = self._axes[bucket], self._sizes[bucket]
         if self._optimizer is None:
-            collectives.all_reduce_parts(gradients, self._axis, sizes)
+            collectives.all_reduce_parts(gradients, axis, sizes)
         else:
-            collectives.reduce_scatter(gradients, self._axis, sizes)
+            collectives.reduce_scatter(gradients, axis, sizes)

@@ -273,7 +273,9 @@ def build_train_state(
     axis = groups.gradients
     gradients = bucketed(config, model, run_plan.plan, axis.size)
     whole = tuple(map(ParameterPart.whole, parameters))
-    own = tuple(part for bucket in gradients.buckets for part in bucket.parts(axis.rank))
+    own = tuple(
+        part for bucket in gradients.buckets for part in bucket.parts(bucket.summed_over(axis).rank)
+    )
     make = _maker_of_optimizers(config, groups, model.kernels)
     sharded = None
     if config.parallel.replicas.shard_optimizer:

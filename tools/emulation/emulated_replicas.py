@@ -96,7 +96,8 @@ class EmulatedReplicaWork(ReplicaWork):
         updated: Callable[[int], int],
     ) -> None:
         sizes = [buckets.sizes] * len(buckets.gradients)
-        super().__init__(list(map(_Held, buckets.gradients)), sizes, buckets.axis, lane)
+        axes = [buckets.axis] * len(sizes)
+        super().__init__(list(map(_Held, buckets.gradients)), sizes, axes, lane)
         self._emulated = buckets
         self._replicas = lane
         self._sharded = sharded

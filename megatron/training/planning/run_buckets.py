@@ -3,13 +3,16 @@
 The tensor-parallel ranks of a pipeline rank have equal buckets, so only the first one's are made.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.site import Site
+from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
+from megatron.optimizer.bucket import BucketLayout
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
 from megatron.parallel.groups import ConnectedAxis
@@ -63,11 +66,24 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
         model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole
     )
     layouts = bucket_layouts(buckets, replicas.size, whole)
-    filled = map(sum, zip(*(layout.sizes for layout in layouts), strict=True))
     return RankBuckets(
         described(buckets, model, plan, replicas.size),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
         sum(layout.size for layout in layouts),
         max(layout.size for layout in layouts),
-        max(filled),
+        _most_updated(buckets, layouts),
     )
+
+
+def _most_updated(
+    buckets: Sequence[Sequence[OwnedParameter]], layouts: Sequence[BucketLayout]
+) -> int:
+    """Return the elements that the rank with the largest shards updates.
+
+    Shards of different axes may be largest on different ranks; the result is then too large.
+    """
+    filled: dict[ConnectedAxis | None, list[int]] = {}
+    for bucket, layout in zip(buckets, layouts, strict=True):
+        held = filled.get(bucket[0].axis, [0] * len(layout.sizes))
+        filled[bucket[0].axis] = [a + b for a, b in zip(held, layout.sizes, strict=True)]
+    return sum(map(max, filled.values()))
