@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.documents import Documents

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from megatron.kernels.autograd import apply_all
+from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, once_differentiable
 from megatron.parallel.tensor import TensorParallel
 
 

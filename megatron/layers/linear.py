@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, once_differentiable
 from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.products import Kept, PlainProducts, Products, rows
 from megatron.layers.site import Site

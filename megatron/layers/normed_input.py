@@ -7,26 +7,29 @@ the residual stream meet, they are added in one pass.
 Shapes: ``...`` any leading dimensions, n their product, h hidden.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
-from megatron.kernels.autograd import apply_all
+from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.layers.linear import FactoredInput, Linear, LinearInput
 from megatron.layers.norm import Formula, LayerNorm, RMSNorm
 from megatron.layers.products import FormsNorm
 
 
-@runtime_checkable
-class HasReader(Protocol):
-    """A part of a layer that hands its input to one linear layer, and reads it nowhere else."""
+def reader_of(part: nn.Module | None) -> Linear | None:
+    """Return the linear layer to which a part of a layer hands its input, if only that reads it.
 
-    @property
-    def reader(self) -> Linear | None:
-        """The linear layer; ``None``: something else reads the input too."""
-        ...
+    A part tells it by an attribute ``reader``. (A protocol that is checked at run time would take
+    the host longer than a linear layer.)
+
+    Args:
+        part: reads the input; ``None``: several parts do.
+    """
+    reader = getattr(part, "reader", None)
+    assert reader is None or isinstance(reader, Linear), f"{reader} is no linear layer"
+    return reader
 
 
 def read_norm(

@@ -8,13 +8,12 @@ Shapes: b batch, s sequence, h hidden.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 
 from torch import Tensor, nn
 
 from megatron.layers.linear import FactoredInput, LinearInput
 from megatron.layers.norm import LayerNorm, RMSNorm
-from megatron.layers.normed_input import HasReader, read_norm
+from megatron.layers.normed_input import read_norm, reader_of
 from megatron.layers.recompute import forgotten
 
 
@@ -57,9 +56,10 @@ class Stream:
 
     def __add__(self, part_bsh: Tensor) -> "Stream":
         """Return the stream with what a branch adds to it."""
-        after = copy(self)
-        after._x_bsh, after._part_bsh = self._base, part_bsh
-        after._is_added, after._normed_bsh = False, None
+        after = Stream(
+            self._base, adds_to_normed=self._adds_to_normed, norms_again=self._norms_again
+        )
+        after._part_bsh = part_bsh
         return after
 
     @property
@@ -87,7 +87,7 @@ class Stream:
             read_by: the branch that reads the norm; ``None``: several do.
         """
         assert isinstance(norm, LayerNorm | RMSNorm)
-        reader = read_by.reader if isinstance(read_by, HasReader) else None
+        reader = reader_of(read_by)
         value: LinearInput
         if reader is None or self._adds_to_normed:
             self._x_bsh, value = norm.add(self._x_bsh, self._pending)

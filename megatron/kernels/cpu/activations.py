@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import once_differentiable
 from megatron.kernels.cpu.library import Library, expect, gradient_from_saved
 from megatron.kernels.reference.activations import SquaredReLU
 

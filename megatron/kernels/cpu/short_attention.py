@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import once_differentiable
 from megatron.kernels.cpu.compiled_attention import blocks
 from megatron.kernels.reference.kernels import scaled_dot_product
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from megatron.kernels.autograd import once_differentiable
 from megatron.kernels.cuda import row_operators as operators
 from megatron.kernels.cuda.row_operators import as_rows
 from megatron.kernels.cuda.sizes import quotient

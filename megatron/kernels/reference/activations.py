@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, once_differentiable
 
 
 class Gated(torch.autograd.Function):

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from megatron.kernels.autograd import once_differentiable
 
 Turn: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 """Returns a dense tensor of queries or keys [b, s, a, d] of any strides, turned by angles.

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from megatron.kernels.autograd import apply
+from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import Scores
 

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""How long the host takes to issue the passes of a transformer layer, beside plain PyTorch.
+
+    python tools/host_time.py --rounds 300
+
+A GPU waits for its host where passes are short: with many tensor-parallel ranks, or few tokens.
+With tiny tensors next to nothing is computed, so the time of a pass is that of Python, of autograd
+and of PyTorch's dispatcher. All layers run in turn in every round, and figures are medians:
+
+    plain             nn.Linear, nn.LayerNorm and scaled_dot_product_attention, plainly written
+    reference         our layer with reference kernels
+    GPU's operators   our layer with the kernels of a GPU, whose Triton programs do nothing
+
+Ours run with a whole backward and with one that leaves weight gradients to W. All tensors are on
+the CPU, so PyTorch's own operators cost the same in every row. Launches of a real GPU come on top,
+and these are fewer with the GPU's operators.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from megatron.kernels.cuda.kernels import CudaKernels
+from megatron.kernels.cuda.library import Programs
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.layers.site import Site
+from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.model.config import ModelConfig
+from megatron.model.ownership import OwnedParameter
+from megatron.model.transformer_layer import TransformerLayer
+from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.parameters import OptimizedParameter
+
+CPU: Final = torch.device("cpu")
+HIDDEN: Final = 16
+HEADS: Final = 2
+TOKENS: Final = 8
+WARM_UPS: Final = 20
+
+
+class PlainLayer(nn.Module):
+    """A GPT layer in PyTorch's own words, of the same shapes and biases as ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_norm, self.second_norm = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.projection = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
+        batch, tokens, _ = x_bsh.shape
+        qkv = self.qkv(self.first_norm(x_bsh)).view(batch, tokens, 3, HEADS, HIDDEN // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x_bsh = x_bsh + self.projection(attended.transpose(1, 2).reshape(batch, tokens, HIDDEN))
+        inner = functional.gelu(self.up(self.second_norm(x_bsh)), approximate="tanh")
+        out_bsh: Tensor = x_bsh + self.down(inner)
+        return out_bsh
+
+
+@dataclass
+class Subject:
+    """A layer that is timed.
+
+    Attributes:
+        name: of its row.
+        layer: [b, s, h] -> [b, s, h].
+        deferred: work that a split backward has left for W.
+        splits: whether its backward leaves work.
+        forget: begins new sums of gradients.
+        taken: seconds of every pass, one entry a round.
+    """
+
+    name: str
+    layer: nn.Module
+    forget: Callable[[], None]
+    splits: bool = False
+    deferred: list[Callable[[], None]] = field(default_factory=list)
+    taken: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run F, B and W once, and note how long each took."""
+        x_bsh = torch.full((1, TOKENS, HIDDEN), 0.5, requires_grad=True)
+        marks = [time.perf_counter()]
+        y_bsh = self.layer(x_bsh)
+        marks.append(time.perf_counter())
+        gradient = torch.ones_like(y_bsh)
+        marks.append(time.perf_counter())
+        torch.autograd.backward((y_bsh,), (gradient,))
+        marks.append(time.perf_counter())
+        with torch.no_grad():
+            for work in self.deferred:
+                work()
+        marks.append(time.perf_counter())
+        self.deferred.clear()
+        self.forget()
+        for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
+            self.taken.setdefault(kind, []).append(marks[begin + 1] - marks[begin])
+
+    def seconds(self, kind: str) -> float:
+        """Return the median time of a pass, without the rounds that warm up."""
+        return statistics.median(self.taken[kind][WARM_UPS:])
+
+
+class _Nothing:
+    """A Triton program that is launched and does nothing."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
+    """Return our layer, with its gradients in a bucket."""
+    config = ModelConfig(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        ffn_hidden_size=4 * HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=HEADS,
+        kv_channels=HIDDEN // HEADS,
+        seq_length=TOKENS,
+        max_position_embeddings=TOKENS,
+        vocab_size=8,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+    )
+    layer = TransformerLayer(config, 0, Site(CPU, torch.float32, given_kernels=kernels))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(0.01)
+    entries = [
+        OptimizedParameter.of(OwnedParameter.whole(each, parameter))
+        for each, parameter in layer.named_parameters()
+    ]
+    bucket = Bucket(entries, kernels)
+    way = "split" if splits else "whole"
+    subject = Subject(f"{name}, {way}", layer, bucket.forget_gradients, splits)
+    defer_weight_gradients(layer, subject.deferred.append if splits else None)
+    return subject
+
+
+def subjects() -> list[Subject]:
+    """Return all layers, the plain one first."""
+    of_gpu = CudaKernels(CPU, torch.float32)
+    return [
+        Subject("plain", PlainLayer(), forget=lambda: None),
+        *(ours("reference", ReferenceKernels(), splits=splits) for splits in (False, True)),
+        *(ours("GPU's operators", of_gpu, splits=splits) for splits in (False, True)),
+    ]
+
+
+def measure(rounds: int) -> list[Subject]:
+    """Run all layers in turn, so many times and some more to warm up."""
+    with patch.object(Programs, "__getattr__", lambda *_: _Nothing()):
+        found = subjects()
+        for _ in range(WARM_UPS + rounds):
+            for subject in found:
+                subject.run()
+    return found
+
+
+def rows(found: Sequence[Subject]) -> Iterator[str]:
+    """Yield a Markdown table of medians in microseconds, and of ratios to the plain layer."""
+    yield "| layer | F | B | W | all | F / plain | all / plain |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    base, *_ = found
+    for subject in found:
+        times = [subject.seconds(kind) for kind in "FBW"]
+        if not subject.splits:
+            times[2] = 0.0
+        whole = base.seconds("F") + base.seconds("B")
+        ratios = f"{times[0] / base.seconds('F'):.2f} | {sum(times) / whole:.2f}"
+        cells = " | ".join(f"{1e6 * seconds:.0f}" for seconds in (*times, sum(times)))
+        yield f"| {subject.name} | {cells} | {ratios} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=300, help="(default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: must be at least 1")
+    torch.set_num_threads(1)
+    print("\n".join(rows(measure(arguments.rounds))))
+
+
+if __name__ == "__main__":
+    main()
