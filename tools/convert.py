@@ -109,7 +109,7 @@ def bring_in(args: argparse.Namespace) -> None:
     check_empty(args.checkpoints)
     opened = open_model(args.model, args.seq_length)
     with progress(f"importing {args.model.name}", opened.size) as advance:
-        where = import_model(opened, args.checkpoints, advance)
+        where = import_model(opened, args.checkpoints, advance, not_finite=args.allow_not_finite)
     print(f"{where}: {counted(len(opened.recipes), 'tensor')} of {args.model}; train with")
     print(told_flags(args.checkpoints, opened.model))
 
@@ -146,7 +146,9 @@ def bring_core_in(args: argparse.Namespace) -> None:
         raise ForeignError(f"the model in {where}: {first}{more}") from error
     found = locate(reader, model)
     with progress(f"importing {where.name}", sum(t.size for t in found.values())) as advance:
-        written = import_core(reader, found, model, args.checkpoints, advance)
+        written = import_core(
+            reader, found, model, args.checkpoints, advance, not_finite=args.allow_not_finite
+        )
     print(f"{written}: {counted(len(found), 'tensor')} of {where}; train with")
     print(told_flags(args.checkpoints, model))
 
@@ -185,11 +187,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=number(1),
         help="tokens of a sample that training takes if it is not told (default: all positions)",
     )
+    _allow_not_finite(command)
     command.set_defaults(run=bring_in)
     text = "write a checkpoint from one of Megatron-Core"
     command = commands.add_parser("import-core", help=text, description=text)
     command.add_argument("core", type=Path, metavar="CORE")
     command.add_argument("checkpoints", type=Path, metavar="CHECKPOINTS")
+    _allow_not_finite(command)
     command.set_defaults(run=bring_core_in)
     text = "write a folder of Hugging Face's form from a checkpoint"
     command = commands.add_parser("export", help=text, description=text)
@@ -220,6 +224,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"unknown words: {' '.join(flags)}")
     args.flags = flags
     return args
+
+
+def _allow_not_finite(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow-not-finite",
+        action="store_true",
+        help="import NaN and infinite weights as they are (default: the first is refused by name)",
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from megatron.checkpoint.foreign.family import Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError, Recipe, recipes
 from megatron.checkpoint.foreign.tensor_files import Group, StoredTensor, TensorFiles, write_folder
-from megatron.checkpoint.foreign.weights import Advance, write_weights
+from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
@@ -148,24 +148,28 @@ def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Fami
         )
 
 
-def import_model(opened: ImportedModel, root: Path, advance: Advance) -> Path:
+def import_model(
+    opened: ImportedModel, root: Path, advance: Advance, *, not_finite: bool = False
+) -> Path:
     """Write a checkpoint of iteration 0 with the weights of a model, in their own types.
 
     Args:
         opened: the model.
         root: folder of checkpoints.
         advance: is told what was read.
+        not_finite: whether weights may be NaN or infinite.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        ForeignError: a tensor cannot be read.
+        ForeignError: a tensor cannot be read, or has elements that are not finite.
         SaveError: the checkpoint cannot be written.
     """
+    read = partial(_joined, opened, advance, not_finite)
     streamed = {
         f"{WEIGHT}.{name}": StreamedTensor(
-            recipe.shape, _type_of(opened.files, recipe), partial(_joined, opened, recipe, advance)
+            recipe.shape, _type_of(opened.files, recipe), partial(read, recipe)
         )
         for name, recipe in opened.recipes.items()
     }
@@ -181,9 +185,13 @@ def _type_of(files: NamedFiles, recipe: Recipe) -> torch.dtype:
     return found
 
 
-def _joined(opened: ImportedModel, recipe: Recipe, advance: Advance) -> Tensor:
+def _joined(opened: ImportedModel, advance: Advance, not_finite: bool, recipe: Recipe) -> Tensor:
     dtype = _type_of(opened.files, recipe)
-    tensor = recipe.join([opened.files.read(name).to(dtype) for name in recipe.theirs])
+    parts = {name: opened.files.read(name).to(dtype) for name in recipe.theirs}
+    for name, part in parts.items():
+        if not not_finite:
+            check_finite(part, f"{opened.files.known(name).file}: {name}")
+    tensor = recipe.join(list(parts.values()))
     advance(sum(opened.files.known(name).size for name in recipe.theirs))
     return tensor
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes, without_number
-from megatron.checkpoint.foreign.weights import Advance, write_weights
+from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
 from megatron.checkpoint.metadata import METADATA, unpickled
 from megatron.checkpoint.reading import read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
@@ -266,6 +266,8 @@ def import_core(
     model: ModelConfig,
     root: Path,
     advance: Advance,
+    *,
+    not_finite: bool = False,
 ) -> Path:
     """Write a checkpoint of iteration 0 with the weights of one of Megatron-Core.
 
@@ -275,15 +277,21 @@ def import_core(
         model: whose they are.
         root: folder of our checkpoints.
         advance: is told what was read.
+        not_finite: whether weights may be NaN or infinite.
 
     Raises:
-        ForeignError: a tensor cannot be read.
+        ForeignError: a tensor cannot be read, or has elements that are not finite.
         SaveError: the checkpoint cannot be written.
     """
+
+    def read(tensor: CoreTensor) -> Tensor:
+        part = reader.read(tensor, advance)
+        if not not_finite:
+            check_finite(part, f"{reader.path}: {tensor.name}")
+        return part
+
     streamed = {
-        f"{WEIGHT}.{name}": StreamedTensor(
-            tensor.ours, tensor.dtype, partial(reader.read, tensor, advance)
-        )
+        f"{WEIGHT}.{name}": StreamedTensor(tensor.ours, tensor.dtype, partial(read, tensor))
         for name, tensor in found.items()
     }
     return write_weights(root, model, streamed)

@@ -5,8 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from torch import Tensor
+
 from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import StreamedTensor
+from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.model.config import ModelConfig
 from megatron.parallel.groups import ConnectedAxis
 
@@ -39,3 +42,23 @@ def write_weights(root: Path, model: ModelConfig, tensors: Mapping[str, Streamed
         "plan": "",
     }
     return storage.write(root, 0, tensors, common, _ALONE)
+
+
+def check_finite(tensor: Tensor, where: str) -> None:
+    """Refuse weights that no training recovers from: every loss after them is NaN.
+
+    Args:
+        tensor: weights.
+        where: file and name of the tensor, for the message.
+
+    Raises:
+        ForeignError: an element is NaN or infinite.
+    """
+    if all(bound.isfinite() for bound in tensor.aminmax()):  # needs no second tensor
+        return
+    nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    raise ForeignError(
+        f"{where} has {nans:,} NaN and {infinities:,} infinite of {tensor.numel():,} elements, and "
+        "a model with them has no finite loss: take a sound file, or import the tensor as it is "
+        "with --allow-not-finite"
+    )

@@ -116,3 +116,25 @@ def test_files_are_no_larger_than_asked_for(tmp_path: Path) -> None:
         run("export", tmp_path / "ours", tmp_path / "out")
     with pytest.raises(SystemExit, match="has 1 checkpoint already"):
         run("import", tmp_path / "theirs", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [(float("nan"), "1 NaN and 0 infinite"), (float("-inf"), "0 NaN and 1 infinite")],
+)
+def test_weights_that_are_not_finite_are_refused_by_name(
+    bad: float, words: str, tmp_path: Path
+) -> None:
+    """Unless they are asked for; then they arrive as they are."""
+    model = random_model("llama 2")
+    with torch.no_grad():
+        model.model.layers[3].mlp.down_proj.weight[5, 7] = bad
+    model.save_pretrained(tmp_path / "theirs")
+    arguments = ("import", tmp_path / "theirs", tmp_path / "ours")
+    with pytest.raises(SystemExit, match=rf"layers\.3\.mlp\.down_proj\.weight has {words} of"):
+        run(*arguments)
+    with pytest.raises(SystemExit, match="no complete checkpoint"):
+        run("export", tmp_path / "ours", tmp_path / "out")
+    run(*arguments, "--allow-not-finite")
+    found = weights(choose(tmp_path / "ours", None))["decoder.layers.3.mlp.linear_fc2.weight"]
+    assert torch.equal(found[5, 7], torch.tensor(bad)) or found[5, 7].isnan()

@@ -203,3 +203,17 @@ def test_faults_are_told(tmp_path: Path) -> None:
     (where / "common.pt").unlink()
     assert ".metadata cannot be read" in error()
     assert not target.exists() or not list(target.iterdir())
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    """Padding of the vocabulary is no weight of ours, whatever it holds."""
+    parameters = random_parameters(OPTIONS, dtype=torch.float32)
+    parameters["decoder.layers.1.mlp.linear_fc2.weight"][0, 1] = float("inf")
+    where = tmp_path / "core"
+    write_core(where, parameters, stacked=False)
+    words = ["import-core", str(where), str(tmp_path / "ours"), "--vocab-size", "29"]
+    with pytest.raises(SystemExit, match=r"layers\.1\.mlp\.linear_fc2\.weight has 0 NaN and 1 inf"):
+        main(words)
+    main([*words, "--allow-not-finite"])
+    found = read_back(choose(tmp_path / "ours", None))
+    assert found["decoder.layers.1.mlp.linear_fc2.weight"][0, 1].isinf()
