@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from megatron.config.checkpoint import CheckpointFlags
 from megatron.config.data import (
     CorpusFlags,
     DataFlags,
@@ -14,7 +15,7 @@ from megatron.config.data import (
     parse_split,
 )
 from megatron.config.declare import cut, is_number
-from megatron.config.groups import Flags, faults_of
+from megatron.config.groups import Flags, declarations, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
@@ -293,3 +294,35 @@ def _data_files(flags: Flags) -> Iterator[str]:
 
 FILE_RULES: Final = (_data_files,)
 """The rules about files, which a dry run does not need."""
+
+
+def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
+    """Tell of all files that only training opens; they may not be on this machine."""
+    groups: list[type] = [DataFlags, CorpusFlags]
+    named = [
+        declared.shown(value)
+        for group in groups
+        for declared in declarations(group)
+        if declared.name in _DATA_FILES and (value := getattr(flags[group], declared.name))
+    ]
+    saved, deepspeed = flags[CheckpointFlags], flags[TrainFlags].deepspeed_config
+    if saved.load is not None and not saved.use_checkpoint_args:
+        named.append(f"--load {saved.load}")
+    if deepspeed is not None:
+        named.append(f"--deepspeed-config {deepspeed}")
+    if named:
+        yield cut(
+            f"{', '.join(named)}: not read in a dry run; training opens it, or tells why it cannot",
+            LONGEST_LINE,
+        )
+
+
+_DATA_FILES: Final = (
+    *("data_path", "data_args_path", "per_split_data_args_path"),
+    *(f"{split}_data_path" for split in SPLITS),
+    *(f"{split}_weighted_split_paths" for split in SPLITS),
+    *(f"{split}_weighted_split_paths_path" for split in SPLITS),
+)
+
+DRY_RUN_NOTES: Final = (_files_of_a_dry_run,)
+"""The notes of a dry run."""

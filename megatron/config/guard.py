@@ -201,7 +201,16 @@ def _idle_check(flags: Flags) -> Iterator[str]:
         )
 
 
-GUARD_RULES: Final = (_iterations_to_skip,)
+def _trigger_folder(flags: Flags) -> Iterator[str]:
+    path = flags[GuardFlags].trigger_path
+    if path is not None and path.exists() and not path.is_dir():
+        yield (
+            f"--trigger-path {path} is no folder: give one, in which a file 'save' or 'exit' is "
+            "looked for, or a path at which a folder is made later"
+        )
+
+
+GUARD_RULES: Final = (_iterations_to_skip, _trigger_folder)
 """The rules about mistakes."""
 
 GUARD_NOTES: Final = (

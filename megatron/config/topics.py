@@ -14,7 +14,7 @@ from megatron.config.cluster import (
     DEVICE_RULES,
     ClusterFlags,
 )
-from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, FILE_RULES
+from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, DRY_RUN_NOTES, FILE_RULES
 from megatron.config.data import CorpusFlags, DataFlags
 from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.eight_bits import (
@@ -124,10 +124,12 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
-    here = (
+    if flags[LogFlags].dry_run:
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES)
+    return (
+        *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,
         *EIGHT_BIT_OF_MACHINE,
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
     )
-    return REPLICA_NOTES if flags[LogFlags].dry_run else (*REPLICA_NOTES, *here)

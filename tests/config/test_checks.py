@@ -1,5 +1,6 @@
 """Command lines that make no run: the error names the flag, its value and a way out."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -437,6 +438,25 @@ def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:
     assert "dry run" in note
 
 
+def test_a_dry_run_names_the_files_that_it_does_not_read(base: dict[str, str]) -> None:
+    """None of them has to be here, and nobody is to believe that they were looked at."""
+    unread = "--load gone --deepspeed-config gone.json --data-args-path gone.txt --save here"
+    line = command_line(base, f"{unread} --bf16 --dry-run", without=("--data-path",))
+    (note,) = parse(line, 1).notes
+    named, _, words = note.partition(": ")
+    assert named == "--data-args-path gone.txt, --load gone, --deepspeed-config gone.json"
+    assert words.startswith("not read in a dry run")
+
+
+def test_a_trigger_path_is_a_folder(base: dict[str, str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert f"--trigger-path {tmp_path / 'pipe'} is no folder" in refusal(
+        base, f"--trigger-path {tmp_path / 'pipe'}"
+    )
+    for folder in (tmp_path, tmp_path / "made later"):
+        parse([*command_line(base, ""), "--trigger-path", str(folder)], 1)
+
+
 def test_what_must_be_given_is_asked_for(base: dict[str, str]) -> None:
     assert "--lr is missing" in refusal(base, without=("--lr",))
     assert "neither" in refusal(base, without=("--train-iters",))
@@ -598,7 +618,8 @@ def test_a_precision_without_instructions_for_it_is_noted(
     notes = parse(command_line(base, option), 1).notes
     assert [note.split()[0] for note in notes] == ([] if precision in fast else [option])
     assert parse(command_line(base, ""), 1).notes == ()
-    assert parse(command_line(base, f"{option} --dry-run"), 1).notes == ()
+    (of_data,) = parse(command_line(base, f"{option} --dry-run"), 1).notes
+    assert of_data.startswith("--data-path")
 
 
 def test_nccl_on_cpus_is_noted_with_the_reason_why_gpus_are_out_of_reach(
