@@ -309,9 +309,11 @@ def _group(
 
     def make() -> Mapping[str, Tensor]:
         ours = torch.empty(recipe.shape, dtype=kind)
-        read_boxes(
-            {saved: BoxedTensor(ours, recipe.shape, whole(recipe.shape))}, reader, reader.metadata
-        )
+        boxed = BoxedTensor(ours, recipe.shape, whole(recipe.shape))
+        try:
+            read_boxes({saved: boxed}, reader, reader.metadata)
+        except Exception as error:  # damaged archives raise whatever they like
+            raise ForeignError(f"{reader.path}: {saved} cannot be read ({error})") from error
         made = recipe.split(ours)
         advance(sum(sizes.values()))
         return made

@@ -12,7 +12,8 @@ from checkpoint.foreign.known_models import our_logits, weights
 
 from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign.families import FAMILIES
-from megatron.checkpoint.foreign.hugging_face import open_model
+from megatron.checkpoint.foreign.hugging_face import open_model, plan_export
+from megatron.checkpoint.foreign.layouts import ForeignError
 from tools.conversions_table import (
     BEGIN,
     CONFIGS,
@@ -138,3 +139,17 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     run(*arguments, "--allow-not-finite")
     found = weights(choose(tmp_path / "ours", None))["decoder.layers.3.mlp.linear_fc2.weight"]
     assert torch.equal(found[5, 7], torch.tensor(bad)) or found[5, 7].isnan()
+
+
+def test_damage_that_an_export_meets_is_laid_to_the_checkpoint(tmp_path: Path) -> None:
+    """It came after the checkpoint was compared with its manifest; the output is not to blame."""
+    random_model("llama 2").save_pretrained(tmp_path / "theirs")
+    run("import", tmp_path / "theirs", tmp_path / "ours")
+    where = choose(tmp_path / "ours", None)
+    plan = plan_export(where, lambda _: None)
+    for file in where.glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ForeignError, match=rf"^{where}: weight\.\S+ cannot be read") as told:
+        plan.write(tmp_path / "out", 1 << 30)
+    assert str(tmp_path / "out") not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
