@@ -1,9 +1,10 @@
-"""What a rank says that runs out of GPU memory: where it was, what it held, and what would fit.
+"""What a rank says that runs out of memory: where it was, what it held, and what would fit.
 
-Settings that would fit are known before training begins (``planning/prepared_advice``). The rank
-also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
+Settings that would fit on GPUs are known before training begins (``planning/prepared_advice``). A
+rank on a GPU also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
 """
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted
 from megatron.schedules.lower import Run
 from megatron.simulator.units import MEMORY
+from megatron.training.planning.must_fit import machine_memory
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 
@@ -69,7 +71,7 @@ def explained(
     rank: int,
     advice: Sequence[str] = (),
 ) -> Exception:
-    """Return an error that says what to do if ``error`` says that GPU memory is out; else itself.
+    """Return an error that says what to do if ``error`` says that memory is out; else itself.
 
     Nothing is searched for now: the other ranks wait for this one to end.
 
@@ -80,14 +82,38 @@ def explained(
         rank: of the job.
         advice: lines that were prepared before training.
     """
-    if not isinstance(error, torch.OutOfMemoryError):
+    of_gpu = isinstance(error, torch.OutOfMemoryError)
+    if not of_gpu and not _is_of_host(error):
         return error
     lines = [f"rank {rank} is out of memory"]
     if state is not None:
         pipeline = state.pipeline
         lines = [f"rank {rank} is out of memory in {where(pipeline.position, pipeline.store)}"]
-    lines += [*_figures(Device.current()), *_snapshot(log.memory_snapshot_path, rank), *advice]
+    if of_gpu:
+        lines += [*_figures(Device.current()), *_snapshot(log.memory_snapshot_path, rank), *advice]
+    else:
+        lines += _of_host(error)
     return OutOfMemoryError("\n".join(lines))
+
+
+def _is_of_host(error: Exception) -> bool:
+    """Whether the host's memory is out; PyTorch tells it by the words of a ``RuntimeError``."""
+    if isinstance(error, RuntimeError):
+        return "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, MemoryError)
+
+
+def _of_host(error: Exception) -> Iterator[str]:
+    held = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield (
+        f"this machine has {MEMORY.write(machine_memory())} for all its processes, and this one "
+        f"held {MEMORY.write(held)} at most: {str(error).partition('DefaultCPUAllocator: ')[2]}"
+    ).removesuffix(": ")
+    yield (
+        "lower --micro-batch-size or --seq-length, compute layers again "
+        "(--recompute-activations, or --recompute-granularity full --recompute-method uniform), or "
+        "spread the model over more machines (--pipeline-model-parallel-size)"
+    )
 
 
 def where(position: Position, store: ActivationStore) -> str:

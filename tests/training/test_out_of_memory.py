@@ -1,6 +1,7 @@
 """A rank that is out of memory says where it was, what it held, and what would fit."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,25 @@ def test_it_says_where_it_was_and_what_it_held(
     assert written == [str(tmp_path / "deep" / "memory-5.pickle")]
     assert written[0] in snapshot
     assert rest == ["advice"]
+
+
+@pytest.mark.parametrize("asked", [lambda: torch.empty(1 << 50), lambda: bytearray(1 << 60)])
+def test_a_host_without_memory_is_told_with_the_ways_out(
+    asked: Callable[[], object], tmp_path: Path
+) -> None:
+    """Both PyTorch and Python say it in their own way; no other error becomes advice."""
+    run = small_run(tmp_path / "memory.pickle")
+    state = build_train_state(run, single_rank(CPU))
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        asked()
+    told = explained(caught.value, run.log, state, 3)
+    assert isinstance(told, OutOfMemoryError)
+    first, figures, ways = str(told).splitlines()
+    assert first.startswith("rank 3 is out of memory in ")
+    assert re.match(r"this machine has [\d.]+ [GT]iB .* held [\d.]+ [MG]iB at most", figures)
+    assert "--micro-batch-size" in ways
+    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert explained(other, run.log, state, 3) is other
 
 
 def on_gpus(run: RunConfig) -> RunConfig:

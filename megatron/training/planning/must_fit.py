@@ -61,4 +61,9 @@ def _memory(device: str) -> int:
     """Return the bytes of this machine, or of its first GPU."""
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
+    return machine_memory()
+
+
+def machine_memory() -> int:
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
