@@ -18,8 +18,8 @@ class CheckpointFlags:
     """Checkpoints; any layout loads those of any other."""
 
     save: Path | None = flag(None,
-        "Folder for checkpoints, at the end and every --save-interval iterations. One job at a time "
-        "may save to it.",
+        "Folder for checkpoints, at the end and every --save-interval iterations. One job at a "
+        "time may save to it.",
         unset="nothing is saved")
     save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
         unset="only at the end", idle_without="--save")

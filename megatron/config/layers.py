@@ -1,8 +1,8 @@
-"""What layers are made of, and the model that they and its shape make: flags and rules.
+"""The parts of a layer: their flags and rules; and the ``ModelConfig`` that all flags make.
 
-The names are Megatron-LM's where it has one, else those of its relatives: MindSpeed-LLM (caps of
-scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's Megatron-DeepSpeed (the norm of
-embeddings) and Megatron-Bridge (RoPE of local layers).
+A flag has Megatron-LM's name if Megatron-LM has the flag. Other names are those of its relatives:
+MindSpeed-LLM (caps of scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's
+Megatron-DeepSpeed (the norm of embeddings) and Megatron-Bridge (RoPE of local layers).
 """
 
 from collections.abc import Iterator

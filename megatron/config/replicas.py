@@ -96,7 +96,7 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 
 def rank_order(flags: Flags, replicas: int) -> Order:
-    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    """Return the order of the ranks: as asked, else the one whose pipelines cross machines less."""
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"
     sizes = flags[ParallelFlags]

@@ -47,8 +47,8 @@ class Kernels(Protocol):
 
         Args:
             x: activations of any shape.
-            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
-                gradient is formed here, beside that of x, and not by a pass of its own.
+            bias_f: a bias that was added to x [..., f] without autograd's knowledge. The backward
+                forms its gradient together with that of x, not by a kernel of its own.
 
         Returns:
             A tensor of the shape and type of ``x``.

@@ -88,7 +88,7 @@ class Observation:
         return self._recorder
 
     def finished(self, iteration: int) -> None:
-        """Save or use what was observed of ``iteration``; every rank calls it after that."""
+        """Save or use the record of an iteration; every rank calls it after each iteration."""
         if self._recorder is None:
             return
         timeline = self._state.pipeline.timeline(self._recorder)
