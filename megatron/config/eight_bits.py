@@ -70,7 +70,7 @@ class EightBitFlags:
 
 
 def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig | None:
-    """Return what is in 8 bits; ``None``: nothing."""
+    """Return how layers multiply in 8 bits; ``None``: none does."""
     if flags.fp8_format is None:
         return None
     ends = flags.first_last_layers_bf16
@@ -181,7 +181,7 @@ def _tokens(flags: Flags) -> Iterator[str]:
 
 
 def _products(flags: Flags) -> tuple[str, int]:
-    """Return what products are called, and of what the sizes of their factors are multiples."""
+    """Return the name of products, and the number that divides the sizes of their factors."""
     recipe = flags[EightBitFlags].fp8_recipe
     if recipe in _BLOCKS:
         return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]

@@ -105,7 +105,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
 
 
 def layer_fields(flags: Flags) -> dict[str, Any]:
-    """The fields of the model about what its layers are made of."""
+    """The fields of ``ModelConfig`` about the parts of layers."""
     layers = flags[LayerFlags]
     names = {field.name for field in fields(ModelConfig)}
     same = {name: value for name, value in vars(layers).items() if name in names}

@@ -1,4 +1,4 @@
-"""What the backward computes again: flags, rules, and what they ask for together."""
+"""Recomputation: its flags and rules, and the ``Recomputation`` that they make."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def is_selective(flags: RecomputeFlags) -> bool:
 
 
 def recomputation_of(flags: RecomputeFlags) -> Recomputation:
-    """Return what flags without a mistake ask for."""
+    """Return the recomputation that flags without a mistake ask for."""
     if is_selective(flags):
         named = flags.recompute_modules or ("core_attn",)
         return Recomputation(parts=frozenset(part for part in PARTS if part in named))

@@ -180,7 +180,7 @@ def redistributing(flags: Flags) -> list[str]:
 
 
 def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
-    """Return the one name that all flags can mean; if there is none, the name of the first flag."""
+    """Return the one schedule that all flags can mean; if there is none, that of the first flag."""
     wishes = [ask.wishes for ask in asks]
     if not wishes:
         return otherwise
@@ -260,7 +260,7 @@ def layout_of(flags: Flags) -> tuple[int, ...]:
 
 
 def given_flags(flags: PipelineFlags, *names: str) -> list[str]:
-    """Return those of the named flags that are given, as they stand on the command line."""
+    """Return the named flags that are given, as they stand on the command line."""
     shown = []
     for name in names:
         value = getattr(flags, name)

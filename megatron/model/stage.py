@@ -212,7 +212,7 @@ class RankModel(nn.Module):
         return {index: placed[rope] if rope else None for index, rope in own.items()}
 
     def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:
-        """Return what the first layer reads, but for dropout, from the word embeddings."""
+        """Return the input of the first layer, without dropout, from the word embeddings."""
         if self.config.embedding_multiplier != 1:
             x_bsh = x_bsh * self.config.embedding_multiplier
         if self.embedding_norm is not None:

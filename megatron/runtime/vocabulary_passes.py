@@ -113,7 +113,7 @@ class VocabularyPasses:
         return self._whole(i, self._input_layer.lookup(self._batch[i].tokens_n))
 
     def embed_ahead_whole(self, i: int) -> Tensor:
-        """Return those of the tokens that follow, [b, w, h], for ranks that share a stage."""
+        """Return embeddings [b, w, h] of the tokens that follow, for ranks that share a stage."""
         return self._whole(i, self._ahead_layer.lookup(self._ids_ahead(i)))
 
     def _whole(self, i: int, partial_nh: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:
 
 
 def _names(threads: list[list[Thread]]) -> Iterator[Event]:
-    """Yield what gives processes and threads their names and order."""
+    """Yield the events that give processes and threads their names and order."""
     for rank, own in enumerate(threads):
         yield _meta("process_name", rank, 0, name=f"rank {rank}")
         yield _meta("process_sort_index", rank, 0, sort_index=rank)
