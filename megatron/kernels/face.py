@@ -259,15 +259,15 @@ class Kernels(Protocol):
     ) -> tuple[Tensor | None, Tensor | None]:
         """``x * scale``, rounded to the nearest number of 8 bits.
 
-        What is too large becomes the largest number; infinity and NaN become NaN, so that what is
-        computed with them shows it.
+        A number that is too large becomes the largest number of 8 bits. Infinity and NaN become
+        NaN, so that results computed from them are NaN too.
 
         Args:
             x_rk: activations.
             scale: fp32 [].
             dtype: e4m3 or e5m2.
             straight: whether [r, k] is asked for.
-            turned: whether [k, r] is asked for, as dense.
+            turned: whether [k, r] is asked for, dense too.
             seen: fp32 [], is raised to the largest magnitude in x if that is greater.
         """
         ...
