@@ -1,35 +1,33 @@
 """What a tokenizer offers, and everything that its flags say about it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 
-class Tokenizer(Protocol):
-    """The interface of a tokenizer for data preparation and training."""
+class Tokenizer(ABC):
+    """A tokenizer for data preparation and training.
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, the end-of-document token included."""
-        ...
+    Attributes:
+        vocab_size: number of ids, the end-of-document token included.
+        eod: id of the end-of-document token.
+    """
 
-    @property
-    def eod(self) -> int:
-        """Id of the end-of-document token."""
-        ...
+    vocab_size: int
+    eod: int
 
+    @abstractmethod
     def tokenize(self, text: str) -> list[int]:
         """Ids of a text, without an end-of-document token."""
-        ...
 
     def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text, as ``tokenize`` gives them; quicker than one call for each."""
-        ...
+        """Ids of every text; a library may be quicker at all of them together."""
+        return [self.tokenize(text) for text in texts]
 
+    @abstractmethod
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ids that `tokenize` made."""
-        ...
 
 
 @dataclass(frozen=True)
