@@ -149,15 +149,7 @@ def unused_pieces(model: Path) -> int:
 def tokenise(
     corpus: Corpus, model: bytes, prefix: Path, progress: Progress, num_threads: int
 ) -> None:
-    """Writes every non-empty document, ended by ``</s>``, to ``PREFIX.bin`` and ``PREFIX.idx``.
-
-    Args:
-        corpus: the text.
-        model: serialized sentencepiece model.
-        prefix: where to write.
-        progress: told about the bytes encoded.
-        num_threads: threads that encode.
-    """
+    """Writes every non-empty document, ended by ``</s>``, to ``PREFIX.bin`` and ``PREFIX.idx``."""
     processor = SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     end = processor.eos_id()

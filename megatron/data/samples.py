@@ -94,12 +94,8 @@ class Epochs:
 class GPTDataset:
     """Samples of one range of one corpus; a `SampleDataset`.
 
-    Args:
-        source: the corpus.
-        indices: from `build_sample_indices` for the same corpus and s.
-        seq_length: tokens per sample s.
-        vocab_size: every id read must be below it.
-        masked_token: input token that bears no loss.
+    Every id that is read must be below ``vocab_size``; the indices are from `build_sample_indices`
+    for the same corpus and s.
     """
 
     def __init__(

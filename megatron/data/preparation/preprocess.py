@@ -68,10 +68,9 @@ class Status:
     Attributes:
         done_bytes: bytes of the input files whose records are written.
         total_bytes: bytes of all input files.
-        documents: records that became documents.
+        documents: records that became documents; ``bad`` ones became none.
         tokens: ids written.
-        bad: records that became none.
-        told: the first of them, in words.
+        told: the first bad records, in words.
     """
 
     done_bytes: int

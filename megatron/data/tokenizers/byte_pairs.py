@@ -154,15 +154,7 @@ def _special_tokens(config: TokenizerConfig) -> list[str]:
 
 
 def _ranks(content: Any, path: Path, what: str, most: int, first: int) -> dict[bytes, int]:
-    """The id of every token's bytes.
-
-    Args:
-        content: of the file.
-        path: of the file.
-        what: the right file, in words.
-        most: entries that are read.
-        first: id of the first.
-    """
+    """The id of every token's bytes, of ``most`` entries at most, from ``first`` on."""
     if not isinstance(content, list) or len(content) < _BYTES:
         raise ValueError(f"--tokenizer-model {path} holds no list of 256 and more; give {what}")
     ranks: dict[bytes, int] = {}
