@@ -89,14 +89,7 @@ class Rates:
 def product_speed(
     product: Product, multiprocessors: int, reads: float = TILE_READS, fill: float = TILE_FILL
 ) -> float:
-    """Return the speed of a product as a share of the speed of endless tiles in full waves.
-
-    Args:
-        product: sizes.
-        multiprocessors: of the GPU.
-        reads: as ``TILE_READS``.
-        fill: as ``TILE_FILL``.
-    """
+    """Return the speed of a product as a share of the speed of endless tiles in full waves."""
     best = max(_tile_speed(tile, reads) for tile in TILES)
     work = product.m * product.n * product.batch / multiprocessors
     taken = min(

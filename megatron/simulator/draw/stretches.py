@@ -145,7 +145,7 @@ def shortest_pass(timelines: Iterable[Timeline]) -> float:
     for timeline in timelines:
         for span in timeline.spans:
             if span.lane == "compute":
-                lengths.setdefault(span.kind, []).append(span.end - span.start)
+                lengths.setdefault(span.kind, []).append(span.length)
     chunked = [lengths[kind] for kind in CHUNKED_KINDS if kind in lengths]
     usual = [median(times) for times in chunked or lengths.values()]
     return min((time for time in usual if time >= _NEGLIGIBLE * max(usual)), default=0.0)
