@@ -140,10 +140,6 @@ def pairing_mistakes(
 ) -> Iterator[str]:
     """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
 
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of all flags that are no mistakes themselves; ``None``: not given.
-
     Yields:
         A line on each fault, which begins with the flag.
     """
@@ -162,10 +158,6 @@ def pairing_mistakes(
 
 def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
     """Find flags that change nothing beside the others, as they do in Megatron.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of all flags that are no mistakes themselves; ``None``: not given.
 
     Yields:
         A line on each, which begins with the flag.

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final
 
 
@@ -101,15 +102,7 @@ def _train_tokens(line: Line, _: Sequence[str]) -> str:
     return "" if 0 < line.samples <= samples else f"--train-samples {samples}"
 
 
-def _decay_tokens(line: Line, _: Sequence[str]) -> str:
-    return _span(line, "decay")
-
-
-def _warmup_tokens(line: Line, _: Sequence[str]) -> str:
-    return _span(line, "warmup")
-
-
-def _span(line: Line, span: str) -> str:
+def _span(span: str, line: Line, _: Sequence[str]) -> str:
     """A span of the learning rate, in the unit in which the line counts its training."""
     samples = line.samples_of(line.number(f"--lr-{span}-tokens", 0))
     if "--train-iters" not in line.given or 0 < line.samples_of_tokens < line.samples:
@@ -138,8 +131,8 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 COMPUTED: Final[Mapping[str, Computed]] = {
     "grouped": _grouped,
     "train_tokens": _train_tokens,
-    "decay_tokens": _decay_tokens,
-    "warmup_tokens": _warmup_tokens,
+    "decay_tokens": partial(_span, "decay"),
+    "warmup_tokens": partial(_span, "warmup"),
     "size_steps": _size_steps,
 }
 """The functions that the table names."""
