@@ -114,9 +114,11 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
 
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
-    beyond = [
-        i for i in sorted(parse_iterations(flags[GuardFlags].iterations_to_skip)) if i > total
-    ]
+    try:
+        skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
+    except ValueError:
+        return  # a rule tells it
+    beyond = [number for number in sorted(skipped) if number > total]
     if beyond and total > 0:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "

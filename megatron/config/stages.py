@@ -47,7 +47,7 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
         return LayerDistribution("explicit", counts=layout, written=written)
     if text == "remainder":
         return LayerDistribution("remainder")
-    if text is not None and text != "even":
+    if text not in (None, "even", "redis"):  # redis beside another treatment is refused
         return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
     return LayerDistribution(
         first=pipeline.decoder_first_pipeline_num_layers,

@@ -68,6 +68,12 @@ def test_a_mistake_is_told_with_flag_value_and_way_out(flags: str, words: str) -
         assert word.strip(":;") in line
 
 
+def test_a_word_that_is_no_iteration_hides_no_other_mistake() -> None:
+    with pytest.raises(ValueError, match="--iterations-to-skip a") as caught:
+        run("--iterations-to-skip a --exit-interval 0")
+    assert len(str(caught.value).splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
