@@ -32,14 +32,7 @@ _UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
 def prepare(
     corpus: Corpus, vocab_size: int, cache: Path, progress: Progress, num_threads: int = 1
 ) -> Path:
-    """Makes a tokenizer of ``vocab_size`` entries for ``corpus`` and tokenises it, once.
-
-    Args:
-        corpus: the text.
-        vocab_size: size of the vocabulary, special tokens and bytes included.
-        cache: folder of all prepared corpora.
-        progress: told about every step.
-        num_threads: threads that encode.
+    """Makes a tokenizer of so many entries, bytes included, for ``corpus`` and tokenises it, once.
 
     Returns:
         A folder with ``tokenizer.model``, ``text_document.bin`` and ``text_document.idx``. When it

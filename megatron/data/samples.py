@@ -165,9 +165,6 @@ def build_sample_indices(
         builder: from `load_index_builder`.
         asked_by: flags that say how many samples are needed, for messages.
 
-    Returns:
-        Indices of these samples.
-
     Raises:
         ValueError: the range is too short for one sample, or the cache cannot be written.
     """

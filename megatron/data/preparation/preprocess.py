@@ -87,13 +87,6 @@ def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> St
     What is written depends on the inputs and on ``config.encode`` only, not on the workers, nor on
     how often the run was ended and begun again.
 
-    Args:
-        config: what is read and written.
-        report: told how far the run is: at its beginning, and after every block.
-
-    Returns:
-        What was written.
-
     Raises:
         ValueError: an input, the tokenizer or the output cannot be used; there is no room; or a bad
             line ends a strict run; or there is no record.

@@ -78,10 +78,7 @@ class Window:
         return f"{mark}{self.first:g}:{mark}{last}"
 
     def stretch(self, timelines: Sequence[Timeline]) -> Stretch:
-        """Return the part of the time that the window shows of ``timelines``.
-
-        Args:
-            timelines: on one time scale, which begins at 0.
+        """Return the part of the time that the window shows of timelines, which begin at 0.
 
         Raises:
             ValueError: if nothing runs in the window.
