@@ -36,7 +36,7 @@ class Line:
     def number(self, name: str, otherwise: float = math.nan) -> float:
         """The number behind a flag, or what the line comes to; else ``otherwise``."""
         if name in _QUANTITIES:
-            return _QUANTITIES[name](self)
+            return float(getattr(self, name))
         try:
             found = float(" ".join(self.given.get(name, ())))
         except ValueError:
@@ -79,12 +79,7 @@ class Line:
         return self.samples_of(self.number("--train-tokens", 0))
 
 
-_QUANTITIES: Final[Mapping[str, Callable[[Line], float]]] = {
-    "replicas": lambda line: line.replicas,
-    "samples": lambda line: line.samples,
-    "samples_of_tokens": lambda line: line.samples_of_tokens,
-    "last_iteration": lambda line: line.last_iteration,
-}
+_QUANTITIES: Final = ("replicas", "samples", "samples_of_tokens", "last_iteration")
 """What conditions may name of a line."""
 
 Computed = Callable[[Line, Sequence[str]], str]

@@ -35,18 +35,8 @@ class TokenizerConfig:
     """A tokenizer as its flags describe it; each attribute is the flag of its name.
 
     Attributes:
-        tokenizer_type: Megatron-LM's name of the type.
-        tokenizer_model: its file, or its folder for ``HuggingFaceTokenizer``.
         vocab_size: the size of a ``NullTokenizer``; the entries that are read of a
             ``TikTokenizer``'s file; of all others the least that the model may have.
-        vocab_file: ``vocab.json`` of a ``GPT2BPETokenizer``.
-        merge_file: ``merges.txt`` of a ``GPT2BPETokenizer``.
-        tiktoken_pattern: how a ``TikTokenizer`` cuts text into words.
-        tiktoken_num_special_tokens: ids at the beginning that it keeps for special tokens.
-        tokenizer_special_tokens: the names of the first of them; empty: the usual ones.
-        tokenizer_hf_include_special_tokens: whether a ``HuggingFaceTokenizer`` adds the special
-            tokens that its folder asks for, such as one at the beginning.
-        vocab_extra_ids: entries ``<extra_id_N>`` that a ``SentencePieceTokenizer`` adds.
     """
 
     tokenizer_type: str

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
+from megatron.data.tokenizers.files import needed
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
 _SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
-_REMEDY = "give a sentencepiece .model file; tools/sample_data.py makes one"
+_WHAT = "a sentencepiece .model file; tools/sample_data.py makes one"
 
 
 class _SentencePieces(Tokenizer):
@@ -110,25 +111,18 @@ def model_file(config: TokenizerConfig) -> Path:
     """Return the model of a type that needs one.
 
     Raises:
-        ValueError: none is given.
+        ValueError: none is given, or there is no such file.
     """
-    if config.tokenizer_model is None:
-        raise ValueError(
-            f"--tokenizer-model is missing: --tokenizer-type {config.tokenizer_type} needs a "
-            "sentencepiece .model file; tools/sample_data.py makes one"
-        )
-    return config.tokenizer_model
+    return needed("--tokenizer-model", config.tokenizer_model, config.tokenizer_type, _WHAT)
 
 
 def _load(model: Path) -> SentencePieceProcessor:
-    if not model.is_file():
-        raise ValueError(f"--tokenizer-model {model} is not a file; {_REMEDY}")
     try:
         processor = SentencePieceProcessor()
         processor.load_from_serialized_proto(model.read_bytes())
     except (RuntimeError, OSError) as error:
         raise ValueError(
             f"--tokenizer-model {model} cannot be read as a sentencepiece model ({error}); "
-            f"{_REMEDY}"
+            f"give {_WHAT}"
         ) from error
     return processor
