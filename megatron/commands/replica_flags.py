@@ -8,7 +8,8 @@ from typing import Final
 from megatron.commands.arguments import number
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.exchange import EvenBuckets, Overlap
 
 OVERLAP_FIELDS: Final = (
@@ -94,7 +95,7 @@ def with_exchange(costs: Costs, arguments: argparse.Namespace, ranks: int) -> Co
         return costs
     given = {*costs.comms, *costs.exchanges}.intersection(REPLICA_KINDS)
     if arguments.parameters and arguments.replica_bandwidth and not given:
-        link = Link(arguments.replica_bandwidth, arguments.replica_latency or 0.0)
+        link = Path(arguments.replica_bandwidth, arguments.replica_latency or 0.0)
         replicas = Replicas(arguments.replicas, sharded=arguments.use_distributed_optimizer)
         parameters = [arguments.parameters] * ranks
         exchanges: dict[CommKind, Exchange] = {"RG": replicas.reduction(parameters, link)}

@@ -237,10 +237,7 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 
 
 EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens)
-"""The mistakes that they find make a run impossible."""
 
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
-"""What the GPUs of this machine lack."""
 
 EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _pytorch_for_transformer_engine)
-"""Notes on what this machine has."""

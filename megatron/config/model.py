@@ -122,4 +122,3 @@ def _rotation(flags: Flags) -> Iterator[str]:
 
 
 MODEL_RULES: Final = (_heads, _positions, _rotation)
-"""The mistakes that they find make a run impossible."""

@@ -51,9 +51,6 @@ def model_flags(model: Model) -> dict[str, list[str]]:
     """Return the flags that make a model, each with the words behind it.
 
     What has its default is left out, and so is what this version has no flag for.
-
-    Args:
-        model: its fields.
     """
     found: dict[str, list[str]] = {}
     for name in model:

@@ -267,10 +267,8 @@ OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
     _annealing,
     _weight_decay,
 )
-"""The mistakes that they find make a run impossible."""
 
 OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
     _idle_decay,
     _idle_ends,
 )
-"""The flags that they find change nothing beside the others."""

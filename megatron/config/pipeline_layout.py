@@ -24,9 +24,6 @@ _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d+)")
 def parse_layout(text: str) -> tuple[int, ...]:
     """Read a layout whose first stage has the embedding and whose last stage has the loss.
 
-    Args:
-        text: the value of the flag.
-
     Returns:
         Transformer layers of every stage; a stage may have none.
 

@@ -138,7 +138,5 @@ PRECISION_RULES: Final[tuple[Rule, ...]] = (
     _narrow_types,
     _counted_type,
 )
-"""The mistakes that they find make a run impossible."""
 
 PRECISION_NOTES: Final[tuple[Rule, ...]] = (_idle_awareness,)
-"""The flags that they find change nothing beside the others."""

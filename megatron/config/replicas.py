@@ -73,12 +73,7 @@ class ReplicaConfig:
 
 
 def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
-    """Data parallelism; all its flags change nothing where no rank has the parameters of another.
-
-    Args:
-        given: all flags.
-        replicas: of the model.
-    """
+    """Data parallelism; its flags change nothing where no rank has the parameters of another."""
     alike = replicas * given[ParallelFlags].context_parallel_size
     if alike == 1:
         return ReplicaConfig()

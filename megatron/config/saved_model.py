@@ -21,12 +21,7 @@ USE: Final = "--use-checkpoint-args"
 
 
 def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> None:
-    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none.
-
-    Args:
-        words: of the command line.
-        declared: all flags, as they stand on a command line.
-    """
+    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
     if USE not in words.given or "--load" not in words.given:
         return
     root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]

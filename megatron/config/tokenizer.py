@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import NOT_NEGATIVE, Range, flag, up_to
+from megatron.config.declare import NOT_NEGATIVE, Range, flag, option_of, up_to
 from megatron.data.config import FillConfig
 from megatron.data.tokenizers.build import TYPES, build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
@@ -103,7 +103,7 @@ def fill_config(flags: FillFlags, tokenizer: TokenizerFlags) -> FillConfig | Non
     built = build_tokenizer(config)
 
     def id_of(name: str) -> int:
-        return _id_of(getattr(flags, name), "--" + name.replace("_", "-"), built)
+        return _id_of(getattr(flags, name), option_of(name), built)
 
     return FillConfig(
         config,

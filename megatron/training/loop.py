@@ -121,14 +121,16 @@ class _Loop:
         if state.groups.device.type == "cuda":
             with self.meter.paused(), self._position.within("the warm-up"):
                 warm_up(config, state)
+        is_checked = not config.guard.no_check_for_nan_in_loss_and_grad
         self._step = make_train_step(
-            config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
+            config.optimizer, state, config.log, ends_if_not_finite=is_checked
         )
         self._losses = LossWatch(config.guard)
         self._leaves = ""
         guard = config.guard
-        self.collector = Collector(guard.collects_every, guard.collects_at_evaluations)
-        interval = config.log.log_interval if config.guard.tells_stragglers else None
+        every = guard.manual_gc_interval if guard.manual_gc else None
+        self.collector = Collector(every, not guard.no_manual_gc_eval)
+        interval = config.log.log_interval if guard.log_straggler else None
         self._stragglers = StragglerWatch(interval, state, self._tell)
         self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
         self._observation = Observation(

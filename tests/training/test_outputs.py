@@ -24,7 +24,7 @@ FLAGS = {
 
 
 def log(**files: Any) -> LogConfig:
-    plain = LogConfig(1, None, "profile_dir" in files, 1, 2, Path("profile"), None)
+    plain = LogConfig(profile="profile_dir" in files, profile_step_start=1, profile_step_end=2)
     return dataclasses.replace(plain, **files)
 
 

@@ -39,11 +39,6 @@ class Answer:
     feature: str = ""
 
     @property
-    def is_limited(self) -> bool:
-        """Whether it is for some values or some lines only."""
-        return bool(self.where) or self.form[:1] == "{" or ">" in self.form
-
-    @property
     def is_name(self) -> bool:
         """Whether it is another name of flags of ours, on every line."""
         return self.kind == "rewritten" and not self.where and not self.computed

@@ -34,7 +34,7 @@ class LossWatch:
                 f"{finished.grad_norm}: no step was taken; {where}{_scale_in_words(finished)}"
             )
         for name, value, is_told in (
-            ("lm loss", finished.loss, self._config.tells_spikes),
+            ("lm loss", finished.loss, self._config.check_for_spiky_loss),
             ("grad norm", finished.grad_norm, self._config.check_for_large_grads),
         ):
             largest = self._largest[name]

@@ -67,7 +67,7 @@ class Curves:
             yield Point(f"mtp_{depth} loss", loss, True)
         if self._config.log_world_size_to_tensorboard:
             yield Point("world-size", self._world_size, True)
-        if record.loss_scale is not None and self._config.log_loss_scale_to_tensorboard:
+        if record.loss_scale is not None and not self._config.no_log_loss_scale_to_tensorboard:
             yield Point("loss-scale", record.loss_scale, True)
         yield Point("grad-norm", record.grad_norm, True)
         if record.num_zeros is not None:

@@ -145,7 +145,7 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
     stream = stream or sys.stdout
     sinks: list[Sink] = []
     say = _print
-    if config.live_display and (terminal := Terminal(stream)).can_show:
+    if not config.no_live_display and (terminal := Terminal(stream)).can_show:
         display = LiveDisplay(terminal)
         sinks.append(display)
         say = display.say

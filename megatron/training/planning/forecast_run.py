@@ -13,11 +13,12 @@ from megatron.schedules.lower import Program, lower
 from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.cluster import Cluster
+from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
@@ -238,13 +239,13 @@ def replicas_of(config: RunConfig) -> Replicas:
     )
 
 
-def link_of(config: RunConfig, cluster: Cluster) -> Link:
+def link_of(config: RunConfig, cluster: Cluster) -> Path:
     """Return the link of a rank to its replicas: as the run says, or as such GPUs usually have."""
     asked = config.dry_run
     found = cluster.ring("data", config.parallel.replicas.size)
     bandwidth = None if asked is None else asked.replica_bandwidth
     latency = None if asked is None else asked.replica_latency
-    return Link(
+    return Path(
         found.bandwidth if bandwidth is None else bandwidth,
         found.latency if latency is None else latency,
     )
