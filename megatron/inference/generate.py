@@ -20,13 +20,8 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every prompt; every rank runs it to the end.
 
-    Args:
-        model: this rank's part.
-        prompts: tokens of each; none is empty.
-        how: tokens are chosen.
-        most_tokens: of an answer.
-        end: token after which an answer is complete.
-        cached: remember keys and values; otherwise every step runs all tokens again.
+    Answers have ``most_tokens``, or are complete after the token ``end``. Unless keys and values
+    are ``cached``, every step runs all tokens again.
 
     Yields:
         A token for each prompt, ``None`` for those whose answers are complete. The last token of an

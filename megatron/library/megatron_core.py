@@ -44,9 +44,7 @@ REFUSED: Final[Mapping[str, str]] = {
 class ForwardBackward:
     """A plan in the form of Megatron-Core's ``forward_backward_func``.
 
-    Args:
-        schedule: name of a schedule, or a plan with a vocabulary that is not split.
-        options: as ``megatron.library.plans.plan`` takes them beside ranks and microbatches.
+    Its arguments are those of ``forward_backward_func``.
     """
 
     def __init__(self, schedule: str | Plan, options: Mapping[str, Any]) -> None:
@@ -56,11 +54,6 @@ class ForwardBackward:
 
     def plan(self, ranks: int, microbatches: int, chunks: int) -> Plan:
         """Return the plan of an iteration.
-
-        Args:
-            ranks: of the pipeline.
-            microbatches: of the iteration.
-            chunks: of the model on each rank.
 
         Raises:
             ValueError: if there is none, or it is not of this many ranks, microbatches and chunks.
@@ -293,9 +286,7 @@ def _forwards(row: Sequence[Pass]) -> Iterator[tuple[int, list[int]]]:
 def check_arguments(config: Any, *unused: object) -> None:
     """Refuse what would have no effect.
 
-    Args:
-        config: of the model.
-        unused: ``decoder_seq_length``, ``adjust_tensor_shapes_fn`` and ``p2p_communicator``.
+    ``unused`` are ``decoder_seq_length``, ``adjust_tensor_shapes_fn`` and ``p2p_communicator``.
 
     Raises:
         ValueError: if one is given, or a field of ``REFUSED`` is.

@@ -201,9 +201,7 @@ class VocabParallelHead(_SplitVocabulary):
         Label smoothing and z-loss have no part in it, soft-capping has. For a temperature t give
         ``x / t``.
 
-        Args:
-            x: as in ``forward``.
-            targets: as in ``forward``.
+        ``x`` and ``targets`` are as in ``forward``.
 
         Returns:
             [...], of the tokens that this rank has.

@@ -56,12 +56,8 @@ def open_data(
 ) -> Data:
     """Index the samples that the run will read. Needs no other rank.
 
-    Args:
-        config: corpus and sampling.
-        train: length and batches of the run.
-        vocab_size: entries of the vocabulary; every token must be below it.
-        place: of this rank: its replica, and its part of every sequence.
-        context_size: ranks that share every sequence.
+    ``place`` tells the replica of this rank, and its part of every sequence, which ``context_size``
+    ranks share.
 
     Raises:
         FileNotFoundError: a corpus is missing.

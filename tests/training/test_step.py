@@ -16,11 +16,11 @@ from megatron.parallel.groups import single_rank
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
 from megatron.training.metrics import meter as meter_module
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.meter import Meter, Metered
 from megatron.training.metrics.records import Interval, Record, Step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep
 

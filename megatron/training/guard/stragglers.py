@@ -57,9 +57,7 @@ class Slow:
 def compare(measured: Sequence[Times], planned: Sequence[Times]) -> list[Slow]:
     """Return how slow every rank is in each of its parts, the slowest by plan first.
 
-    Args:
-        measured: seconds of a pass, by rank.
-        planned: expected time of a pass, by rank, in a unit of its own.
+    Of a pass, by rank: ``measured`` are seconds, ``planned`` has a unit of its own.
     """
     found = []
     for part in {part for own in measured for part in own}:
@@ -85,10 +83,7 @@ def report(iteration: int, compared: Sequence[Slow]) -> Iterator[str]:
 class StragglerWatch:
     """Times some iterations of one rank; all ranks call it alike.
 
-    Args:
-        interval: iterations of which the last one is timed; ``None``: none is.
-        state: this rank.
-        say: prints on the first rank.
+    The last one of every ``interval`` iterations is timed; ``None``: none is.
     """
 
     def __init__(self, interval: int | None, state: TrainState, say: Callable[[str], None]) -> None:

@@ -52,14 +52,7 @@ class Metered:
 
 
 class Meter:
-    """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
-
-    Args:
-        metered: the values that are the same in every record.
-        optimizer: learning rate by samples, and whether steps are post-validated.
-        groups: this rank's view of the job.
-        log: takes the records; only rank 0's does.
-    """
+    """Times the iterations of a run; every rank has a meter, and all ranks call it in step."""
 
     def __init__(
         self, metered: Metered, optimizer: OptimizerConfig, groups: Groups, log: Log
@@ -91,9 +84,7 @@ class Meter:
     def observer(self, number: int, other: Observer | None) -> Observer | None:
         """Return what observes iteration ``number``, from which its record gets the idle time.
 
-        Args:
-            number: of the iteration, counted from 0.
-            other: observes it for another purpose, and does for this one if it is a recorder.
+        An ``other`` observer is returned for both purposes if it is a recorder.
         """
         if not self._metered.with_ranks or not self._is_recorded(number):
             return other

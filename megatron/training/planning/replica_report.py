@@ -16,12 +16,7 @@ UNEVEN: Final = 0.03
 
 
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
-    """Yield the lines on the replicas of a forecast.
-
-    Args:
-        found: the forecast.
-        exchanges: the communication of its replicas.
-    """
+    """Yield the lines on the replicas of a forecast."""
     link, count = exchanges.link, exchanges.replicas.count
     shared = found.config.parallel.context_size > 1
     alike = f"{count} ranks with the same parameters" if shared else counted(count, "replica")

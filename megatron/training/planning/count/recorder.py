@@ -182,14 +182,7 @@ class _ListedWork(dist.Work):
 
 
 class ListedGroup(dist.ProcessGroup):
-    """A process group whose other ranks are not there; it lists what would be sent.
-
-    Args:
-        recorder: gets the collectives.
-        axis: of the ranks.
-        rank: this one.
-        size: ranks.
-    """
+    """A process group whose other ranks are not there; it lists what would be sent."""
 
     def __init__(self, recorder: Recorder, axis: CountedAxis, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
