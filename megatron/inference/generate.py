@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from megatron.inference.model import InferenceModel, Rows
 from megatron.inference.sampling import Sampling, choose_tokens
@@ -39,7 +38,8 @@ def generate(
     for step in range(most_tokens):
         if rows is None or not cached:
             rows, new_bs = model.start(padding_b, longest + most_tokens), tokens_bs
-        chosen_b = _next(model, rows, new_bs, how, step).cpu()
+        logits_bv = model.logits(model.advance(rows, new_bs)[:, -1])
+        chosen_b = choose_tokens(logits_bv, model.first_row, model.column, how, step).cpu()
         yield [int(token) if on else None for token, on in zip(chosen_b, running, strict=True)]
         running = [on and int(token) != end for token, on in zip(chosen_b, running, strict=True)]
         if not any(running):
@@ -56,11 +56,6 @@ def answers(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
             if token is not None:
                 answer.append(token)
     return found
-
-
-def _next(model: InferenceModel, rows: Rows, new_bs: Tensor, how: Sampling, step: int) -> Tensor:
-    last_bh = model.advance(rows, new_bs)[:, -1]
-    return choose_tokens(model.logits(last_bh), model.first_row, model.column, how, step)
 
 
 def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:

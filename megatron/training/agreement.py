@@ -79,7 +79,7 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     """
     last = train.dataset_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
-    for name, loader in data.validation_sets:
+    for name, loader in data.validation.items():
         found[f"{name} data"] = _batches(loader, (0,))
     if data.test is not None:
         found["test data"] = _batches(data.test, (0,))

@@ -32,7 +32,7 @@ class Evaluations:
         """Whether there is an evaluation after ``iteration``, counted from 0."""
         interval = self.config.eval_interval
         return (
-            interval is not None and self.data.valid is not None and (iteration + 1) % interval == 0
+            interval is not None and bool(self.data.validation) and (iteration + 1) % interval == 0
         )
 
     def between(self, iteration: int) -> None:
@@ -51,12 +51,12 @@ class Evaluations:
 
     def _validate(self, iterations: int, before: int, at_end: bool) -> None:
         """Evaluate the validation sets, with the samples that follow those of ``before`` others."""
-        sets, config = self.data.validation_sets, self.config
+        sets, config = self.data.validation, self.config
         assert sets, "without data nothing is evaluated"
         # A resumed run with smaller batches has more evaluations than there is data for: again.
         number = before % evaluations_of_validation(config)
         first = number * config.eval_iters * config.global_batch_size
-        for name, loader in sets:
+        for name, loader in sets.items():
             loader.consumed_samples = 0 if config.full_validation else first
             batches = loader.whole_batches if config.full_validation else config.eval_iters
             self._evaluate(name, loader, iterations, batches, at_end=at_end)

@@ -138,8 +138,8 @@ class _Loop:
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
                     profiler_step()  # may write its trace
                 reason, saves = agreed_exit.decide()
-                if saves:
-                    self._save_out_of_turn(iteration)
+                if saves and self._config.checkpoint.save is not None:  # a file asks for it
+                    self._save_unless_due(iteration)
                 if reason:
                     self.leave(iteration, reason)
                     break
@@ -169,10 +169,9 @@ class _Loop:
             self._save(iteration)
         self.collector.ended(iteration)
 
-    def _save_out_of_turn(self, iteration: int) -> None:
-        """Save because a file asks for it, if it is not the turn of ``iteration`` anyway."""
-        config = self._config.checkpoint
-        if config.save is not None and not _is_due(iteration, config.save_interval):
+    def _save_unless_due(self, iteration: int) -> None:
+        """Save if it is not the turn of ``iteration`` anyway."""
+        if not _is_due(iteration, self._config.checkpoint.save_interval):
             self._save(iteration)
 
     def leave(self, iteration: int, reason: str) -> None:
@@ -254,10 +253,8 @@ class _Loop:
             self._say("training is skipped (--skip-train)")
         elif self.last == self.start.iteration:
             self._say(f"nothing to train: the checkpoint is of iteration {self.last} already")
-        elif config.checkpoint.save is not None and not _is_due(
-            self.last - 1, config.checkpoint.save_interval
-        ):
-            self._save(self.last - 1)
+        elif config.checkpoint.save is not None:
+            self._save_unless_due(self.last - 1)
         exit_interval = config.train.exit_interval
         if self._leaves:
             saved = "" if config.checkpoint.save else "; nothing is saved, without --save"

@@ -136,7 +136,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
             stack.enter_context(context)
         state = _state(gpu, config, rank)
         _let_no_schedule_wait(gpu, state)
-        train(config, state, Data(_Loader(config), _Loader(config)))
+        train(config, state, Data(_Loader(config), {"validation": _Loader(config)}))
     return printed.getvalue(), gpu.faults
 
 

@@ -109,20 +109,15 @@ class StragglerWatch:
         if recorder is None:
             return
         groups, pipeline = self._state.groups, self._state.pipeline
-        own = median_times(recorder.spans())
+        own, plan, rank = median_times(recorder.spans()), self._state.plan, groups.pipeline.rank
         planned = {
-            part: pipeline.costs.of_pass(self._state.plan, groups.pipeline.rank, _pass(part)) or 1.0
-            for part in own
+            (kind, chunk): pipeline.costs.of_pass(plan, rank, Pass(kind, 0, chunk)) or 1.0
+            for kind, chunk in own
         }
         everywhere = groups.world.all_gather_object((own, planned))
         compared = compare([times for times, _ in everywhere], [plan for _, plan in everywhere])
         for line in report(iteration + 1, compared):
             self._say(line)
-
-
-def _pass(part: Part) -> Pass:
-    kind, chunk = part
-    return Pass(kind, 0, chunk)
 
 
 def median_times(spans: Sequence[Span]) -> Times:

@@ -63,7 +63,7 @@ def _words(
     if first.watch.was_cut:
         return f"{by}, and takes the best plan that it found in --search-seconds, the first"
     least = first.time * (1 - NEAR)
-    fastest = min(others, key=lambda each: (not each.fits, each.time), default=first)
+    fastest = others[0] if others else first
     if fastest.fits and fastest.time < least:
         return (
             f"{by}, and takes the first; its own plan shows {_named(fastest)} to be "
@@ -75,8 +75,7 @@ def _words(
 
 
 def _table(rows: Sequence[Candidate]) -> Iterator[str]:
-    found = [(row, row.forecast) for row in rows]
-    known = [(row, forecast) for row, forecast in found if forecast is not None]
+    known = [(row, row.forecast) for row in rows if row.forecast is not None]
     time = TIME.unit(*(forecast.outcome.seconds for _, forecast in known))
     memory = MEMORY.unit(*(max(forecast.outcome.peak) for _, forecast in known))
     yield (

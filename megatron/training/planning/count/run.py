@@ -103,11 +103,7 @@ def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersIn
         return layers, []
     if groups:
         return groups[-1], [_LayersInARow(one, again=True) for one in groups[:-1]]
-    return rest[-1:], [_alone(layer) for layer in rest[:-1]]
-
-
-def _alone(layer: int) -> _LayersInARow:
-    return _LayersInARow(range(layer, layer + 1), again=False)
+    return rest[-1:], [_LayersInARow(range(one, one + 1), again=False) for one in rest[:-1]]
 
 
 def _repeated(
