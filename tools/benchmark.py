@@ -38,7 +38,7 @@ with in_environment():
     from megatron.schedules.catalogue import SCHEDULES, TRAITS
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.schedules.treatments import TREATMENTS
-    from megatron.training.planning.choice import chosen
+    from megatron.training.planning.race import chosen
     from megatron.training.planning.run_plan import candidates, make_run_plan
     from tools.benchmarking.allocator import allocator
     from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase

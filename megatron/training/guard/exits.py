@@ -22,9 +22,6 @@ _NO_SIGNAL: Final = 0
 class ExitSignals:
     """A signal handler that notes signals, so that the process does not die of them.
 
-    Args:
-        names: of the signals, as in ``SIGTERM``.
-
     Attributes:
         received: signals that have come so far.
     """
@@ -66,11 +63,7 @@ class _Wishes(NamedTuple):
 class AgreedExit:
     """Tells at the end of every iteration whether the run leaves or saves, alike on every rank.
 
-    Args:
-        config: after which signals, which time and by which files.
-        signals: of this rank.
-        begin: when the process has begun, by ``time.monotonic``.
-        hosts: all ranks of the job on CPUs.
+    The process has begun at ``begin``, by ``time.monotonic``.
     """
 
     def __init__(

@@ -13,11 +13,7 @@ SPIKE: Final = 10.0
 
 
 class LossWatch:
-    """Follows the losses of one launch.
-
-    Args:
-        config: which spikes are told.
-    """
+    """Follows the losses of one launch."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
