@@ -16,7 +16,7 @@ from megatron.schedules.from_block import (
     promised,
 )
 from megatron.schedules.held import in_flight
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.bound import least_time
@@ -24,7 +24,6 @@ from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.timing import earliest
-from megatron.schedules.with_recomputation import with_recomputation
 
 _P = ParamSpec("_P")
 
