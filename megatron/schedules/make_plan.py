@@ -157,7 +157,7 @@ def _optimum(request: Request, watch: Watch) -> Optimum:
     limit = request.memory_limit
     limit = float(request.ranks + request.treatment.delay) if limit is None else limit
     hint = plan_within(request, limit, watch)
-    return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
+    return optimal(hint, request.costs, limit, seconds=request.seconds)
 
 
 @dataclass(frozen=True)

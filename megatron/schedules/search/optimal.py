@@ -53,8 +53,8 @@ class Optimum:
     proven: bool
 
 
-def optimal(problem: Plan, costs: Costs, limits: Sequence[float], *, seconds: float) -> Optimum:
-    """Look for the shortest plan within limits of memory, and for a proof that none is shorter.
+def optimal(problem: Plan, costs: Costs, limit: float, *, seconds: float) -> Optimum:
+    """Look for the shortest plan within a limit of memory, and for a proof that none is shorter.
 
     Args:
         problem: a checked plan with the wanted microbatches, weight gradients and treatment, with
@@ -62,17 +62,18 @@ def optimal(problem: Plan, costs: Costs, limits: Sequence[float], *, seconds: fl
             hold as much as there between S and T, and p microbatches more between B and IB, and, if
             it has not the first stage, between IF and F.
         costs: durations.
-        limits: for every rank, how many activations of a chunk it may hold.
+        limit: how many microbatches' activations a rank may hold, at least 1.
         seconds: time limit. Returned is the best plan known by then, at worst the initial one.
 
     Raises:
-        ValueError: if OR-Tools is missing, a limit is below the need of one microbatch, ``seconds``
-            is not positive, or the plan is one for evaluation or with a synchronous treatment.
+        ValueError: if OR-Tools is missing, ``seconds`` is not positive, the plan is one for
+            evaluation or with a synchronous treatment, or costs make spans depend on the order.
     """
+    assert limit >= 1, "a microbatch alone needs as much"
     _require_sound(problem, seconds)
     _require_fixed_begin(problem, costs)
     serial = one_by_one(problem)
-    capacities = _capacities(problem, serial, limits)
+    capacities = _capacities(problem, limit)
     plans = [plan for plan in (problem, serial) if _fits(plan, capacities)]
     model, solver = _cp_sat(seconds)
     known = min(plans, key=lambda plan: span_of(plan, costs))
@@ -144,19 +145,11 @@ def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
         )
 
 
-def _capacities(problem: Plan, serial: Plan, limits: Sequence[float]) -> list[Held]:
+def _capacities(problem: Plan, limit: float) -> list[Held]:
     """Return the most that every rank may hold."""
-    if len(limits) != problem.ranks:
-        raise ValueError(f"{len(limits)} limits for {problem.ranks} ranks: give one for each rank")
     capacities = []
-    for rank, limit in enumerate(limits):
-        least = peak_held(serial, serial.rows[rank]).activations
-        if not limit >= least:
-            raise ValueError(
-                f"rank {rank} may hold {limit:g} activations of a chunk, but a microbatch alone "
-                f"needs {least:g}: raise its limit to that or more"
-            )
-        peak = peak_held(problem, problem.rows[rank])
+    for rank, row in enumerate(problem.rows):
+        peak = peak_held(problem, row)
         early = 0 if rank == problem.stages[0][0] else problem.ranks
         more = {"embeddings": peak.embeddings + early, "gradients": peak.gradients + problem.ranks}
         capacities.append(peak._replace(activations=limit, **more))
