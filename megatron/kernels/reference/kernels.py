@@ -17,6 +17,7 @@ from megatron.kernels.reference.packed_attention import can_pack, packed_attenti
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
 
 TILE_ROWS = 16384
@@ -160,7 +161,7 @@ class ReferenceKernels(TiledOutput):
             grad: of the norm [..., h].
             stream_grad: of another use of ``x``, which is added to the norm's; ``None``: nothing.
         """
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = statistics_dtype(x.dtype)
         normed_nh, grad_nh = (t.reshape(-1, x.shape[-1]).to(wide) for t in (x, grad))
         if mean_n is not None:
             normed_nh = normed_nh - mean_n[:, None]

@@ -64,11 +64,11 @@ class TiledOutput(OutputS):
             if begins:
                 gradient_vh.zero_()  # the targets subtract before there is a product
             _subtract_target_gradient(gradient_vh, state, weight_n, options)
-        gradients, statistics = (gradient_vh, gradient_nh), (merged, weight_n)
+        gradients = gradient_vh, gradient_nh
         if room is None:
-            self._add_kept_tiles(gradients, state, weight_vh, *statistics, options)
+            self._add_kept_tiles(gradients, state, weight_vh, merged, weight_n, options)
         else:
-            self._add_tiles_again(gradients, state, weight_vh, *statistics, options, room)
+            self._add_tiles_again(gradients, state, weight_vh, merged, weight_n, options, room)
         return None if gradient_nh is None else gradient_nh.to(state.x_nh.dtype)
 
     def _add_kept_tiles(
