@@ -3,11 +3,11 @@
 import argparse
 from typing import get_origin
 
-from megatron.config.checks import value_mistakes
-from megatron.config.declare import Declaration
-from megatron.config.groups import all_declarations, declarations, filled, options_of
 from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.flags.checks import value_mistakes
+from megatron.flags.declare import Declaration
+from megatron.flags.groups import all_declarations, declarations, filled, options_of
 
 
 def add_tokenizer_options(group: "argparse._ArgumentGroup", *, required: bool) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.groups import Flags
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
 from megatron.config.train import TrainFlags
+from megatron.flags.groups import Flags
 
 _FLAG: Final = "--deepspeed-config"
 Setting = tuple[str, Callable[[Flags], object]]

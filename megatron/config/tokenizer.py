@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import NOT_NEGATIVE, Range, flag, up_to
 from megatron.data.config import FillConfig
 from megatron.data.tokenizers.build import TYPES, build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.flags.declare import NOT_NEGATIVE, Range, flag, up_to
 
 _GPT2 = "--tokenizer-type GPT2BPETokenizer"
 _TIKTOKEN = "--tokenizer-type TikTokenizer"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
-from megatron.config.groups import filled
 from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.flags.groups import filled
 
 
 def read(words: str) -> TokenizerConfig | None:

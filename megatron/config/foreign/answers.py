@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
 
-from megatron.config.conditions import holds
 from megatron.config.foreign.line import COMPUTED, Line
+from megatron.flags.conditions import holds
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 Kind = Literal["rewritten", "noted", "refused"]

@@ -6,7 +6,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from megatron.config.declare import Declaration
+from megatron.flags.declare import Declaration
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
