@@ -55,6 +55,11 @@ def tokenizer_config(flags: TokenizerFlags, tokenizer_type: str) -> TokenizerCon
     return TokenizerConfig(**(named | {"tokenizer_type": tokenizer_type}))
 
 
+def tokenizer_of(flags: TokenizerFlags) -> TokenizerConfig | None:
+    """Return the tokenizer that the flags name; ``None``: they name none."""
+    return None if flags.tokenizer_type is None else tokenizer_config(flags, flags.tokenizer_type)
+
+
 # The formatter is off so that the flags read as a table.
 # fmt: off
 @dataclass(frozen=True)

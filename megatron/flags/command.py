@@ -59,7 +59,11 @@ class _Words(SortedWords):
 
 
 def read(
-    argv: Sequence[str] | None, about: str | None, *groups: type, rules: Iterable[Rule] = ()
+    argv: Sequence[str] | None,
+    about: str | None,
+    *groups: type,
+    rules: Iterable[Rule] = (),
+    speak: bool = True,
 ) -> Flags:
     """Return the flags of a command line.
 
@@ -68,11 +72,15 @@ def read(
         about: what the command does, for its help.
         groups: of its flags.
         rules: yield a line on each mistake that no single flag makes.
+        speak: whether notes are printed.
 
     Raises:
         SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
     """
-    return _finish(_own(argv), "[flags]", about, groups, rules).flags
+    found = _finish(_own(argv), "[flags]", about, groups, rules)
+    for note in found.notes if speak else ():
+        print(f"note: {note}", file=sys.stderr)
+    return found.flags
 
 
 def read_command(
@@ -113,6 +121,8 @@ def read_command(
     group = commands[name]
     usage, own = f"{name} [flags]", f"{summary(group)}."
     found = _finish(words[1:], usage, own, (group,), rules, others=name == others_of)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
     return found.flags[group], found.others
 
 
@@ -133,8 +143,6 @@ def _finish(
     found = found_in(argv, groups, rules, others=others)
     if found.mistakes:
         _refuse(found.mistakes)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
     return found
 
 

@@ -26,7 +26,15 @@ def help_text(usage: str, about: str, groups: Sequence[type]) -> str:
                 names = ", ".join(declared.names) or declared.option
                 metavar = "" if declared.facts.place else declared.metavar
                 lines.append(f"  {names} {metavar}".rstrip())
-                lines.append(fill(words, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
+                lines.append(
+                    fill(
+                        words,
+                        100,
+                        initial_indent=_INDENT,
+                        subsequent_indent=_INDENT,
+                        break_on_hyphens=False,
+                    )
+                )
     return "\n".join(lines)
 
 
