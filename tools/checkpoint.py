@@ -41,7 +41,7 @@ with in_environment():
     from megatron.commands.progress import shown, under_way
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.flags.command import read_command
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, place
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
     from megatron.schedules.counted import counted
@@ -255,7 +255,7 @@ def _other_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
 class ListFlags:
     """List the complete checkpoints."""
 
-    root: Path = place("Folder of --save.", "CHECKPOINTS")
+    root: Path = positional("Folder of --save.", "CHECKPOINTS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ class ShowFlags(VerifyFlags):
 class DiffFlags(VerifyFlags):
     """Compare two checkpoints."""
 
-    other: Path = place("Folder of the other one.", "OTHER")
+    other: Path = positional("Folder of the other one.", "OTHER")
     other_step: int | None = flag(None, "Its iteration.", NOT_NEGATIVE, unset="--step")
     all: bool = flag(False, "Name every tensor.")
 
@@ -285,7 +285,7 @@ class DiffFlags(VerifyFlags):
 class ReshardFlags(VerifyFlags):
     """Write the tensors to other files."""
 
-    target: Path = place("Folder of the new checkpoint.", "TARGET")
+    target: Path = positional("Folder of the new checkpoint.", "TARGET")
     files: int = flag(1, "To write.", COUNT)
     no_optim: bool = flag(False, "Only the weights.")
 
@@ -302,7 +302,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     with reader_may_stop_early():
-        flags, _ = read_command(arguments, __doc__, COMMANDS)
+        flags = read_command(arguments, __doc__, COMMANDS)
         try:
             right = _run(flags)
         except (DamagedError, SaveError) as error:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.arguments import picture_flag, window_flag, write_picture
 from megatron.flags.command import read
-from megatron.flags.declare import flag, place
+from megatron.flags.declare import flag, positional
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.draw.stretches import WHOLE, Window
@@ -95,8 +95,8 @@ def draw(
 class CompareFlags:
     """What is compared."""
 
-    planned: Path = place("Timeline as it was simulated.", "PLANNED")
-    real: Path = place("Timeline as it was recorded, of the same plan.", "REAL")
+    planned: Path = positional("Timeline as it was simulated.", "PLANNED")
+    real: Path = positional("Timeline as it was recorded, of the same plan.", "REAL")
     draw: Path | None = picture_flag("Draw both above one another.")
     window: Window = window_flag("--draw")
     json: bool = flag(False, "Print the comparison as one JSON object.")

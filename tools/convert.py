@@ -53,7 +53,7 @@ with in_environment():
     from megatron.config.command_line import parse
     from megatron.config.model_words import model_flags, words_of_megatron
     from megatron.flags.command import read_command
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, place
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
     from megatron.model.config import ModelConfig
     from megatron.schedules.counted import counted
 
@@ -82,8 +82,8 @@ def byte_count(text: str) -> int:
 class ImportFlags:
     """Write a checkpoint from a folder of Hugging Face's form."""
 
-    model: Path = place("Folder of Hugging Face's form.", "MODEL")
-    checkpoints: Path = place("Folder of the checkpoint.", "CHECKPOINTS")
+    model: Path = positional("Folder of Hugging Face's form.", "MODEL")
+    checkpoints: Path = positional("Folder of the checkpoint.", "CHECKPOINTS")
     seq_length: int | None = flag(
         None,
         "Tokens of a sample that training takes if it is not told.",
@@ -97,8 +97,8 @@ class ImportFlags:
 class CoreFlags:
     """Write a checkpoint from one of Megatron-Core, with flags of pretrain_gpt.py."""
 
-    core: Path = place("A checkpoint of Megatron-Core.", "CORE")
-    checkpoints: Path = place("Folder of the checkpoint.", "CHECKPOINTS")
+    core: Path = positional("A checkpoint of Megatron-Core.", "CORE")
+    checkpoints: Path = positional("Folder of the checkpoint.", "CHECKPOINTS")
     allow_not_finite: bool = flag(False, NOT_FINITE)
 
 
@@ -106,8 +106,8 @@ class CoreFlags:
 class ExportFlags:
     """Write a folder of Hugging Face's form from a checkpoint."""
 
-    checkpoints: Path = place("Folder of --save.", "CHECKPOINTS")
-    model: Path = place("Folder of Hugging Face's form.", "MODEL")
+    checkpoints: Path = positional("Folder of --save.", "CHECKPOINTS")
+    model: Path = positional("Folder of Hugging Face's form.", "MODEL")
     step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
     family: str | None = flag(
         None, "Of the model.", choices=tuple(FAMILIES), unset="that of --like, or the first to fit"
@@ -220,7 +220,8 @@ def bring_core_in(args: CoreFlags, given: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    flags, others = read_command(arguments, __doc__, COMMANDS, others_of="import-core")
+    of_training: list[str] = []
+    flags = read_command(arguments, __doc__, COMMANDS, {"import-core": of_training})
     try:
         match flags:
             case ImportFlags():
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             case ExportFlags():
                 take_out(flags)
             case CoreFlags():
-                bring_core_in(flags, others)
+                bring_core_in(flags, of_training)
     except (ForeignError, DamagedError, SaveError) as error:
         sys.exit(f"error: {error}")
 

@@ -32,7 +32,7 @@ with in_environment():
     from megatron.config.tokenizer import TokenizerFlags, tokenizer_of
     from megatron.data.tokenizers.build import TYPES as TOKENIZERS
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, PERCENT, SEED, Range, flag, place
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, PERCENT, SEED, Range, flag, positional
     from megatron.flags.groups import Flags
     from megatron.inference.generate import answers, generate
     from megatron.inference.model import InferenceModel, connected
@@ -51,7 +51,7 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class GenerateFlags:
     """What is generated or scored."""
 
-    checkpoints: Path = place("Folder of the model.", "CHECKPOINTS")
+    checkpoints: Path = positional("Folder of the model.", "CHECKPOINTS")
     step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
     prompt: tuple[str, ...] = flag((), "May be given again.", metavar="TEXT", reads=str,
         repeats=True)

@@ -1,7 +1,7 @@
 """Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
@@ -10,23 +10,8 @@ from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, jo
 from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
 from megatron.flags.checks import check
-from megatron.flags.groups import Flags, filled
+from megatron.flags.groups import Flags, Reading, filled
 from megatron.flags.help import help_text
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A command line that was read.
-
-    Attributes:
-        flags: the flags; those with a mistake have their default.
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
-    """
-
-    flags: Flags
-    mistakes: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:

@@ -11,51 +11,20 @@ A tool declares its flags in frozen dataclasses, as training does:
     flags = read(argv, __doc__, MergeFlags)[MergeFlags]
 
 Help, all mistakes at once and notes follow from the declarations. A flag may be cut short as long
-as one flag only begins so.
+as no other flag begins so.
 """
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
-from megatron.flags.groups import Flags, Rule, all_declarations, filled
+from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
 from megatron.flags.words import SortedWords, as_written, no_flag, split
-
-
-@dataclass(frozen=True)
-class Found:
-    """A command line that was read.
-
-    Attributes:
-        flags: the flags; those with a mistake have their default.
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing; it begins with it.
-        others: the flags of another command, with their words.
-    """
-
-    flags: Flags
-    mistakes: Sequence[str]
-    notes: Sequence[str]
-    others: Sequence[str]
-
-
-@dataclass
-class _Words(SortedWords):
-    """The words of a tool's command line.
-
-    Attributes:
-        loose: the words that stand behind no flag.
-        unknown: flags that are not declared, each with the words behind it.
-    """
-
-    loose: list[str] = field(default_factory=list)
-    unknown: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
 def read(
@@ -64,6 +33,8 @@ def read(
     *groups: type,
     rules: Iterable[Rule] = (),
     speak: bool = True,
+    usage: str = "",
+    others: list[str] | None = None,
 ) -> Flags:
     """Return the flags of a command line.
 
@@ -73,11 +44,21 @@ def read(
         groups: of its flags.
         rules: yield a line on each mistake that no single flag makes.
         speak: whether notes are printed.
+        usage: the subcommand, if it is one.
+        others: gets the flags of another command, with their words; ``None``: they are mistakes.
 
     Raises:
         SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
     """
-    found = _finish(_own(argv), "[flags]", about, groups, rules)
+    argv = sys.argv[1:] if argv is None else argv
+    if not {"-h", "--help"}.isdisjoint(argv):
+        places = [own.option for own in all_declarations(groups).values() if own.facts.place]
+        words = filter(None, (Path(sys.argv[0]).name, usage, *places, "[flags]"))
+        print(help_text(" ".join(words), str(about), groups))
+        sys.exit(0)
+    found = reading(argv, groups, rules, others)
+    if found.mistakes:
+        _refuse(found.mistakes)
     for note in found.notes if speak else ():
         print(f"note: {note}", file=sys.stderr)
     return found.flags
@@ -87,156 +68,91 @@ def read_command(
     argv: Sequence[str] | None,
     about: str | None,
     commands: Mapping[str, type],
-    others_of: str = "",
-    rules: Iterable[Rule] = (),
-) -> tuple[Any, Sequence[str]]:
+    others: Mapping[str, list[str]] | None = None,
+) -> Any:
     """Return the flags of a command line whose first word is a subcommand.
 
     Args:
         argv: its words, without the program; ``None``: those of this process.
         about: what the commands do, for their help.
         commands: name of each subcommand to the group of its flags.
-        others_of: the subcommand that takes flags of another command too; empty: none does.
-        rules: yield a line on each mistake that no single flag makes, for any of the subcommands.
+        others: for a subcommand that takes flags of another command, a list that gets them.
 
     Returns:
-        An instance of the subcommand's group, and the flags of another command, with their words.
+        An instance of the subcommand's group.
 
     Raises:
         SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
     """
-    words = _own(argv)
-    names = ", ".join(commands)
-    if words[:1] in (["-h"], ["--help"]):
+    name, *words = (sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("-h", "--help"):
         listed = [f"  {name:<14}{summary(group)}" for name, group in commands.items()]
-        usage = f"usage: {_program()} COMMAND [flags]"
-        _leave("\n".join([usage, "", str(about).strip(), "", "commands:", *listed]))
-    if not words:
-        _refuse([f"a command is missing: give one of {names}"])
-    name = words[0]
+        usage = f"{Path(sys.argv[0]).name} COMMAND [flags]"
+        print(help_text(usage, "\n".join([str(about), "commands:", *listed]), ()))
+        sys.exit(0)
     if name not in commands:
         near = get_close_matches(name, commands, n=1)
+        fault = f"{name} is no command" if name else "a command is missing"
         hint = f"did you mean {near[0]}? " if near else ""
-        _refuse([f"{name} is no command: {hint}give one of {names}"])
+        _refuse([f"{fault}: {hint}give one of {', '.join(commands)}"])
     group = commands[name]
-    usage, own = f"{name} [flags]", f"{summary(group)}."
-    found = _finish(words[1:], usage, own, (group,), rules, others=name == others_of)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return found.flags[group], found.others
+    taken = None if others is None else others.get(name)
+    return read(words, f"{summary(group)}.", group, usage=name, others=taken)[group]
 
 
-def _finish(
-    argv: Sequence[str],
-    usage: str,
-    about: str | None,
-    groups: tuple[type, ...],
-    rules: Iterable[Rule],
-    *,
-    others: bool = False,
-) -> Found:
-    """Read words, and end the process if they ask for help or make mistakes."""
-    if not {"-h", "--help"}.isdisjoint(argv):
-        places = [own.option for own in all_declarations(groups).values() if own.facts.place]
-        usage = " ".join([_program(), *places, usage])
-        _leave(help_text(usage, str(about), groups))
-    found = found_in(argv, groups, rules, others=others)
-    if found.mistakes:
-        _refuse(found.mistakes)
-    return found
-
-
-def found_in(
+def reading(
     argv: Sequence[str],
     groups: tuple[type, ...],
     rules: Iterable[Rule] = (),
-    *,
-    others: bool = False,
-) -> Found:
-    """Read a command line, with or without mistakes.
-
-    Args:
-        argv: its words, without the program.
-        groups: of its flags.
-        rules: yield a line on each mistake that no single flag makes.
-        others: whether unknown flags are those of another command, and no mistakes.
-    """
+    others: list[str] | None = None,
+) -> Reading:
+    """Read a command line, with or without mistakes; for the arguments see ``read``."""
     declared = all_declarations(groups)
-    words = _sorted(argv, declared)
-    _put_in_place(words, [own for own in declared.values() if own.facts.place])
-    if not others:
-        known = [name for own in declared.values() for name in own.names if not own.facts.hidden]
-        words.mistakes += [no_flag(option, known) for option, _ in words.unknown]
-    flags = filled(groups, words.given)
-    told = check(flags, rules, (), words.unreadable)
-    left = [word for option, values in words.unknown for word in (option, *values)]
-    return Found(
-        flags,
-        [*words.mistakes, *told.mistakes],
-        [*words.notes, *told.notes],
-        left if others else (),
-    )
-
-
-def _sorted(argv: Sequence[str], declared: Mapping[str, Declaration]) -> _Words:
-    """Sort words by flag; behind a flag stand only those that it takes, if there are places."""
-    found = _Words()
     names = {name: own for own in declared.values() for name in own.names}
-    has_places = any(own.facts.place for own in declared.values())
+    places = [own for own in declared.values() if own.facts.place]
+    found, loose, is_unsure = SortedWords(), list[str](), False
     for option, values in split(argv, short=[name for name in names if len(name) == 2]):
-        own = _meant(option, names)
-        if not option:
-            found.loose += values
-        elif isinstance(own, str):
-            found.mistakes.append(own)
-        elif own is None:
-            found.unknown.append((option, values))
-        else:
-            most = len(values) if own.takes_several or not has_places else own.kind is not bool
+        meant = _meant(option, names)
+        if len(meant) == 1:
+            (own,) = meant.values()
+            most = len(values) if own.takes_several or not places else own.kind is not bool
             found.take(own, values[:most], as_written(own.option, values[:most]))
-            found.loose += values[most:]
-    return found
+            loose += values[most:]
+        elif not option:
+            loose += values
+        elif meant:
+            found.mistakes.append(f"{option} may be {' or '.join(meant)}: write it out")
+        elif others is not None:
+            others += [option, *values]
+        else:
+            shown = [name for name, own in names.items() if not own.facts.hidden]
+            found.mistakes.append(no_flag(option, shown))
+            is_unsure = is_unsure or bool(values)  # which may be meant for a place
+    _put_in_place(found, places, loose)
+    if is_unsure:
+        found.unreadable.update(own.option for own in places[len(loose) :])
+    flags = filled(groups, found.given)
+    told = check(flags, rules, (), found.unreadable)
+    return Reading(flags, (*found.mistakes, *told.mistakes), (*found.notes, *told.notes))
 
 
-def _meant(option: str, names: Mapping[str, Declaration]) -> Declaration | str | None:
-    """Return the declaration of a flag, a line if several begin so, ``None`` if none does."""
+def _meant(option: str, names: Mapping[str, Declaration]) -> Mapping[str, Declaration]:
+    """Return the flag of this name, or all that begin so."""
     if option in names or not option:
-        return names.get(option)
-    begun = {own.option: own for name, own in names.items() if name.startswith(option)}
-    if len(begun) > 1:
-        return f"{option} may be {' or '.join(begun)}: write it out"
-    return next(iter(begun.values()), None)
+        return {option: names[option]} if option else {}
+    return {own.option: own for name, own in names.items() if name.startswith(option)}
 
 
-def _put_in_place(found: _Words, places: Sequence[Declaration]) -> None:
-    """Give the loose words to the places, in order."""
-    for own, word in zip(places, found.loose, strict=False):
+def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequence[str]) -> None:
+    """Give the words that stand behind no flag to the places, in order."""
+    for own, word in zip(places, loose, strict=False):
         found.take(own, [word], as_written(own.option, [word]))
-    if any(values for _, values in found.unknown):  # which may be meant for a place
-        found.unreadable.update(own.option for own in places[len(found.loose) :])
-    if left := found.loose[len(places) :]:
-        taken = " ".join(own.option for own in places)
-        takes = f"behind {taken}" if places else "before any flag"
-        found.mistakes.append(
-            f"{' '.join(left)!r} stands {takes}: leave it out, or write its flag first"
-        )
-
-
-def _own(argv: Sequence[str] | None) -> list[str]:
-    return sys.argv[1:] if argv is None else list(argv)
-
-
-def _program() -> str:
-    return Path(sys.argv[0]).name
-
-
-def _leave(text: str) -> NoReturn:
-    print(text)
-    sys.exit(0)
+    if left := " ".join(loose[len(places) :]):
+        where = f"behind {' '.join(own.option for own in places)}" if places else "before any flag"
+        found.mistakes.append(f"{left!r} stands {where}: leave it out, or write its flag first")
 
 
 def _refuse(mistakes: Sequence[str]) -> NoReturn:
     """End the process; several mistakes have a line each."""
-    lines = "\n".join(mistakes)
-    print(f"error:{chr(10) if len(mistakes) > 1 else ' '}{lines}", file=sys.stderr)
+    print("error:", "\n".join(mistakes), sep="\n" if len(mistakes) > 1 else " ", file=sys.stderr)
     sys.exit(2)

@@ -113,7 +113,7 @@ def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
 
 
-def place(help: str, metavar: str, default: Any = dataclasses.MISSING, **facts: Any) -> Any:
+def positional(help: str, metavar: str, default: Any = dataclasses.MISSING, **facts: Any) -> Any:
     """Declare a word that is told by its place among the words without a flag.
 
     Args:
@@ -215,18 +215,15 @@ class Declaration:
     def _no_value(self, word: str) -> str | None:
         """Return the fault of one word; ``None`` if it makes a value."""
         if self.facts.reads is not None:
-            return self._fault_of_reading(self.facts.reads, word)
+            try:
+                self.facts.reads(word)
+            except ValueError as error:
+                return f"{self.option} {cut(word)}: {error}"
+            return None
         if self.choices and not self._is_choice(word):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
             return f"{self.option} {word}: choose one of {', '.join(self.choices)}{instead}"
         return self._no_number(word)
-
-    def _fault_of_reading(self, reads: Callable[[str], Any], word: str) -> str | None:
-        try:
-            reads(word)
-        except ValueError as error:
-            return f"{self.option} {cut(word)}: {error}"
-        return None
 
     def value(self, words: Sequence[str]) -> Any:
         """Return the value of the words behind the flag, in which there is no fault."""

@@ -40,6 +40,21 @@ class Flags:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A command line that was read.
+
+    Attributes:
+        flags: the flags; those with a mistake have their default.
+        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
+    """
+
+    flags: Flags
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 Rule = Callable[[Flags], Iterator[str]]
 """Yields a line on everything that it has to say about flags."""
 

@@ -9,7 +9,7 @@ from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
 from megatron.commands.simulate_schedule import GROUPS
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
-from megatron.flags.command import found_in, read
+from megatron.flags.command import read, reading
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags, options_of
 from megatron.schedules.make_plan import make_plan
@@ -44,8 +44,8 @@ def value_of(flags: Flags, option: str) -> object:
 @pytest.mark.parametrize("field", PLAN_FLAGS)
 def test_every_name_of_a_flag_means_the_same_in_the_simulator(field: str) -> None:
     names = PLAN_FLAGS[field]
-    documented, *others = [found_in(words_of(field, name), GROUPS) for name in names]
-    assert documented.mistakes == []
+    documented, *others = [reading(words_of(field, name), GROUPS) for name in names]
+    assert not documented.mistakes
     assert str(value_of(documented.flags, names[0])) in (VALUES.get(field), "3", "3.0")
     assert all(other.flags == documented.flags for other in others)
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from megatron.flags.command import found_in, read, read_command
-from megatron.flags.declare import COUNT, flag, place, required
+from megatron.flags.command import read, read_command, reading
+from megatron.flags.declare import COUNT, flag, positional, required
 from megatron.flags.groups import Flags
 
 
@@ -41,8 +41,8 @@ class PaintFlags:
 class WallFlags:
     """Walls."""
 
-    house: Path = place("Where they stand.", "HOUSE")
-    wall: str = place("Its name.", "WALL", "north")
+    house: Path = positional("Where they stand.", "HOUSE")
+    wall: str = positional("Its name.", "WALL", "north")
     wet: bool = flag(False, "Already.")
     doors: tuple[int, ...] = flag((), "To leave out.", unset="none")
     since: int | None = flag(None, "The year.", unset="unknown", excludes="--wet")
@@ -56,13 +56,13 @@ class RoofFlags:
 
 
 def paint(words: str) -> PaintFlags:
-    found = found_in(words.split(), (PaintFlags,))
-    assert found.mistakes == []
+    found = reading(words.split(), (PaintFlags,))
+    assert not found.mistakes
     return found.flags[PaintFlags]
 
 
 def mistakes(words: str, *groups: type) -> list[str]:
-    return list(found_in(words.split(), groups or (PaintFlags,)).mistakes)
+    return list(reading(words.split(), groups or (PaintFlags,)).mistakes)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 def walls(words: str) -> WallFlags:
-    found = found_in(words.split(), (WallFlags,))
-    assert found.mistakes == []
+    found = reading(words.split(), (WallFlags,))
+    assert not found.mistakes
     return found.flags[WallFlags]
 
 
@@ -160,15 +160,15 @@ def never_red(flags: Flags) -> Iterator[str]:
 
 
 def test_rules_speak_of_sound_values_only() -> None:
-    found = found_in([], (PaintFlags,), (never_red,))
-    assert found.mistakes == ["--colours red: take another"]
-    assert found_in(["--colours", "green"], (PaintFlags,), (never_red,)).mistakes == [
-        "--colours green: choose one of red, blue"
-    ]
+    found = reading([], (PaintFlags,), (never_red,))
+    assert found.mistakes == ("--colours red: take another",)
+    assert reading(["--colours", "green"], (PaintFlags,), (never_red,)).mistakes == (
+        "--colours green: choose one of red, blue",
+    )
 
 
 def test_a_repeated_flag_is_noted() -> None:
-    (note,) = found_in(["-c", "2", "--coats", "3"], (PaintFlags,)).notes
+    (note,) = reading(["-c", "2", "--coats", "3"], (PaintFlags,)).notes
     assert note == "--coats 2 changes nothing: --coats 3 stands after it"
 
 
@@ -213,8 +213,8 @@ COMMANDS = {"walls": WallFlags, "roof": RoofFlags}
 
 
 def test_a_subcommand_has_flags_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    flags, others = read_command(["roof", "--form", "flat"], "Builds.", COMMANDS)
-    assert (flags, others) == (RoofFlags("flat"), ())
+    flags = read_command(["roof", "--form", "flat"], "Builds.", COMMANDS)
+    assert flags == RoofFlags("flat")
     for words, fault in (
         ([], "a command is missing: give one of walls, roof"),
         (["rof"], "rof is no command: did you mean roof? give one of walls, roof"),
@@ -231,6 +231,7 @@ def test_a_subcommand_has_flags_of_its_own(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_subcommand_may_hand_flags_on() -> None:
     words = ["walls", "a", "--lr", "1e-3", "--wet", "b", "--betas=1", "2"]
-    flags, others = read_command(words, "Builds.", COMMANDS, others_of="walls")
+    others: dict[str, list[str]] = {"walls": []}
+    flags = read_command(words, "Builds.", COMMANDS, others)
     assert (flags.house, flags.wall, flags.wet) == (Path("a"), "b", True)
-    assert others == ["--lr", "1e-3", "--betas", "1", "2"]
+    assert others["walls"] == ["--lr", "1e-3", "--betas", "1", "2"]

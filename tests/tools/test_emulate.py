@@ -150,16 +150,6 @@ def test_a_refusal_is_all_that_is_printed(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("unit", ["0", "-1", "nan"])
-def test_a_unit_takes_time(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--costs", "costs.json", "--unit", unit])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: --unit {float(unit)}: must be greater than 0")
-    assert printed.count("\n") == 1
-
-
 def job_of(seconds: float) -> EmulatedJob:
     plan = make_plan("1f1b", "none", 2, 2)
     costs = Costs({"F": seconds, "B": seconds})
