@@ -82,8 +82,8 @@ LIMITED: Final = tuple(name for name, own in TRAITS.items() if own.needs_memory_
 class BenchmarkFlags:
     """What is compared."""
 
-    vocab_size: tuple[int, ...] = flag((32000, 64000, 128000, 256000), "Entries.", COUNT,
-        metavar="V ...", names=("--vocab-sizes",))
+    vocab_size: tuple[int, ...] = flag((32000, 64000, 128000, 256000),
+        "Entries of the vocabulary.", COUNT, metavar="V ...", names=("--vocab-sizes",))
     pipeline_schedule: tuple[str, ...] = flag(SCHEDULE_CHOICES, "Schedules.", metavar="[NAME ...]",
         choices=(*SCHEDULE_CHOICES, *LIMITED), may_be_empty=True,
         names=(*PLAN_FLAGS["schedule"][1:], "--schedules"))

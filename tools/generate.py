@@ -53,8 +53,8 @@ class GenerateFlags:
 
     checkpoints: Path = positional("Folder of the model.", "CHECKPOINTS")
     step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
-    prompt: tuple[str, ...] = flag((), "May be given again.", metavar="TEXT", reads=str,
-        repeats=True)
+    prompt: tuple[str, ...] = flag((), "What an answer goes on from; may be given again.",
+        metavar="TEXT", reads=str, repeats=True)
     prompts_file: Path | None = flag(None, "A prompt in every line.", unset="none")
     perplexity: Path | None = flag(None, "Score this text instead.", unset="none")
     ids: bool = flag(False, "Prompts and answers are token ids.")

@@ -93,12 +93,12 @@ def _sizes(text: str) -> Sequence[int]:
 class HeadFlags:
     """What is measured."""
 
-    vocab_sizes: Sequence[int] = flag(_sizes("32k,64k,128k,256k"), "Such as 32k,64k.",
+    vocab_sizes: Sequence[int] = flag(_sizes("32k,64k,128k,256k"), "Entries, such as 32k,64k.",
         metavar="V,...", reads=_sizes, unset="32k,64k,128k,256k")
     ranks: int = flag(2, "Ranks that share the matrix.", COUNT)
     threads: int = flag(2, "Of one process; several ranks share them.", COUNT)
-    tokens: int = flag(1024, "n.", COUNT)
-    hidden_size: int = flag(512, "h.", COUNT)
+    tokens: int = flag(1024, "Tokens, n.", COUNT)
+    hidden_size: int = flag(512, "Width, h.", COUNT)
     dtype: Literal["bfloat16", "float32"] = flag("bfloat16", "Of the matrix and its input.")
     device: Literal["cpu", "cuda"] = flag("cpu", "Of the ranks.")
     rounds: int = flag(5, "Times that every way runs.", COUNT)

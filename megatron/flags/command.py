@@ -16,7 +16,6 @@ as no other flag begins so.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +23,7 @@ from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
-from megatron.flags.words import SortedWords, as_written, no_flag, split
+from megatron.flags.words import SortedWords, as_written, nearest, no_flag, split
 
 
 def read(
@@ -54,7 +53,7 @@ def read(
     if not {"-h", "--help"}.isdisjoint(argv):
         places = [own.option for own in all_declarations(groups).values() if own.facts.place]
         words = filter(None, (Path(sys.argv[0]).name, usage, *places, "[flags]"))
-        print(help_text(" ".join(words), str(about), groups))
+        print(help_text(" ".join(words), about or "", groups))
         sys.exit(0)
     found = reading(argv, groups, rules, others)
     if found.mistakes:
@@ -91,13 +90,11 @@ def read_command(
         print(help_text(usage, "\n".join([str(about), "commands:", *listed]), ()))
         sys.exit(0)
     if name not in commands:
-        near = get_close_matches(name, commands, n=1)
         fault = f"{name} is no command" if name else "a command is missing"
-        hint = f"did you mean {near[0]}? " if near else ""
-        _refuse([f"{fault}: {hint}give one of {', '.join(commands)}"])
+        _refuse([f"{fault}: {nearest(name, commands)}give one of {', '.join(commands)}"])
     group = commands[name]
     taken = None if others is None else others.get(name)
-    return read(words, f"{summary(group)}.", group, usage=name, others=taken)[group]
+    return read(words, "", group, usage=name, others=taken)[group]
 
 
 def reading(
@@ -115,7 +112,8 @@ def reading(
         meant = _meant(option, names)
         if len(meant) == 1:
             (own,) = meant.values()
-            most = len(values) if own.takes_several or not places else own.kind is not bool
+            takes_all = own.takes_several or not places
+            most = len(values) if takes_all else int(own.kind is not bool)
             found.take(own, values[:most], as_written(own.option, values[:most]))
             loose += values[most:]
         elif not option:

@@ -14,10 +14,10 @@ def help_text(usage: str, about: str, groups: Sequence[type]) -> str:
 
     Args:
         usage: how it is called.
-        about: its purpose.
+        about: its purpose; may be empty.
         groups: of its flags; the first line of a group's docstring is its title.
     """
-    lines = [f"usage: {usage}", "", about.strip()]
+    lines = [f"usage: {usage}", *(("", about.strip()) if about else ())]
     for group in groups:
         lines += ["", f"{summary(group)}:"]
         for declared in declarations(group):

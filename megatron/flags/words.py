@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from megatron.flags.declare import Declaration, cut
 
@@ -95,8 +94,15 @@ def split(
 
 def no_flag(option: str, known: Collection[str]) -> str:
     """The line on a flag that does not exist, with the known flag that is most like it."""
-    near = get_close_matches(option, known, n=1)
-    return f"{option} is no flag: {f'did you mean {near[0]}? ' if near else ''}see --help"
+    return f"{option} is no flag: {nearest(option, known)}see --help"
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Ask for the known word that is most like another one, or for nothing."""
+    from difflib import get_close_matches  # most command lines are right, and start sooner
+
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def as_written(option: str, values: Sequence[str]) -> str:
