@@ -7,7 +7,7 @@ values can be read. Every other flag gets a mistake, or a note why it changes no
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from megatron.config.foreign.answers import ANSWERS, DECIDED, Answer, spelling
+from megatron.config.foreign.answers import ANSWERS, DECIDED, Answer
 from megatron.config.foreign.line import Line
 from megatron.flags.declare import Declaration
 from megatron.flags.words import SortedWords, as_written, no_flag, split
@@ -25,7 +25,7 @@ def sort_words(
     """
     found = SortedWords()
     line = _line(argv, declared, world_size)
-    for option, values in split(argv, spelling):
+    for option, values in split(argv):
         written = as_written(option, values)
         answer = None if option in declared else ANSWERS.to(option, values, line)
         if option in declared:
@@ -43,12 +43,12 @@ def sort_words(
 
 def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
     """The flags as written, and ours of which some are plain other names."""
-    given = dict(split(argv, spelling))
+    given = dict(split(argv))
     ours: dict[str, Sequence[str]] = {}
     for option, values in given.items():
         answer = None if option in declared else ANSWERS.to(option, values, Line({}))
         if answer is not None and answer.is_name:
-            ours.update(split(answer.words(values, Line({})), spelling))
+            ours.update(split(answer.words(values, Line({}))))
     return Line(given | ours, world_size)
 
 
@@ -81,7 +81,7 @@ def _read_as(
 ) -> None:
     """Take the flags of ours that another one is read as."""
     found.note(f"{written} is read as {' '.join(words) or 'what holds anyway'}")
-    ours = list(split(words, spelling))
+    ours = list(split(words))
     for option, values in ours:
         answer = ANSWERS.to_ours(option, values, line)
         name = written if len(ours) == 1 else as_written(option, values)

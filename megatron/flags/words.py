@@ -1,6 +1,6 @@
 """The words of a command line, sorted by flag before any value is read."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from megatron.flags.declare import Declaration, cut
@@ -66,14 +66,11 @@ class SortedWords:
         self.given[option], self.written[option] = values, written
 
 
-def split(
-    argv: Sequence[str], spelling: Callable[[str], str] = str, short: Collection[str] = ()
-) -> Iterator[tuple[str, list[str]]]:
+def split(argv: Sequence[str], short: Collection[str] = ()) -> Iterator[tuple[str, list[str]]]:
     """Yield each flag with the words up to the next; words before the first flag belong to "".
 
     Args:
         argv: words of a command line, without the program.
-        spelling: of a flag as it is written.
         short: the flags that have one dash and one letter; a value may follow at once, as in -p4.
     """
     option, values = "", list[str]()
@@ -90,6 +87,11 @@ def split(
         option, values = spelling(begun), [value] if equals else []
     if option or values:
         yield option, values
+
+
+def spelling(word: str) -> str:
+    """Return a flag with hyphens only: ``--num_layers`` is known too."""
+    return word.replace("_", "-") if word.startswith("--") else word
 
 
 def no_flag(option: str, known: Collection[str]) -> str:

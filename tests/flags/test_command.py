@@ -27,13 +27,14 @@ class PaintFlags:
     """
 
     colours: tuple[str, ...] = flag(("red",), "To mix.", choices=("red", "blue"))
-    dry: tuple[int, ...] = flag((), "Hours.")
+    hours: tuple[int, ...] = flag((), "Hours.")
     share: float = flag(0.5, "Of the second.")
     coats: int = flag(1, "To paint.", COUNT, names=("-c", "--layers"))
     size: Sequence[int] | None = flag(None, "Of the wall.", unset="all", metavar="WxH", reads=size)
     glossy: bool = flag(False, "Shine.", needs="--coats")
     words: tuple[str, ...] = flag((), "To write.", repeats=True, reads=str, unset="none")
     brushes: tuple[int, ...] = flag((2, 3), "Widths.", may_be_empty=True)
+    dry_hours: int = flag(1, "Between coats.")
     turn: int = flag(0, "Which is under way.", hidden=True)
 
 
@@ -87,6 +88,7 @@ def mistakes(words: str, *groups: type) -> list[str]:
         ("--brushes", "brushes", ()),
         ("--brushes -1 4", "brushes", (-1, 4)),
         ("--turn 4", "turn", 4),
+        ("--dry_hours 2", "dry_hours", 2),
     ],
 )
 def test_words_make_values(words: str, name: str, value: object) -> None:
@@ -105,7 +107,7 @@ def test_words_make_values(words: str, name: str, value: object) -> None:
         ("--size 3", "--size 3: give WIDExHIGH, as 3x4"),
         ("--glossy yes", "--glossy takes no value, got 'yes'"),
         ("--colour-s red", "--colour-s is no flag: did you mean --colours? see --help"),
-        ("--words --dry 1", "--words: takes one value, STR, got 0"),
+        ("--words --hours 1", "--words: takes one value, STR, got 0"),
         ("--zzz", "--zzz is no flag: see --help"),
         ("--s 1", "--s may be --share or --size: write it out"),
         ("red --glossy", "'red' stands before any flag: leave it out, or write its flag first"),
@@ -194,7 +196,7 @@ def test_help_shows_every_flag_but_the_hidden_ones(capsys: pytest.CaptureFixture
     for line in (
         "Paints.",
         "Paint:",
-        "  --dry INT ...\n        Hours. (default: none)",
+        "  --hours INT ...\n        Hours. (default: none)",
         "  --coats, -c, --layers INT\n        To paint. (default: 1)",
         "  --colours {red,blue} ...\n        To mix. (default: red)",
         "  --glossy\n        Shine. (default: off)",

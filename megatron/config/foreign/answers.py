@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from megatron.config.foreign.line import COMPUTED, Line
 from megatron.flags.conditions import holds
+from megatron.flags.words import spelling
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 Kind = Literal["rewritten", "noted", "refused"]
@@ -80,11 +81,6 @@ def _above(word: str, limit: float) -> bool:
 
 Row = tuple[str, Answer]
 """A flag, or a pattern of flags, and an answer to it."""
-
-
-def spelling(word: str) -> str:
-    """Return a flag with hyphens only, because the parser also accepts ``--num_layers``."""
-    return word.replace("_", "-") if word.startswith("--") else word
 
 
 class Answers:
