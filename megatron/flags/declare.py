@@ -73,7 +73,8 @@ class Facts:
         excludes: conditions that contradict the flag.
         idle_without: the condition without which the flag changes nothing, as in Megatron.
         idle_with: conditions under which it changes nothing, as in Megatron.
-        names: other names of it, such as ``-p``.
+        names: other names of it on a tool's command line, such as ``-p``; those that training
+            knows stand in ``config/foreign``.
         place: its name in the help if it has none on a command line and is told by its place.
         reads: makes the value of a word, and judges the word: it raises a ``ValueError`` that
             names the way out. By default the type does.
@@ -113,17 +114,9 @@ def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
 
 
-def positional(help: str, metavar: str, default: Any = dataclasses.MISSING, **facts: Any) -> Any:
-    """Declare a word that is told by its place among the words without a flag.
-
-    Args:
-        help: its meaning.
-        metavar: its name in the help and in messages, in capitals.
-        default: its value if it is not given; without one it must be given.
-        facts: further arguments of ``Facts``.
-    """
-    own = Facts(help, place=metavar, metavar=metavar, **facts)
-    return dataclasses.field(default=default, metadata={"facts": own})
+def positional(help: str, metavar: str) -> Any:
+    """Declare a word without a flag, told by its place; ``metavar`` is its name, in capitals."""
+    return required(help, place=metavar, metavar=metavar)
 
 
 def option_of(name: str) -> str:

@@ -43,7 +43,7 @@ class WallFlags:
     """Walls."""
 
     house: Path = positional("Where they stand.", "HOUSE")
-    wall: str = positional("Its name.", "WALL", "north")
+    wall: str = positional("Its name.", "WALL")
     wet: bool = flag(False, "Already.")
     doors: tuple[int, ...] = flag((), "To leave out.", unset="none")
     since: int | None = flag(None, "The year.", unset="unknown", excludes="--wet")
@@ -126,6 +126,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "--form",
         "--coats",
         "HOUSE",
+        "WALL",
         "--since",
     ]
 
@@ -144,14 +145,13 @@ def test_words_are_told_by_their_place(words: str) -> None:
 
 
 def test_a_flag_leaves_to_places_what_it_does_not_take() -> None:
-    assert walls("--since 1999 a").house == Path("a")
-    assert walls("a").wall == "north"
-    assert mistakes("--wet", WallFlags) == ["HOUSE is missing: Where they stand."]
+    assert walls("--since 1999 a b").house == Path("a")
+    assert mistakes("--wet a", WallFlags) == ["WALL is missing: Its name."]
     assert mistakes("a b c", WallFlags) == [
         "'c' stands behind HOUSE WALL: leave it out, or write its flag first"
     ]
     assert mistakes("--quite a", WallFlags) == ["--quite is no flag: see --help"]
-    assert mistakes("-x", WallFlags) == [
+    assert mistakes("-x b", WallFlags) == [
         "HOUSE -x: no value begins with '-'; a file of this name is ./-x"
     ]
 
@@ -202,7 +202,7 @@ def test_help_shows_every_flag_but_the_hidden_ones(capsys: pytest.CaptureFixture
         "  --glossy\n        Shine. (default: off)",
         "  --size WxH\n        Of the wall. (default: all)",
         "  HOUSE\n        Where they stand. (required)",
-        "  WALL\n        Its name. (default: north)",
+        "  WALL\n        Its name. (required)",
     ):
         assert f"\n{line}\n" in printed
     assert " HOUSE WALL [flags]" in printed.splitlines()[0]
