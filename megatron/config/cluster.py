@@ -10,13 +10,13 @@ from typing import Final
 
 import torch
 
-from megatron.config.declare import RANKS, Range, flag, up_to
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
-from megatron.config.groups import Flags, declarations
 from megatron.config.log import DRY_RUN_GPU, LogFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import RANKS, Range, flag, up_to
+from megatron.flags.groups import Flags, declarations
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.simulator.costs.collective_time import Links

@@ -14,8 +14,6 @@ from megatron.config.data import (
     parse_data_path,
     parse_split,
 )
-from megatron.config.declare import cut, is_number
-from megatron.config.groups import Flags, declarations, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
@@ -23,6 +21,8 @@ from megatron.config.train import TrainFlags
 from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
 from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedDataset
+from megatron.flags.declare import cut, is_number
+from megatron.flags.groups import Flags, declarations, faults_of
 
 SPLITS: Final = ("train", "valid", "test")
 LONGEST_LINE: Final = 1000

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.declare import option_of
-from megatron.config.groups import Flags
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import option_of
+from megatron.flags.groups import Flags
 
 _FLAG: Final = "--deepspeed-config"
 _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {

@@ -7,12 +7,12 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, flag
-from megatron.config.groups import Flags
 from megatron.config.layers import sound_model
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import MULTIPLE
 from megatron.layers.eight_bit_config import EightBitConfig, Recipe

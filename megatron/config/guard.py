@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.checkpoint import CheckpointFlags
-from megatron.config.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
-from megatron.config.groups import Flags, copied, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
+from megatron.flags.groups import Flags, copied, faults_of
 
 
 # The formatter is off so that the flags read as a table.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 from megatron.config.data import CorpusFlags
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
-from megatron.config.groups import Flags, Rule, copied, faults_of, options_of
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
+from megatron.flags.groups import Flags, Rule, copied, faults_of, options_of
 from megatron.model.config import ModelConfig, Pattern
 
 _ROPE: Final = "--position-embedding-type rope"

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
-from megatron.config.groups import Flags, copied
 from megatron.config.records import RecordConfig
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+from megatron.flags.groups import Flags, copied
 from megatron.simulator.costs.gpus import GPUS
 
 DRY_RUN_GPU: Final = "A100"

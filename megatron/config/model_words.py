@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from megatron.config.declare import option_of
-from megatron.config.groups import all_declarations
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
+from megatron.flags.declare import option_of
+from megatron.flags.groups import all_declarations
 
 FREE: Final = frozenset(
     {

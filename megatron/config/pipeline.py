@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from megatron.config.groups import Flags, Rule, faults_of
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import (
@@ -30,6 +29,7 @@ from megatron.config.schedule import (
 )
 from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
 from megatron.config.train import TrainFlags
+from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.model.distribution import distribute
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.plan import Plan

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.declare import cut
+from megatron.flags.declare import cut
 from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"

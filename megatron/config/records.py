@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import COUNT, flag
-from megatron.config.groups import Flags, copied
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags, copied
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
 TENSORBOARD: Final = ("tensorboard", "tensorboardX")

@@ -29,7 +29,6 @@ from megatron.config.corpora import (
 )
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
-from megatron.config.groups import Flags, copied
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
@@ -52,6 +51,7 @@ from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
 from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
+from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig

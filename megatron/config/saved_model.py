@@ -12,10 +12,10 @@ from typing import Any, Final
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
-from megatron.config.conditions import alternatives
-from megatron.config.declare import Declaration
 from megatron.config.model_words import model_flags
-from megatron.config.words import SortedWords
+from megatron.flags.conditions import alternatives
+from megatron.flags.declare import Declaration
+from megatron.flags.words import SortedWords
 
 USE: Final = "--use-checkpoint-args"
 

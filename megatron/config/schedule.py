@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.declare import COUNT, DEPTH, NOT_NEGATIVE, flag, option_of
-from megatron.config.groups import Flags
-from megatron.config.model import ModelFlags
+from megatron.config.model import DEPTH, ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, option_of
+from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 

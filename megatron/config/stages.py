@@ -6,7 +6,6 @@ Several flags say so in their own way. Those that do not go together are refused
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from megatron.config.groups import Flags, Rule, faults_of
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags
@@ -27,6 +26,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatment_of,
 )
+from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted

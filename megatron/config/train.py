@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
-from megatron.config.groups import Flags, faults_of
 from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 from megatron.data.config import EvaluationSet
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
+from megatron.flags.groups import Flags, faults_of
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.config import Precision

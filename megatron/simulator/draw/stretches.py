@@ -69,7 +69,7 @@ class Window:
             window = cls(float(found[1] or 0), float(found[2] or inf), microbatches)
             if window.first < window.last or (microbatches and window.first == window.last):
                 return window
-        raise ValueError(f"'{text}': give FROM:TO, as 1.5:3 (times) or m8:m15 (microbatches)")
+        raise ValueError("give FROM:TO, as 1.5:3 (times) or m8:m15 (microbatches)")
 
     def __str__(self) -> str:
         """Return the text that ``parse`` reads."""

@@ -12,12 +12,12 @@ from megatron.config.foreign.answers import (
     Answers,
     blocks_of,
     features_of,
-    spelling,
 )
 from megatron.config.foreign.line import Line
 from megatron.config.log import SCHEDULE_PROFILE_ITERATIONS
 from megatron.config.topics import DECLARED
-from megatron.config.words import SortedWords, sort_words
+from megatron.config.words import sort_words
+from megatron.flags.words import SortedWords, spelling
 
 MEGATRON = [
     (spelling(option), form)

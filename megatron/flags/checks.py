@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import NoReturn
 
-from megatron.config.conditions import alternatives, holds
-from megatron.config.declare import Declaration, Facts
-from megatron.config.groups import Flags, Rule, all_declarations
+from megatron.flags.conditions import alternatives, holds
+from megatron.flags.declare import Declaration, Facts
+from megatron.flags.groups import Flags, Rule, all_declarations
 
 
 @dataclass(frozen=True)
