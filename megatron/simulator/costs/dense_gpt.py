@@ -1,16 +1,16 @@
 """The counts of a dense GPT in closed form: the explorer runs in a browser, which has no torch.
 
-A rank has whole layers, those of a GPT or of a Llama, without dropout. Of kernels that are neither
-a product nor attention only their number and the sum of their bytes count. Activations are those of
-table 2 of arXiv 2205.05198 with flash attention. Other models are counted from the code
-(``training/planning/count``), and a test holds both equal.
+Parameters, products, attention and collectives are those of the code, which is counted for all
+other models (``training/planning/count``). Activations are those of arXiv 2205.05198 (table 2),
+other kernels a number and a sum of bytes. A test says how close this is, and what is left out.
 
 n tokens, h hidden size; u = 2nh bytes is one activation.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
@@ -18,18 +18,12 @@ from megatron.schedules.plan import Plan
 from megatron.simulator.costs import count
 from megatron.simulator.costs.count import FULL, HALF, Launch, PassCount, Work, in_order, product
 
-STATISTICS: Final = 4 * FULL
-"""Bytes of a token's maximum, sum of exponentials and target's logit, with one number of room."""
-
-Works = dict[PassKind, Work]
-
 
 class DenseGpt(NamedTuple):
-    """A dense GPT with separate input and output layers, and one microbatch.
+    """A GPT or a Llama with separate input and output layers, and one microbatch; no dropout.
 
-    ``ffn_hidden_size`` is the width of each half of an MLP that is gated, as that of a ``llama``
-    is, which has RMSNorm, no biases, and rotated queries and keys. The vocabulary is padded. Where
-    a model ``recomputes``, the backward computes every layer again.
+    A ``llama`` has RMSNorm, no biases, rotated queries and keys, and an MLP with a gate. The
+    vocabulary is padded. Where a model ``recomputes``, only the inputs of its layers are kept.
     """
 
     hidden_size: int
@@ -43,45 +37,33 @@ class DenseGpt(NamedTuple):
     recomputes: bool = False
 
 
-class _Rank(NamedTuple):
-    """A pipeline rank; entries of its vocabulary; whether it has the first and the last stage."""
-
-    gpt: DenseGpt
-    plan: Plan
-    number: int
-    rows: int
-    first: bool
-    last: bool
-    n: int
-    u: int
-
-
 def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count.RankCount]:
-    """Return the work of every rank of ``plan`` for one microbatch; ``layers`` of every stage."""
-    n, layer = gpt.micro_batch_size * gpt.seq_length, layer_counts(gpt, plan)
-    sharded = plan.treatment.is_sharded
-    rows, u = -(-gpt.vocab_size // (plan.ranks if sharded else 1)), HALF * n * gpt.hidden_size
-    found = []
-    for number in range(plan.ranks):
-        first, last = (plan.stages[stage][0] == number for stage in (0, -1))
-        rank = _Rank(gpt, plan, number, rows, first, last, n, u)
-        vocabulary = _vocabulary(rank)
-        passes = {(kind, 0): PassCount.of(work) for kind, work in vocabulary.items() if sharded}
-        vectors = gpt.seq_length * (first and not gpt.llama) + (2 - gpt.llama) * last
-        vectors += rows * (2 if sharded else first + last)
-        parameters = count.Parameters(0, vectors * gpt.hidden_size)
-        for chunk in range(plan.chunks):
-            stage = plan.stage_of[number, chunk]
-            parameters = parameters.with_more(layer.parameters, layers[stage])
-            for kind, work in layer.passes.items():
-                ahead, behind = _around(rank, kind, stage, vocabulary)
-                parts = (ahead, 1), (work, layers[stage]), (behind, 1)
-                passes[kind, chunk] = PassCount.joined([own for own in parts if own[1]])
-        comms = list(_communications(rank))
-        begun = {comm: PassCount.of(work) for comm, work, _ in comms}
-        ended = {comm: PassCount(left=-gone) for comm, _, gone in comms}
-        logits = HALF * n * rows * (sharded or last)
-        found.append(count.RankCount(passes, begun, ended, parameters, 20 * n, logits))
+    """Return what every rank of ``plan`` does for one microbatch; ``layers`` of every stage."""
+    n, h = gpt.micro_batch_size * gpt.seq_length, gpt.hidden_size
+    u, sharded, found = HALF * n * h, plan.treatment.is_sharded, []
+    v = gpt.vocab_size // (plan.ranks if sharded else 1)
+    layer, vocabulary = layer_counts(gpt, plan), _vocabulary(n, h, v, plan)
+    # The final norm keeps its input. Its B has seven small kernels of the loss, which T runs.
+    norm = {"F": Work(_others(1, 2 * u), u, u), "B": Work(_others(4 + 7, 4 * u), -u)}
+    ends = [(len(plan.stages) - 1, kind, work) for kind, work in norm.items()]
+    ends += [*vocabulary.values()] * (not sharded)
+    for rank in range(plan.ranks):
+        passes = {(kind, 0): PassCount.of(vocabulary[kind][2]) for kind in plan.treatment.passes}
+        first, last = (plan.stages[end][0] == rank for end in (0, -1))
+        vectors = v * (2 if sharded else first + last) + (2 - gpt.llama) * last
+        vectors += gpt.seq_length * (first and not gpt.llama)
+        parameters = count.Parameters(0, vectors * h)
+        for stage, (owner, chunk) in enumerate(plan.stages):
+            if owner == rank:
+                parameters = parameters.with_more(layer.parameters, layers[stage])
+                for kind, work in layer.passes.items():
+                    more = [(own, 1) for at, within, own in ends if (at, within) == (stage, kind)]
+                    passes[kind, chunk] = PassCount.joined([(work, layers[stage]), *more])
+        comms = list(_comms(n, u, plan, rank))
+        begun = {(kind, stage): PassCount.of(work) for kind, stage, work, _ in comms}
+        ended = {(kind, stage): PassCount(left=-gone) for kind, stage, _, gone in comms}
+        logits = HALF * n * v * (sharded or last)
+        found.append(count.RankCount(passes, begun, ended, parameters, reused=logits))
     return found
 
 
@@ -91,126 +73,78 @@ def _others(kernels: int, size: int) -> tuple[Launch, ...]:
 
 
 def layer_counts(gpt: DenseGpt, plan: Plan) -> count.Segment:
-    """Count a layer, with the passes of ``plan``; B computes again where there is no R."""
+    """Count a layer. What has no pass of its own in ``plan`` is a part of B."""
     h, heads, groups, ffn, s, _, b, llama, recomputes = gpt
     n, plain, split, inner = b * s, not llama, plan.split_backward, ffn * (1 + llama)
-    keys, numbers = h // heads * groups, HALF * n  # bytes of a number of every token
-    qkv, grouped = h + 2 * keys, 1 < groups < heads  # queries that do not adjoin are copied
+    number, keys = HALF * n, h // heads * groups  # bytes of a number of every token
+    u, qkv = number * h, h + 2 * keys
+    turned = h + keys if llama else h * (1 < groups < heads)  # queries and keys, rotated or copied
     matrices = ((qkv, h), (h, h), (inner, h), (h, ffn))
     vectors = (4 - 2 * llama) * h + plain * (qkv + inner + 2 * h)
-    forward = [product(n, wide, k, bias=plain * wide) for wide, k in matrices]
+    forward = [product(n, wide, k) for wide, k in matrices]
     inputs = [product(n, k, wide) for wide, k in matrices]
     weights = tuple(product(wide, k, n, written=2 * FULL) for wide, k in matrices)
-    scores, sums, moved = n * s * h, FULL * n * heads, numbers * (h + qkv)
-    attention = Launch("attention", moved + sums, 4 * scores, None, 2 * scores)
-    attended = Launch("attention", 2 * moved + sums, 8 * scores, None, 5 * scores)
-    rotated = llama * (h + keys)
-    turned = 2 * rotated + llama * 4 * h // heads // b  # with angles in fp32
-    # Norms move 2 h and 4 h numbers of a token, the MLP's activation its input and its output.
-    width = (6 + 2 * grouped) * h + inner + ffn + turned
-    again = (*forward[:3], attention, *_others(3 + 2 * llama + grouped, numbers * width))
-    # In the backward a norm moves 4 h, and fp32 sums of its vectors' gradients twice.
-    # Queries, keys and values are joined; biases' gradients are sums, the MLP's over 64 tokens.
-    width = 8 * h + (1 + plain) * h // 2 + 2 * inner + ffn + 2 * qkv + turned
-    width += plain * (2 * h + qkv + inner // 16)
-    others = _others(10 + 8 * plain, numbers * width + 10 * vectors)
-    factors = numbers * (5 * h + qkv + inner + ffn)
-    stored = factors + numbers * (rotated + plain * grouped * h) + STATISTICS * n + sums + 1024
-    kept, peak = stored, stored + 2 * numbers * h
-    if recomputes:
-        kept, peak = numbers * h, numbers * (4 * h + inner + ffn)
-    room = numbers * (inner + plain * inner // 32 + split * ffn)  # of the MLP's gradients
-    backward = (*inputs, attended, *others, *weights * (not split))
+    scores, moved = n * s * h, number * (h + qkv)
+    attention = Launch("attention", moved, 4 * scores, None, 2 * scores)
+    attended = Launch("attention", 2 * moved, 8 * scores, None, 5 * scores)
+    width = 6 * h + inner + ffn + 2 * turned  # of norms, a sum, the MLP's activation
+    again = (*forward[:3], attention, *_others(3 + 2 * llama, number * width))
+    width = 9 * h + 2 * (inner + qkv + turned) + ffn + plain * (2 * h + qkv)
+    backward = (*inputs, attended, *_others(10 + 8 * plain, number * width))
+    factors = number * (5 * h + qkv + inner + ffn)
+    stored = factors + number * turned
+    kept = u if recomputes else stored
     passes: dict[PassKind, Work] = {
-        "F": Work((*again, forward[3], *_others(1, 3 * numbers * h)), kept, peak),
-        "B": Work(backward, split * factors - stored, room),
+        "F": Work((*again, forward[3], *_others(1, 3 * u)), kept, kept + 2 * u),
+        "R": Work(again * recomputes, stored - kept, stored - kept),
+        "B": Work(backward, split * factors - stored, number * (inner + split * ffn)),
+        "W": Work(weights, -split * factors),
     }
-    if split:
-        passes["W"] = Work(weights, -factors)
-    if recomputes and plan.recomputes:
-        passes["R"] = Work(again, stored - kept, stored)
-    elif recomputes:
-        passes["B"] = in_order(Work(again, stored - kept, stored), passes["B"])
+    if not split:
+        passes["B"] = in_order(passes["B"], passes.pop("W"))
+    if not plan.recomputes:
+        passes["B"] = in_order(passes.pop("R"), passes["B"])
     return count.Segment(passes, count.Parameters(sum(w * k for w, k in matrices), vectors))
 
 
-def _vocabulary(rank: _Rank) -> dict[PassKind, Work]:
-    """Return the passes of the vocabulary layers, of which whole ones are parts of F, B and W."""
-    gpt, plan, _, rows, first, last, n, u = rank
-    treatment, h, searched = plan.treatment, gpt.hidden_size, 94 * n  # for the shard's tokens
-    early, apart = treatment.gradient_pass == "S", treatment.maximum_first
-    spread = treatment.is_sharded and plan.ranks > 1
-    logits, partial = HALF * n * rows, FULL * n * -(-rows // 512)  # of tiles of 512 entries
-    gradient = (product(n, h, rows, written=FULL),)
-    late = (*gradient, *_others(1, 3 * u + 28 * n + HALF * rows * h))
-    exponentials = _others(2 + apart, 2 * logits + 3 * partial + 8 * n)
-    s = (product(rows, n, h), *_others(4, u + logits + 2 * partial + 32 * n))
-    s += exponentials * (not apart) + gradient * early
-    t = (product(rows, h, n, written=2 * FULL), *_others(9 if last else 2, 7 * u + 32 * n))
-    left = STATISTICS * n + 2 * u * early
-    gone = 2 * STATISTICS * n + u * (not (last and spread and not treatment.synchronous))  # see C0
-    passes: dict[PassKind, Work] = {
-        "S": Work(s, left, left + partial),
-        "T": Work(t + late * (not early), u * (not early) - gone, (4 - 3 * early) * u),
-        "IF": Work(_others(9, 4 * u + searched), u, u),
-        "IB": Work(_others(10, 13 * u + searched), -u * (not (first and spread)), 2 * u),
+def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int, PassKind, Work]]:
+    """Return passes of vocabulary layers: if they are whole, the stage and pass; the work."""
+    u, logits, last = HALF * n * h, HALF * n * v, len(plan.stages) - 1
+    early, apart = plan.treatment.gradient_pass == "S", plan.treatment.maximum_first
+    gradient = (product(n, h, v, written=FULL),)
+    exponentials = _others(2 + apart, 2 * logits)
+    s = (product(v, n, h), *_others(4, u + logits), *exponentials * (not apart))
+    moved = 7 * u + (not early) * (3 * u + HALF * v * h)
+    t = (*gradient * (not early), product(v, h, n, written=2 * FULL), *_others(3 - early, moved))
+    return {
+        "IF": (0, "F", Work(_others(9, 4 * u), u, u)),
+        "S": (last, "F", Work(s + gradient * early, u * early, 2 * u * early)),
+        "E": (last, "F", Work(exponentials * apart)),
+        "T": (last, "W" if plan.split_backward else "B", Work(t, -u * early, (4 - 3 * early) * u)),
+        "IB": (0, "B", Work(_others(10, 13 * u), -u, 2 * u)),
     }
-    return passes | ({"E": Work(exponentials, 0, partial)} if apart else {})
 
 
-def _around(rank: _Rank, kind: PassKind, stage: int, own: Works) -> tuple[Work, Work]:
-    """Return what a pass does before the layers of its stage, and behind them."""
-    plan, n, u, b = rank.plan, rank.n, rank.u, rank.gpt.micro_batch_size
-    first, last = stage == 0, stage == len(plan.stages) - 1
-    whole, plain = not plan.treatment.is_sharded, not rank.gpt.llama
-    if kind == "F":
-        positions = [Work(_others(1, 2 * u + u // b), u, 2 * u)] * plain
-        words = [Work((), -u)] * plain  # without positions: they go at the end
-        loss = [own["S"], Work(_others(1, 4 * u + 52 * n), STATISTICS * n - u, u)] * whole
-        behind = [Work(_others(1, 2 * u), u, u), *loss] * last + words * first
-        return in_order(*([own["IF"]] * whole + positions) * first), in_order(*behind)
-    weights = [own["T"]] * (last and whole and kind == ("W" if plan.split_backward else "B"))
-    if kind != "B":
-        return count.NO_WORK, in_order(*weights)
-    sums, gone = (1 + plain) * u // 8, Work((), -u)  # of vectors' gradients; the norm's input
-    norm = Work(_others(3 + plain, 3 * u + 2 * sums), 0, u + sums)
-    positions = [Work(_others(3, u + 8 * u // b), 0, u)] * plain
-    behind = weights + [gone] * last + (positions + [own["IB"]] * whole) * first
-    return in_order(*[norm] * last), in_order(*behind)
-
-
-def _communications(rank: _Rank) -> Iterator[tuple[tuple[CommKind, int], Work, int]]:
-    """Yield communications: what is done at the begin, and bytes that go when it was waited for."""
-    _, plan, own, _, first, last, n, u = rank
-    statistics, alone, treatment = STATISTICS * n, plan.ranks == 1, plan.treatment
-    message = Work((count.Collective("send", "column", 2, u),)), Work((), u, u)
-    for stage, hop in enumerate(pairwise(number for number, _ in plan.stages)):
-        if own in hop and hop[0] != hop[1]:
-            yield ("X", stage), message[own == hop[1]], u * (own == hop[0])
-            yield ("G", stage + 1), message[own == hop[0]], u * (own == hop[1])
-    if not treatment.is_sharded:
-        return
-
-    def begin(kind: count.CollectiveKind, size: int) -> count.Begin:
-        moved = count.Collective(kind, "column", plan.ranks, size)
-        return count.Begin(() if alone else (moved,))
-
-    reduced, spread = begin("reduce", u), (begin("broadcast", u),)
-    gathered = begin("all_gather", statistics * plan.ranks)
-    yield ("CIF", 0), Work((reduced,)), u * (not first)
-    if not alone:
-        taken, gone = u * (not last), u * (last and not treatment.synchronous)
-        yield ("C0", 0), Work(spread, taken, taken), gone
-        yield ("CIB", 0), Work(spread, u * (not first), u * (not first)), u * first
-    for barrier in treatment.barriers:
-        work, gone = Work((reduced,)), u * (not last)
-        if "statistics" in barrier.carries:
-            gradient, gone = "gradient" in barrier.carries, 0
-            merged = statistics * (plan.ranks + 1)
-            kernels = _others(1 + alone, merged + gradient * (4 * u + 20 * n))
-            left = statistics - gradient * (2 - last) * u
-            work = Work((*kernels, gathered, *[reduced] * gradient), left, merged + gradient * u)
-        elif barrier.carries != ("gradient",):
-            size, gone = FULL * n * (3 if barrier.carries == ("sums",) else 1), 0
-            work = Work((*_others(1, 2 * size), begin("all_reduce", size)), size, size)
-        yield (barrier.kind, 0), work, gone
+def _comms(n: int, u: int, plan: Plan, rank: int) -> Iterator[tuple[CommKind, int, Work, int]]:
+    """Yield communications of a rank: kind, stage, what it does, bytes that go when it waited."""
+    send, receive = (Work((count.Collective("send", "column", 2, u),)), u), (Work((), u, u), 0)
+    for stage, (one, other) in enumerate(pairwise(owner for owner, _ in plan.stages)):
+        if one != other and rank in (one, other):
+            yield "X", stage, *(send if rank == one else receive)
+            yield "G", stage + 1, *(send if rank == other else receive)
+    collective = partial(count.Collective, axis="column", ranks=plan.ranks)
+    moved = {
+        "statistics": collective("all_gather", bytes=4 * FULL * n * plan.ranks),
+        "maximum": collective("all_reduce", bytes=FULL * n),
+        "sums": collective("all_reduce", bytes=3 * FULL * n),
+        "gradient": collective("reduce", bytes=u),
+        "copy": collective("broadcast", bytes=u),
+    }
+    carried: dict[CommKind, Sequence[str]] = {"CIF": ["gradient"], "C0": ["copy"], "CIB": ["copy"]}
+    carried |= {barrier.kind: barrier.carries for barrier in plan.treatment.barriers}
+    for kind, payloads in carried.items() if plan.treatment.is_sharded else ():
+        root = plan.stages[0 if kind in ("CIF", "CIB") else -1][0]
+        taken, gone = (u * (each in payloads and rank != root) for each in ("copy", "gradient"))
+        scaled = _others(1, 4 * u) * (len(payloads) > 1)
+        begin = count.Begin(tuple(moved[each] for each in payloads))
+        yield kind, 0, Work((*scaled, begin), taken, taken), gone
