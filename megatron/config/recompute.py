@@ -14,9 +14,8 @@ EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """What asks for every layer to be computed again, from its input."""
 
 _ELSEWHERE: Final = {
-    "moe": "there are no experts",
-    "moe_act": "there are no experts",
-    "shared_experts": "there are no experts",
+    "moe_act": "take moe, which computes all of a mixture again",
+    "shared_experts": "take moe, which computes all of a mixture again",
     "mla_up_proj": "there is no multi-latent attention",
 }
 """Modules that Megatron-LM names and models here do not have."""
@@ -35,7 +34,7 @@ class RecomputeFlags:
         "the parts of each layer that --recompute-modules names.", unset="nothing is")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: core_attn, what lies between the two projections of attention; "
-        "layernorm, the two norms; mlp, the MLP.", unset="core_attn",
+        "layernorm, the two norms; mlp, the MLP; moe, the mixture of experts in its place.", unset="core_attn",
         metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full: uniform, all layers of a chunk, --recompute-num-layers together; block, the "

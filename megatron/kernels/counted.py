@@ -28,7 +28,7 @@ from megatron.kernels.scores import PLAIN, Scores
 Capability = tuple[int, int]
 """Major and minor compute capability, as CUDA numbers generations of GPUs."""
 
-Shapes = Callable[..., tuple[Tensor, Tensor]]
+Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
 """Makes the results of an operator, without values."""
 
 _META: Final = torch.device("meta")
@@ -70,6 +70,16 @@ class _CountedKernels(CudaKernels):
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
+
+    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+        """See ``Kernels``; on meta PyTorch's own knows bf16 alone."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_Eio, ends_E)
+        return made
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_E)
+        return made
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         is_there = find_spec(_PACKED_ATTENTION) is not None
@@ -178,6 +188,12 @@ def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
         return shapes
 
     return define
+
+
+@_stands_for("_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
+def _grouped_shapes(left: Tensor, right: Tensor, ends_E: Tensor) -> Tensor:
+    groups = () if right.dim() == 3 else (len(ends_E),)
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
 @_stands_for(

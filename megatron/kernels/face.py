@@ -243,6 +243,26 @@ class Kernels(Protocol):
         """
         ...
 
+    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+        """Return every row times the matrix of its group, [s, o].
+
+        Args:
+            x_si: activations; the rows of a group lie one after the other, in the groups' order.
+            weight_Eio: activations, a matrix for each of E groups; it may be a transposed view.
+            ends_E: int32, the row behind the last one of every group; the last of them is s.
+        """
+        ...
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+        """Return ``grad.T @ x`` of the rows of every group, [E, o, i]; without rows it is zero.
+
+        Args:
+            grad_so: activations, contiguous.
+            x_si: activations, contiguous.
+            ends_E: as in ``grouped_product``.
+        """
+        ...
+
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest magnitude of all elements, fp32 []; undefined if one is NaN."""
         ...

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels import grouped
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
@@ -158,6 +159,14 @@ class ReferenceKernels(TiledOutput):
             total.copy_(left @ right)
         else:
             self.accumulate_(total, left @ right)
+
+    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.product_by_group(x_si, weight_Eio, ends_E)
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.weight_product_by_group(grad_so, x_si, ends_E)
 
     def largest(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""
