@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 
 from megatron.config.declare import COUNT, NOT_NEGATIVE, flag
-from megatron.config.experts import ExpertFlags
+from megatron.config.experts import experts_of
 from megatron.config.groups import Flags
 from megatron.config.layers import sound_model
 from megatron.config.model import ModelFlags
@@ -234,7 +234,7 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 
 
 def _experts(flags: Flags) -> Iterator[str]:
-    form, experts = flags[EightBitFlags].fp8_format, flags[ExpertFlags].num_experts
+    form, experts = flags[EightBitFlags].fp8_format, experts_of(flags)
     if form and experts is not None:
         yield (
             f"{FORMAT} {form} with --num-experts {experts}: experts multiply in 16 bits only; "

@@ -77,10 +77,10 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         ffn_hidden_size: width of the model's MLP.
     """
     own = flags[ExpertFlags]
-    if own.num_experts is None:
+    if experts_of(flags) is None:
         return {field.name: field.default for field in fields(ModelConfig) if _is_about(field.name)}
     return {
-        "num_experts": own.num_experts,
+        "num_experts": experts_of(flags),
         "moe_layer_pattern": expert_pattern(flags),
         "moe_ffn_hidden_size": own.moe_ffn_hidden_size or ffn_hidden_size,
         "moe_router_topk": own.moe_router_topk,
@@ -98,6 +98,12 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
     }
 
 
+def experts_of(flags: Flags) -> int | None:
+    """Return the experts of a layer; ``None``: it has none, or one that all tokens pass."""
+    experts = flags[ExpertFlags].num_experts
+    return None if experts == 1 else experts
+
+
 def _is_about(name: str) -> bool:
     return name == "num_experts" or name.startswith("moe_")
 
@@ -110,7 +116,7 @@ def expert_pattern(flags: Flags) -> Pattern:
 
 
 def _layers(flags: Flags) -> Iterator[str]:
-    if flags[ExpertFlags].num_experts is None:
+    if experts_of(flags) is None:
         return
     try:
         expert_pattern(flags)
@@ -119,7 +125,7 @@ def _layers(flags: Flags) -> Iterator[str]:
 
 
 def _choices(flags: Flags) -> Iterator[str]:
-    own, experts = flags[ExpertFlags], flags[ExpertFlags].num_experts
+    own, experts = flags[ExpertFlags], experts_of(flags)
     if experts is not None and own.moe_router_topk > experts:
         yield (
             f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
@@ -128,7 +134,7 @@ def _choices(flags: Flags) -> Iterator[str]:
 
 
 def _groups(flags: Flags) -> Iterator[str]:
-    own, experts = flags[ExpertFlags], flags[ExpertFlags].num_experts
+    own, experts = flags[ExpertFlags], experts_of(flags)
     groups, chosen, topk = own.moe_router_num_groups, own.moe_router_group_topk, own.moe_router_topk
     if experts is None or groups is None or chosen is None:
         return
@@ -151,17 +157,17 @@ def _groups(flags: Flags) -> Iterator[str]:
 
 
 def _biases(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    if own.num_experts is not None and not flags[ModelFlags].disable_bias_linear:
+    experts = experts_of(flags)
+    if experts is not None and not flags[ModelFlags].disable_bias_linear:
         yield (
-            f"--num-experts {own.num_experts} without --disable-bias-linear: experts have no "
+            f"--num-experts {experts} without --disable-bias-linear: experts have no "
             "biases here; add it"
         )
 
 
 def _ranks(flags: Flags) -> Iterator[str]:
     own = flags[ExpertFlags]
-    if own.num_experts is not None and own.expert_model_parallel_size > 1:
+    if experts_of(flags) is not None and own.expert_model_parallel_size > 1:
         yield (
             f"--expert-model-parallel-size {own.expert_model_parallel_size}: the experts of a "
             "layer are not spread over ranks yet; leave it out, and let tensor- and "
@@ -169,10 +175,15 @@ def _ranks(flags: Flags) -> Iterator[str]:
         )
 
 
+def _one_expert(flags: Flags) -> Iterator[str]:
+    if flags[ExpertFlags].num_experts == 1:
+        yield "--num-experts 1 changes nothing: every token passes the same layers"
+
+
 def _nothing_balances(flags: Flags) -> Iterator[str]:
     own = flags[ExpertFlags]
     kind = own.moe_router_load_balancing_type
-    if own.num_experts is not None and kind == "seq_aux_loss" and not own.moe_aux_loss_coeff:
+    if experts_of(flags) is not None and kind == "seq_aux_loss" and not own.moe_aux_loss_coeff:
         yield (
             f"--moe-router-load-balancing-type {kind} changes nothing without --moe-aux-loss-coeff"
         )
@@ -181,5 +192,5 @@ def _nothing_balances(flags: Flags) -> Iterator[str]:
 EXPERT_RULES: Final[tuple[Rule, ...]] = (_layers, _choices, _groups, _biases, _ranks)
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
-EXPERT_NOTES: Final[tuple[Rule, ...]] = (_nothing_balances,)
+EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)
 """The rules about flags of experts that change nothing beside the others."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 from megatron.config.data import CorpusFlags
-from megatron.config.experts import expert_fields
 from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
+from megatron.config.experts import expert_fields
 from megatron.config.groups import Flags, Rule, copied, options_of
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from megatron.config.declare import option_of
-from megatron.config.experts import ExpertFlags
+from megatron.config.experts import experts_of
 from megatron.config.groups import Flags, Rule, copied
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
@@ -163,7 +163,7 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 
 
 def _experts(flags: Flags) -> Iterator[str]:
-    experts = flags[ExpertFlags].num_experts
+    experts = experts_of(flags)
     if flags[OptimizerFlags].optimizer == "muon" and experts is not None:
         yield (
             f"--optimizer muon with --num-experts {experts}: Muon does not update the matrices of "

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 
 from megatron.config.declare import MINUTES, RANKS, WIDTH, flag
-from megatron.config.experts import ExpertFlags
+from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.groups import Flags
 from megatron.config.layers import LayerFlags, sound_model
 from megatron.config.log import LogFlags
@@ -94,7 +94,7 @@ def _cuts(flags: Flags) -> Iterator[str]:
 
 def _shared_experts(flags: Flags) -> Iterator[str]:
     own, ranks = flags[ExpertFlags], _size(flags)
-    if own.num_experts is not None and own.expert_tensor_parallel_size not in (None, ranks):
+    if experts_of(flags) is not None and own.expert_tensor_parallel_size not in (None, ranks):
         yield (
             f"--expert-tensor-parallel-size {own.expert_tensor_parallel_size} with "
             f"--tensor-model-parallel-size {ranks}: as many ranks share an expert as share every "

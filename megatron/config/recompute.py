@@ -34,8 +34,8 @@ class RecomputeFlags:
         "the parts of each layer that --recompute-modules names.", unset="nothing is")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: core_attn, what lies between the two projections of attention; "
-        "layernorm, the two norms; mlp, the MLP; moe, the mixture of experts in its place.", unset="core_attn",
-        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+        "layernorm, the two norms; mlp, the MLP; moe, the mixture of experts in its place.",
+        unset="core_attn", metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full: uniform, all layers of a chunk, --recompute-num-layers together; block, the "
         "first --recompute-num-layers layers of every chunk, one by one.",

@@ -71,14 +71,14 @@ class _CountedKernels(CudaKernels):
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
 
-    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``; on meta PyTorch's own knows bf16 alone."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_Eio, ends_E)
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_gio, ends_g)
         return made
 
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_E)
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_g)
         return made
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
@@ -191,8 +191,8 @@ def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
 
 
 @_stands_for("_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
-def _grouped_shapes(left: Tensor, right: Tensor, ends_E: Tensor) -> Tensor:
-    groups = () if right.dim() == 3 else (len(ends_E),)
+def _grouped_shapes(left: Tensor, right: Tensor, ends_g: Tensor) -> Tensor:
+    groups = () if right.dim() == 3 else (len(ends_g),)
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 

@@ -243,23 +243,23 @@ class Kernels(Protocol):
         """
         ...
 
-    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """Return every row times the matrix of its group, [s, o].
 
         Args:
             x_si: activations; the rows of a group lie one after the other, in the groups' order.
-            weight_Eio: activations, a matrix for each of E groups; it may be a transposed view.
-            ends_E: int32, the row behind the last one of every group; the last of them is s.
+            weight_gio: activations, a matrix for each of g groups; it may be a transposed view.
+            ends_g: int32, the row behind the last one of every group; the last of them is s.
         """
         ...
 
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
-        """Return ``grad.T @ x`` of the rows of every group, [E, o, i]; without rows it is zero.
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """Return ``grad.T @ x`` of the rows of every group, [g, o, i]; without rows it is zero.
 
         Args:
             grad_so: activations, contiguous.
             x_si: activations, contiguous.
-            ends_E: as in ``grouped_product``.
+            ends_g: as in ``grouped_product``.
         """
         ...
 

@@ -14,8 +14,8 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     Attention counts in full; Megatron-LM counts half of it. Positions that a window hides do not
     count: where attention counts in full, a window reaches as far to later positions as to earlier
     ones. V is the real vocabulary, because padding is no useful work. Every further token that is
-    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. Of experts
-    those count that a token passes, and the router.
+    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. Of a
+    mixture the experts count that a token passes, and the router.
 
     Args:
         config: the model.

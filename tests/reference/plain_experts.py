@@ -59,7 +59,8 @@ def weights(logits_bse: torch.Tensor, options: Any) -> torch.Tensor:
         takes_shares = False
     if takes_shares:
         kept = kept / kept.sum(-1, keepdim=True)
-    return kept * options.moe_router_topk_scaling_factor
+    factor: float = options.moe_router_topk_scaling_factor
+    return kept * factor
 
 
 def allowed(scores: torch.Tensor, options: Any) -> torch.Tensor:
@@ -91,7 +92,7 @@ def router_losses(logits_bse: torch.Tensor, options: Any) -> torch.Tensor:
         scores = torch.exp(logits_bse)
     shares = scores / scores.sum(-1, keepdim=True)
     picked = chosen(shares, k, torch.ones_like(shares, dtype=torch.bool)).to(shares.dtype)
-    loss = options.moe_z_loss_coeff * (torch.logsumexp(logits_bse, -1) ** 2).mean()
+    loss: torch.Tensor = options.moe_z_loss_coeff * (torch.logsumexp(logits_bse, -1) ** 2).mean()
     if options.moe_router_load_balancing_type == "aux_loss":
         fractions, means = picked.mean((0, 1)) / k, shares.mean((0, 1))
         loss = loss + options.moe_aux_loss_coeff * experts * (fractions * means).sum()

@@ -60,13 +60,13 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         """See ``Kernels``."""
         return apply(Activation, x, bias_f, False)
 
-    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return grouped.product(x_si, weight_Eio, ends_E)
+        return grouped.product(x_si, weight_gio, ends_g)
 
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return grouped.weight_product(grad_so, x_si, ends_E)
+        return grouped.weight_product(grad_so, x_si, ends_g)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

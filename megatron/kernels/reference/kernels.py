@@ -160,13 +160,13 @@ class ReferenceKernels(TiledOutput):
         else:
             self.accumulate_(total, left @ right)
 
-    def grouped_product(self, x_si: Tensor, weight_Eio: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return grouped.product_by_group(x_si, weight_Eio, ends_E)
+        return grouped.product_by_group(x_si, weight_gio, ends_g)
 
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_E: Tensor) -> Tensor:
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        return grouped.weight_product_by_group(grad_so, x_si, ends_E)
+        return grouped.weight_product_by_group(grad_so, x_si, ends_g)
 
     def largest(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of an MLP: every token passes k of E MLPs, and maybe one more.
+"""A mixture of experts in the place of an MLP: every token passes k of e MLPs, and maybe one more.
 
     y = sum over the chosen experts of weight * expert(x), plus shared(x)
 
@@ -45,7 +45,7 @@ class ExpertsShape:
 
 
 class Experts(nn.Module):
-    """E MLPs without biases, of which every token passes k.
+    """e MLPs without biases, of which every token passes k.
 
     Args:
         shape: sizes.
@@ -89,15 +89,18 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice = of_all_ranks(self.router(x_buh, forward_pass), self._tensor)
         order = Order.by_expert(choice.experts_buk, self._number)
-        y_buh = self.experts(x_buh, choice.weights_buk, order)
-        return y_buh if self.shared_experts is None else y_buh + self._shared(x_buh)
+        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, order)
+        if self.shared_experts is not None:
+            y_buh = y_buh + self._shared(x_buh)
+        return y_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
         y_buh: Tensor = self.shared_experts(x_buh)
         if self.shared_gate is None:
             return y_buh
-        return self.shared_gate(x_buh).sigmoid() * y_buh
+        gate_bu1: Tensor = self.shared_gate(x_buh).sigmoid()
+        return gate_bu1 * y_buh
 
 
 class _TwoLayers(nn.Module):

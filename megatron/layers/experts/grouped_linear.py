@@ -5,7 +5,7 @@ cut it by its outputs. The second one *joins* the slots of a token, and they cut
 For W both keep tokens, not slots, where they can: of the first layer the input, of the second one
 the gradient of the output.
 
-Shapes: b batch, s tokens of a sequence, u those that a rank has outside of the layer, z slots, E
+Shapes: b batch, s tokens of a sequence, u those that a rank has outside of the layer, z slots, e
 experts, i input features, o output features.
 """
 
@@ -29,11 +29,11 @@ Way: TypeAlias = Literal["spreads", "joins"]
 class GroupedLinear(nn.Module):
     """One matrix for each expert, without biases.
 
-    The matrices lie one below the other in one matrix of the model, [E o, i], so that ranks and
+    The matrices lie one below the other in one matrix of the model, [e o, i], so that ranks and
     replicas divide its rows as they divide those of any matrix.
 
     Args:
-        experts: E.
+        experts: e.
         in_features: i of the whole layer.
         out_features: o of the whole layer.
         way: the layer spreads, and ranks share its outputs; or it joins, and they share its inputs.
@@ -111,8 +111,8 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.weight, ctx.layer, ctx.defer = weight, layer, defer
         spreads = layer.way == "spreads"
         x_zi = layer.slots(x, order) if spreads else x
-        matrices_Eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
-        y_zo = layer.kernels.grouped_product(x_zi, matrices_Eio, order.ends_E)
+        matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
+        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, order.ends_e)
         return y_zo if spreads else layer.tokens(y_zo, order)
 
     @staticmethod
@@ -124,8 +124,8 @@ class _GroupedLinear(torch.autograd.Function):
         grad_zo = grad if spreads else layer.slots(grad, order)
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            matrices_Eoi = weight.detach().unflatten(0, (layer.experts, -1))
-            x_grad = layer.kernels.grouped_product(grad_zo, matrices_Eoi, order.ends_E)
+            matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
+            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, order.ends_e)
             x_grad = layer.tokens(x_grad, order) if spreads else x_grad
         if defer is not None:
             defer(_weight_gradient(layer, weight, grad, x, order))
@@ -138,8 +138,8 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 def _product(layer: GroupedLinear, grad_zo: Tensor, x_zi: Tensor, order: Order) -> Tensor:
-    """Return the gradient of the matrices, [E o, i]."""
-    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends_E).flatten(0, 1)
+    """Return the gradient of the matrices, [e o, i]."""
+    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends_e).flatten(0, 1)
 
 
 def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:

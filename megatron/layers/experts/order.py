@@ -5,7 +5,7 @@ adds the slots of every token up, and each is the adjoint of the other. So a bac
 operation, and what a later pass needs of the slots is formed again from the tokens, which are k
 times fewer.
 
-Shapes: b batch, s tokens of a sequence, k choices of a token, z = b s k slots, E experts, h any
+Shapes: b batch, s tokens of a sequence, k choices of a token, z = b s k slots, e experts, h any
 width.
 """
 
@@ -21,12 +21,12 @@ class Order(NamedTuple):
     Attributes:
         choice_z: int64, the choice in every slot: its token's number times k, plus its own.
         slot_bsk: int64, the slot of every choice.
-        ends_E: int32, the slot behind the last one of every expert.
+        ends_e: int32, the slot behind the last one of every expert.
     """
 
     choice_z: Tensor
     slot_bsk: Tensor
-    ends_E: Tensor
+    ends_e: Tensor
 
     @classmethod
     def by_expert(cls, experts_bsk: Tensor, experts: int) -> "Order":
@@ -34,14 +34,14 @@ class Order(NamedTuple):
 
         Args:
             experts_bsk: int64, the experts that every token has chosen, all of them different.
-            experts: E.
+            experts: e.
         """
         chosen_z = experts_bsk.flatten()
         choice_z = chosen_z.argsort(stable=True)
         slot_z = torch.empty_like(choice_z)
         slot_z[choice_z] = torch.arange(len(slot_z), device=slot_z.device)
-        ends_E = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
-        return cls(choice_z, slot_z.view(experts_bsk.shape), ends_E)
+        ends_e = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
+        return cls(choice_z, slot_z.view(experts_bsk.shape), ends_e)
 
     def spread(self, x_bsh: Tensor) -> Tensor:
         """Return the token of every slot, [z, h]."""
@@ -50,15 +50,16 @@ class Order(NamedTuple):
     def join(self, y_zh: Tensor) -> Tensor:
         """Return the sum of every token's slots, [b, s, h]."""
         by_choice = y_zh.index_select(0, self.slot_bsk.flatten())
-        return by_choice.unflatten(0, self.slot_bsk.shape).sum(2)
+        sums_bsh: Tensor = by_choice.unflatten(0, self.slot_bsk.shape).sum(2)
+        return sums_bsh
 
 
 def times_chosen(chosen: Tensor, experts: int) -> Tensor:
-    """Return how often every expert is chosen, int64 [..., E]; the host does not wait for it.
+    """Return how often every expert is chosen, int64 [..., e]; the host does not wait for it.
 
     Args:
         chosen: int64 [..., c], numbers of experts.
-        experts: E.
+        experts: e.
     """
     times = chosen.new_zeros(*chosen.shape[:-1], experts)
     return times.scatter_add_(-1, chosen, torch.ones_like(chosen))

@@ -7,7 +7,7 @@ section 2.1.2). The loss that balances the experts (arXiv 2101.03961, equation 4
 losses of the layer's own.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, k choices of a
-token, E experts, g groups of them.
+token, e experts, g groups of them.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class RouterOptions:
     """How tokens choose.
 
     Attributes:
-        experts: E.
+        experts: e.
         topk: k.
         score: of an expert.
         pre_softmax: the softmax is over all experts, not over the chosen ones.
@@ -87,67 +87,67 @@ class Router(nn.Module):
     def __init__(self, options: RouterOptions, hidden_size: int, site: Site) -> None:
         super().__init__()
         self.options, self._site = options, site
-        weight_Eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
-        self.weight = nn.Parameter(weight_Eh)
+        weight_eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
+        self.weight = nn.Parameter(weight_eh)
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass) -> Choice:
         """Choose for every token, and leave the losses of the choice in ``forward_pass``."""
         options = self.options
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
-        logits_buE = functional.linear(x_buh.to(dtype), self.weight.to(dtype)).to(wide)
+        logits_bue = functional.linear(x_buh.to(dtype), self.weight.to(dtype)).to(wide)
         if forward_pass.losses is not None:
-            self._leave_losses(logits_buE, forward_pass)
-        return choose(logits_buE, options)
+            self._leave_losses(logits_bue, forward_pass)
+        return choose(logits_bue, options)
 
-    def _leave_losses(self, logits_buE: Tensor, forward_pass: ForwardPass) -> None:
+    def _leave_losses(self, logits_bue: Tensor, forward_pass: ForwardPass) -> None:
         options = self.options
         if options.balance != "none" and options.balance_coeff:
-            balance = self._imbalance(logits_buE)
+            balance = self._imbalance(logits_bue)
             forward_pass.leave_loss(options.balance_coeff * balance)
         if options.z_loss_coeff:
-            squares_bu = logits_buE.logsumexp(-1).square()
+            squares_bu = logits_bue.logsumexp(-1).square()
             forward_pass.leave_loss(options.z_loss_coeff * squares_bu.mean())
 
-    def _imbalance(self, logits_buE: Tensor) -> Tensor:
-        """Return E times the sum over experts of their share of choices times their mean score.
+    def _imbalance(self, logits_bue: Tensor) -> Tensor:
+        """Return e times the sum over experts of their share of choices times their mean score.
 
         It is 1 if all have equally many tokens. Choices are those by the scores alone, without
         groups. Shares are of the tokens of all ranks that have parts of the same samples, which is
         why their sum has no gradient of its own; mean scores are of this rank's tokens.
         """
         options = self.options
-        scores_buE = logits_buE.softmax(-1) if options.score == "softmax" else _shares(logits_buE)
-        chosen_buk = scores_buE.topk(options.topk, dim=-1).indices
-        times_bE = self._over_ranks(times_chosen(chosen_buk.flatten(1), options.experts))
-        scores_bE = scores_buE.mean(1)
+        scores_bue = logits_bue.softmax(-1) if options.score == "softmax" else _shares(logits_bue)
+        chosen_buk = scores_bue.topk(options.topk, dim=-1).indices
+        times_be = self._over_ranks(times_chosen(chosen_buk.flatten(1), options.experts))
+        scores_be = scores_bue.mean(1)
         if options.balance == "aux_loss":
-            times_bE, scores_bE = times_bE.sum(0, keepdim=True), scores_bE.mean(0, keepdim=True)
-        shares_bE = times_bE / times_bE.sum(-1, keepdim=True)
-        return options.experts * (shares_bE.to(scores_bE.dtype) * scores_bE).sum(-1).mean()
+            times_be, scores_be = times_be.sum(0, keepdim=True), scores_be.mean(0, keepdim=True)
+        shares_be = times_be / times_be.sum(-1, keepdim=True)
+        return options.experts * (shares_be.to(scores_be.dtype) * scores_be).sum(-1).mean()
 
-    def _over_ranks(self, times_bE: Tensor) -> Tensor:
+    def _over_ranks(self, times_be: Tensor) -> Tensor:
         """Return the sum over the ranks that have other tokens of the same sequences."""
         tensor, context = self._site.tensor, self._site.context
         if tensor.sequence_parts > 1:
-            times_bE = tensor.all_gather(times_bE).sum(0)
+            times_be = tensor.all_gather(times_be).sum(0)
         if context.size > 1:
-            times_bE = collectives.all_reduce(times_bE, collectives.SUM, context.axis)
-        return times_bE
+            times_be = collectives.all_reduce(times_be, collectives.SUM, context.axis)
+        return times_be
 
 
-def choose(logits_buE: Tensor, options: RouterOptions) -> Choice:
+def choose(logits_bue: Tensor, options: RouterOptions) -> Choice:
     """Return the choice that logits make.
 
     With a softmax over the chosen experts, their weights add up to 1; so do those by sigmoids, each
     of which is divided by their sum. With ``pre_softmax`` the weights are the scores themselves.
     """
     if options.score == "sigmoid":
-        scores_buE = logits_buE.sigmoid()
+        scores_bue = logits_bue.sigmoid()
     else:
-        scores_buE = logits_buE.softmax(-1) if options.pre_softmax else logits_buE
-    experts_buk = _best(scores_buE.detach(), options)
-    weights_buk = scores_buE.gather(-1, experts_buk)
+        scores_bue = logits_bue.softmax(-1) if options.pre_softmax else logits_bue
+    experts_buk = _best(scores_bue.detach(), options)
+    weights_buk = scores_bue.gather(-1, experts_buk)
     if options.score == "sigmoid" and options.topk > 1:
         weights_buk = weights_buk / (weights_buk.sum(-1, keepdim=True) + _LEAST)
     elif options.score == "softmax" and not options.pre_softmax:
@@ -155,22 +155,22 @@ def choose(logits_buE: Tensor, options: RouterOptions) -> Choice:
     return Choice(experts_buk, weights_buk * options.scaling)
 
 
-def _best(scores_buE: Tensor, options: RouterOptions) -> Tensor:
+def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
     """Return the chosen experts: the best of the best groups, [b, u, k].
 
     A group is as good as the sum of its best experts, k / ``group_topk`` of them.
     """
     if options.groups > 1:
-        by_group = scores_buE.unflatten(-1, (options.groups, -1))
+        by_group = scores_bue.unflatten(-1, (options.groups, -1))
         best = by_group.topk(options.topk // options.group_topk, dim=-1).values.sum(-1)
         chosen_bug = best.topk(options.group_topk, dim=-1).indices
         is_open_bug = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, chosen_bug, True)
         by_group = by_group.masked_fill(~is_open_bug.unsqueeze(-1), -torch.inf)
-        scores_buE = by_group.flatten(-2)
-    return scores_buE.topk(options.topk, dim=-1).indices
+        scores_bue = by_group.flatten(-2)
+    return scores_bue.topk(options.topk, dim=-1).indices
 
 
-def _shares(logits_buE: Tensor) -> Tensor:
+def _shares(logits_bue: Tensor) -> Tensor:
     """Return sigmoids as shares of their sum."""
-    scores_buE = logits_buE.sigmoid()
-    return scores_buE / (scores_buE.sum(-1, keepdim=True) + _LEAST)
+    scores_bue = logits_bue.sigmoid()
+    return scores_bue / (scores_bue.sum(-1, keepdim=True) + _LEAST)

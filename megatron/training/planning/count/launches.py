@@ -127,8 +127,8 @@ def _grouped(size: int, args: Any) -> Launch:
         args: two factors and the ends of the groups, which lie in the rows of the first factor if
             the second one has a matrix for each, and else in its columns.
     """
-    left, right, ends_E = args
-    (m, k), n, groups = left.shape, right.shape[-1], len(ends_E)
+    left, right, ends_g = args
+    (m, k), n, groups = left.shape, right.shape[-1], len(ends_g)
     flops = 2 * int(m) * int(n) * int(k)
     by_rows = right.dim() == 3
     product = Product(
