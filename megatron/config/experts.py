@@ -111,7 +111,7 @@ def _is_about(name: str) -> bool:
 def expert_pattern(flags: Flags) -> Pattern:
     """Which layers have experts; errors as of ``parse_pattern``."""
     words, layers = flags[ExpertFlags].moe_layer_freq, flags[ModelFlags].num_layers
-    pattern = parse_pattern("--moe-layer-freq", words, 0, layers)
+    pattern = parse_pattern("--moe-layer-freq", words, 1, layers)
     return pattern[::-1] if words.isdecimal() else pattern
 
 

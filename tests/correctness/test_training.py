@@ -120,7 +120,7 @@ def test_gradients_of_every_parameter(
     expected = references(name).first_gradients
     gradients = whole(JOBS[name], runs(name, layout), "first_gradients")
     assert gradients.keys() == expected.keys()
-    # The gradient of a norm's bias of keys cancels, as softmax sees no constant: it has fewer digits.
+    # The gradient of a bias of keys cancels, as softmax sees no constant: it has fewer digits.
     whole_norm = torch.stack([value.norm() for value in expected.values()]).norm()
     errors = {
         key: float((gradients[key].double() - value).norm() / max(value.norm(), whole_norm / 1000))

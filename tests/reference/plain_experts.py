@@ -51,13 +51,12 @@ def weights(logits_bse: torch.Tensor, options: Any) -> torch.Tensor:
         scores = 1 / (1 + torch.exp(-logits_bse))
     else:
         scores = torch.exp(logits_bse) / torch.exp(logits_bse).sum(-1, keepdim=True)
-    is_chosen = chosen(scores, options.moe_router_topk, allowed(scores, options))
-    kept = torch.where(is_chosen, scores, 0.0)
-    takes_shares = options.moe_router_score_function == "softmax"
-    takes_shares = not options.moe_router_pre_softmax if takes_shares else True
-    if options.moe_router_score_function == "sigmoid" and options.moe_router_topk == 1:
-        takes_shares = False
-    if takes_shares:
+    is_softmax = options.moe_router_score_function == "softmax"
+    by_logits = is_softmax and not options.moe_router_pre_softmax
+    # Megatron-LM judges groups by sums of logits where the softmax comes after the choice.
+    is_open = allowed(logits_bse if by_logits else scores, options)
+    kept = torch.where(chosen(scores, options.moe_router_topk, is_open), scores, 0.0)
+    if by_logits or (not is_softmax and options.moe_router_topk > 1):
         kept = kept / kept.sum(-1, keepdim=True)
     factor: float = options.moe_router_topk_scaling_factor
     return kept * factor

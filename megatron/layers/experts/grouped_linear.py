@@ -112,7 +112,7 @@ class _GroupedLinear(torch.autograd.Function):
         spreads = layer.way == "spreads"
         x_zi = layer.slots(x, order) if spreads else x
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
-        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, order.ends_e)
+        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, order.ends)
         return y_zo if spreads else layer.tokens(y_zo, order)
 
     @staticmethod
@@ -125,7 +125,7 @@ class _GroupedLinear(torch.autograd.Function):
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
             matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
-            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, order.ends_e)
+            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, order.ends)
             x_grad = layer.tokens(x_grad, order) if spreads else x_grad
         if defer is not None:
             defer(_weight_gradient(layer, weight, grad, x, order))
@@ -139,7 +139,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 def _product(layer: GroupedLinear, grad_zo: Tensor, x_zi: Tensor, order: Order) -> Tensor:
     """Return the gradient of the matrices, [e o, i]."""
-    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends_e).flatten(0, 1)
+    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends).flatten(0, 1)
 
 
 def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:

@@ -21,12 +21,12 @@ class Order(NamedTuple):
     Attributes:
         choice_z: int64, the choice in every slot: its token's number times k, plus its own.
         slot_bsk: int64, the slot of every choice.
-        ends_e: int32, the slot behind the last one of every expert.
+        ends: int32, the slot behind the last one of every expert.
     """
 
     choice_z: Tensor
     slot_bsk: Tensor
-    ends_e: Tensor
+    ends: Tensor
 
     @classmethod
     def by_expert(cls, experts_bsk: Tensor, experts: int) -> "Order":
@@ -40,8 +40,8 @@ class Order(NamedTuple):
         choice_z = chosen_z.argsort(stable=True)
         slot_z = torch.empty_like(choice_z)
         slot_z[choice_z] = torch.arange(len(slot_z), device=slot_z.device)
-        ends_e = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
-        return cls(choice_z, slot_z.view(experts_bsk.shape), ends_e)
+        ends = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
+        return cls(choice_z, slot_z.view(experts_bsk.shape), ends)
 
     def spread(self, x_bsh: Tensor) -> Tensor:
         """Return the token of every slot, [z, h]."""
