@@ -5,9 +5,17 @@ score that two experts share in all bits the two could choose differently; rando
 """
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
-from correctness.rank_runs import RankRun, assemble, check_agreement, check_copies, train_on_rank
+from correctness.rank_runs import (
+    Batches,
+    RankRun,
+    assemble,
+    check_agreement,
+    check_copies,
+    train_on_rank,
+)
 from correctness.short_runs import Job, Layout
 from correctness.test_replica_cover import errors
 from harness.marks import full
@@ -15,7 +23,11 @@ from harness.rank_pool import RankPool
 from reference import plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
+from torch import Tensor
 
+from megatron.config.run_config import RunConfig
+from megatron.layers.experts.order import Order
+from megatron.layers.experts.router import Router
 from megatron.layers.recompute import Recomputation
 
 MIXTRAL = GPTOptions(
@@ -139,3 +151,49 @@ def test_a_layout_trains_the_plain_mixture(
         for batch in job(name).batches(seed=1)[:2]
     ]
     assert runs[0].evaluations == pytest.approx([sum(evaluated) / 2], rel=1e-6), "without routers'"
+
+
+def halved_balance(router: Router, logits_bue: Tensor) -> Tensor:
+    return 0.5 * imbalance(router, logits_bue)
+
+
+def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+    """The last expert begins a slot too late."""
+    order = by_expert(experts_bsk, experts)
+    ends = order.ends.clone()
+    ends[-2] += 1
+    return order._replace(ends=ends)
+
+
+def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+    """Slots are joined in the order of tokens, though experts come in a row."""
+    order = by_expert(experts_bsk, experts)
+    return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
+
+
+imbalance, by_expert = Router._imbalance, Order.by_expert
+FAULTS: dict[str, tuple[type, str, object]] = {
+    "balance": (Router, "_imbalance", halved_balance),
+    "last expert": (Order, "by_expert", classmethod(moved_by_one)),
+    "joined by tokens": (Order, "by_expert", classmethod(unweighted)),
+}
+
+
+def train_with_fault(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches, fault: str
+) -> RankRun:
+    owner, name, wrong = FAULTS[fault]
+    with patch.object(owner, name, wrong):
+        return train_on_rank(rank, world_size, config=config, batches=batches)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(
+    fault: str, ranks: RankPool, known: dict[str, tuple[Parameters, Training]]
+) -> None:
+    """Else the comparison above would show nothing."""
+    _, wanted = expected(ranks, known, "mixtral")
+    config, batches = job("mixtral").config(Layout(1, "none")), job("mixtral").batches()[:1]
+    [own] = ranks.run(train_with_fault, 1, config=config, batches=batches, fault=fault)
+    gradients = assemble([own.first_gradients])
+    assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3
