@@ -1,10 +1,18 @@
 """Mixtures of experts: flags, rules, and the fields of the model that they become."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, RANKS, WIDTH, flag
+from megatron.config.declare import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RANKS,
+    WIDTH,
+    flag,
+    option_of,
+)
 from megatron.config.groups import Flags, Rule
 from megatron.config.layer_patterns import parse_pattern
 from megatron.config.model import ModelFlags
@@ -12,6 +20,12 @@ from megatron.layers.experts.router import Balance, Score
 from megatron.model.config import ModelConfig, Pattern
 
 _EXPERTS: Final = "--num-experts"
+_OPTIONS: Final = {
+    "moe_layer_pattern": "--moe-layer-freq",
+    "moe_router_in_fp32": "--moe-router-dtype",
+}
+"""Flags with other names than the fields that they decide."""
+
 _SHARED: Final = "--moe-shared-expert-intermediate-size"
 
 
@@ -78,7 +92,11 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
     """
     own = flags[ExpertFlags]
     if experts_of(flags) is None:
-        return {field.name: field.default for field in fields(ModelConfig) if _is_about(field.name)}
+        return {
+            field.name: field.default
+            for field in fields(ModelConfig)
+            if is_about_experts(field.name)
+        }
     return {
         "num_experts": experts_of(flags),
         "moe_layer_pattern": expert_pattern(flags),
@@ -104,8 +122,38 @@ def experts_of(flags: Flags) -> int | None:
     return None if experts == 1 else experts
 
 
-def _is_about(name: str) -> bool:
+def is_about_experts(name: str) -> bool:
+    """Return whether a field of the model is about its experts."""
     return name == "num_experts" or name.startswith("moe_")
+
+
+def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the flag that decides a field of the model about its experts, and its value.
+
+    Args:
+        name: of the field.
+        model: all fields by name.
+
+    Returns:
+        The value ``None`` says that the flag is not given.
+    """
+    option, value = _OPTIONS.get(name, option_of(name)), model[name]
+    if not model.get("num_experts"):
+        return option, None
+    if name == "moe_layer_pattern":
+        return option, _words_of_pattern(value)
+    if name == "moe_router_in_fp32":
+        return option, "fp32" if value else None
+    if name in ("moe_router_num_groups", "moe_router_group_topk"):
+        return option, value if model.get("moe_router_num_groups", 1) > 1 else None
+    return option, value or None
+
+
+def _words_of_pattern(pattern: Sequence[int]) -> str:
+    """Return which layers have experts as --moe-layer-freq takes it."""
+    if list(pattern) == [1] + [0] * (len(pattern) - 1):
+        return str(len(pattern))
+    return f"[{','.join(map(str, pattern))}]"
 
 
 def expert_pattern(flags: Flags) -> Pattern:
