@@ -4,7 +4,7 @@
 python tools/choosing_page.py
 
 It predicts with the dry run's cost model, and runs nothing. Every word about the figures is chosen
-by them.
+by them. Times that differ by less than predictions err are called a tie.
 """
 
 import itertools
@@ -24,6 +24,7 @@ with in_environment():
     from megatron.simulator.draw.svg import paint_svg
     from megatron.training.planning.forecast_run import RunForecast, forecast_run
     from megatron.training.planning.run_plan import asked
+    from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
@@ -40,13 +41,26 @@ SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
 TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}
 """The treatments of the vocabulary, each with the kind of passes whose colour it has."""
 DEVICE: Final = "H100"
+ERROR: Final = error_of(across=False)
+"""Share of the time by which predictions for one machine err: what differs by less is a tie."""
+
 INTRODUCTION: Final = f"""# Choosing a schedule
 
-Which schedule is best depends on how much memory there is, and on how large the vocabulary is
-beside the layers. This page compares all schedules for one model with three vocabularies. It is
-written by `python tools/choosing_page.py`, which predicts with the cost model of the dry run ([how
-well it predicts](predictions.md)) and runs nothing. Your own job's table is
-`--pipeline-schedule auto --vocab-parallel auto --dry-run` behind your own command line.
+Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
+is beside the layers. This page compares all schedules for one model with three vocabularies.
+
+**All figures of this page are predicted.** `python tools/choosing_page.py` writes it with the cost
+model of the dry run, and runs nothing. To get the table of your own job, add
+`--pipeline-schedule auto --vocab-parallel auto --dry-run` to its command line.
+
+**Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. The
+shares of them that kernels and links attain were calibrated on published runs of Megatron-LM, most
+of them on A100s ([constants](predictions.md#constants)). No GPU has run this project's own code.
+
+**What is a tie.** Predictions for 8 GPUs in one machine were {ERROR:.1%} off on average, where they
+could be compared: with 40 runs of 1F1B on 8 A100s, in the paper's tables
+([predictions](predictions.md#the-papers-tables)). No run on 8 H100s was compared. Times that differ
+by less than {ERROR:.1%} are called a tie here.
 
 The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. The vocabulary is
@@ -54,14 +68,11 @@ whole on the first and the last stage (`none`), the same with layers moved away 
 (`redis`), or split over all ranks (`vocab-2`).
 
 A ● in a table, and a name in a picture, is on the Pareto front: nothing else is at least as fast
-and at least as small.
+and at least as small. A ≈ marks what ties with the fastest.
 """
 
 SPLITTING: Final = "## When does splitting the vocabulary pay?"
 """Heading of the page's last section, whose tables ``splitting_page.py`` writes."""
-
-NEAR: Final = 0.02
-"""Share of the time within which a schedule counts as good as the fastest."""
 
 
 class Choice(NamedTuple):
@@ -140,16 +151,16 @@ def advice(found: Sequence[Choice]) -> str:
     """
     best = front(found)
     fastest, smallest = best[0], min(best, key=lambda one: one.memory)
-    near = [one for one in best if one.seconds <= fastest.seconds * (1 + NEAR)]
-    thrifty = min(near, key=lambda one: one.memory)
+    tied = [one for one in best if _ties(one, fastest)]
+    thrifty = min(tied, key=lambda one: one.memory)
     whole = next(one for one in found if one.treatment == "none")
     layers = next(one for one in found if one.treatment == "redis")
     said = f"Take {fastest.treatment} with {thrifty.words}"
     if thrifty is fastest:
-        said += ": no schedule is faster, and none within 2% of its time takes less memory."
+        said += ": no schedule is predicted to be faster, and none that ties takes less memory."
     else:
         said += (
-            f": it is within 2% of the fastest, {fastest.words}, and takes "
+            f": it ties with the fastest, {fastest.words}, and takes "
             f"{fastest.memory - thrifty.memory:.0f} GiB less."
         )
     if smallest is not thrifty:
@@ -159,9 +170,20 @@ def advice(found: Sequence[Choice]) -> str:
         )
     return said + (
         f" With the vocabulary on the first and the last stage the best is {whole.words}, "
-        f"{whole.seconds / fastest.seconds - 1:.0%} slower; with layers moved away from them "
-        f"(redis) {layers.words}, {layers.seconds / fastest.seconds - 1:.0%} slower."
+        f"{_slower(whole, fastest)}; with layers moved away from them (redis) {layers.words}, "
+        f"{_slower(layers, fastest)}."
     )
+
+
+def _ties(one: Choice, fastest: Choice) -> bool:
+    return is_tie(one.seconds / fastest.seconds - 1, ERROR)
+
+
+def _slower(one: Choice, fastest: Choice) -> str:
+    """Return by how much a choice is slower than the fastest, in words."""
+    if _ties(one, fastest):
+        return "a tie with the fastest"
+    return f"{one.seconds / fastest.seconds - 1:.0%} slower than the fastest"
 
 
 _WIDTH, _HEIGHT = 900, 380
@@ -216,7 +238,7 @@ def chart(name: str, found: Sequence[Choice]) -> str:
         Line(_LEFT, y.begin, _LEFT, y.end),
         *_steps(best, x, y),
     ]
-    title = f"V = {name}: seconds of an iteration against memory of the fullest rank"
+    title = f"V = {name}, predicted: seconds of an iteration against memory of the fullest rank"
     labels = [Label("title", 12, 24, title)]
     for value in x.ticks:
         lines.append(Line(x(value), y.begin, x(value), y.begin + 3))
@@ -255,12 +277,16 @@ def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
     yield ""
     yield advice(found)
     yield ""
-    yield f"![Time against memory of all schedules](../images/{picture_of(name).name})"
+    yield f"![Predicted time against memory](../images/{picture_of(name).name})"
     yield ""
-    yield "| | schedule | vocabulary | s an iteration | MFU | idle | GiB at most |"
+    yield (
+        "| | schedule | vocabulary | predicted s an iteration | predicted MFU | predicted idle "
+        "| predicted GiB at most |"
+    )
     yield "|---|---|---|--:|--:|--:|--:|"
     for one in found:
-        yield f"| {'●' if one in best else ''} {one.row}"
+        marks = f"{'●' if one in best else ''}{'≈' if _ties(one, best[0]) else ''}"
+        yield f"| {marks} {one.row}"
     yield ""
 
 

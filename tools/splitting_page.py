@@ -4,7 +4,8 @@
 python tools/splitting_page.py [--update]
 
 Llama 3's models on 8 to 512 GPUs, with three vocabularies and every treatment of them. The tool
-predicts by counts of the code, as the dry run does, and runs nothing.
+predicts by counts of the code, as the dry run does, and runs nothing. A gain below the error of
+such predictions is called a tie.
 """
 
 import argparse
@@ -20,10 +21,13 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from tools.predictions.splitting import JOBS, TREATMENTS, VOCABULARIES, Job, Row, row_of
+    from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
 BEGIN, END = "<!-- splitting_page.py: begin -->", "<!-- splitting_page.py: end -->"
+MACHINE: Final = 8
+"""GPUs of a machine."""
 
 
 def told(asked_for: tuple[Job, str]) -> Row:
@@ -40,16 +44,24 @@ def summary(job: Job, name: str, found: Row) -> str:
         "-" if own is None else f"**{own.words}**" if own.seconds == fastest else own.words
         for own in found.values()
     ]
-    return f"| {job.words} | {name} | {' | '.join(cells)} | {gain(found)} |"
+    return f"| {job.words} | {name} | {' | '.join(cells)} | {gain(found, job)} |"
 
 
-def gain(found: Row) -> str:
-    """Return by how much the faster split of the vocabulary is faster than the faster whole one."""
+def gain(found: Row, job: Job) -> str:
+    """Return by how much the faster split of the vocabulary is faster than the faster whole one.
+
+    Args:
+        found: the row.
+        job: its job; predictions for several machines err more.
+    """
     whole, split = (
         min((own.seconds for name in names if (own := found[name])), default=None)
         for names in (TREATMENTS[:2], TREATMENTS[2:])
     )
-    return "-" if whole is None or split is None else f"{whole / split - 1:+.1%}"
+    if whole is None or split is None:
+        return "-"
+    error = error_of(across=job.gpus > MACHINE)
+    return f"{whole / split - 1:+.1%}{', a tie' if is_tie(whole / split - 1, error) else ''}"
 
 
 def loss_rows(job: Job, name: str, found: Row) -> Iterator[str]:
@@ -64,14 +76,15 @@ def loss_rows(job: Job, name: str, found: Row) -> Iterator[str]:
 def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
     """Return both tables, in Markdown."""
     lines = [
-        "| GPUs | model | t, p | V | none | redis | vocab-1 | vocab-2 | gain |",
+        "| GPUs | model | t, p | V | predicted s, none | predicted s, redis "
+        "| predicted s, vocab-1 | predicted s, vocab-2 | predicted gain |",
         "|---|---|---|--:|---|---|---|---|--:|",
         *(summary(*asked_for, found) for asked_for, found in zip(jobs, rows, strict=True)),
         "",
-        "<details><summary>What each loses, in percent of its time</summary>",
+        "<details><summary>What each is predicted to lose, in percent of its time</summary>",
         "",
         "| GPUs | model | t, p | V | treatment | schedule | idle | vocabulary | network | tensor "
-        "| products | GiB |",
+        "| products | predicted GiB |",
         "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for asked_for, found in zip(jobs, rows, strict=True):

@@ -90,7 +90,7 @@ def unpickled(path: Path, other: type | None = None) -> Any:
 
 
 class CheckedReader(dcp.FileSystemReader):
-    """PyTorch's reader of a folder, with ``read_metadata`` in place of its own."""
+    """PyTorch's reader of a folder, which reads metadata by this file's ``read_metadata``."""
 
     def __init__(self, where: Path) -> None:
         super().__init__(where)

@@ -18,28 +18,31 @@ class CheckpointFlags:
     """Checkpoints; any layout loads those of any other."""
 
     save: Path | None = flag(None,
-        "Folder to save checkpoints to, at the end and between; for one job at a time.",
+        "Folder for checkpoints, at the end and every --save-interval iterations. One job at a "
+        "time may save to it.",
         unset="nothing is saved")
     save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
         unset="only at the end", idle_without="--save")
     save_retain_interval: int | None = flag(None,
-        "Delete a checkpoint after the next one is saved, unless this number divides its "
+        "Delete each checkpoint when the next one is saved, except where this number divides its "
         "iteration.", COUNT, unset="all are kept", idle_without="--save")
     async_save: bool = flag(False, "Go on with training while a checkpoint is written.",
         idle_without="--save")
     no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")
-    load: Path | None = flag(None, "Folder to load a checkpoint from, the last good one.",
+    load: Path | None = flag(None,
+        "Folder of checkpoints. The last good checkpoint in it is loaded.",
         unset="train from random weights")
     use_checkpoint_args: bool = flag(False,
-        "Take the flags of the model that are not given from the checkpoint.",
+        "Take the flags of the model from the checkpoint, where they are not given.",
         idle_without="--load")
     ckpt_step: int | None = flag(None, "Iteration of the checkpoint to load.", COUNT,
         unset="the last good one", idle_without="--load")
-    no_load_optim: bool = flag(False, "Load the weights only; the iteration goes on.",
+    no_load_optim: bool = flag(False,
+        "Load the weights only, and go on from the checkpoint's iteration.",
         idle_without="--load")
-    finetune: bool = flag(False, "Load the weights only, and start from iteration 0.",
+    finetune: bool = flag(False, "Load the weights only, and begin at iteration 0.",
         idle_without="--load")
-    exit_on_missing_checkpoint: bool = flag(False, "End the run if there is nothing to load.",
+    exit_on_missing_checkpoint: bool = flag(False, "End the run if --load has no checkpoint.",
         idle_without="--load")
 # fmt: on
 

@@ -47,25 +47,29 @@ class ClusterFlags:
         "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
 
     ranks_per_node: int | None = flag(None,
-        "Ranks of a machine, which links connect; between machines there is a network.", RANKS,
+        "Ranks of a machine. Links connect them; the network connects machines.", RANKS,
         unset="as the launcher says, or 8 in a dry run")
     rank_order: Order | None = flag(None,
-        "Which coordinate of consecutive ranks changes first, after that of tensor parallelism: "
-        "the replica, as in Megatron, or the pipeline rank.", excludes="--use-tp-pp-dp-mapping",
+        "Which coordinate of consecutive ranks changes first, after the tensor and context "
+        "coordinates: the replica, as in Megatron, or the pipeline rank.",
+        excludes="--use-tp-pp-dp-mapping",
         unset="so that fewest hops of a pipeline leave a machine")
     no_numa_binding: bool = flag(False,
-        "Let ranks run on any CPU, not on those that are close to their GPU.")
+        "Let ranks run on any CPU, not only on CPUs that are close to their GPU.")
     link_bandwidth: float | None = flag(None,
-        "GB/s of one direction from a GPU to another of its machine, for plans and predictions.",
+        "GB/s in one direction from a GPU to another GPU of its machine, for plans and "
+        "predictions.",
         _BANDWIDTH, unset="by the GPU")
     link_latency: float | None = flag(None,
-        "Microseconds of a message to another GPU of the machine, in addition to its bytes.",
+        "Microseconds that a message to another GPU of the machine takes besides the time of its "
+        "bytes.",
         _LATENCY, unset="by the GPU")
     network_bandwidth: float | None = flag(None,
-        "GB/s of one direction from a GPU to one of another machine, for plans and predictions.",
+        "GB/s in one direction from a GPU to a GPU of another machine, for plans and predictions.",
         _BANDWIDTH, unset="by the GPU")
     network_latency: float | None = flag(None,
-        "Microseconds of a message to a GPU of another machine, in addition to its bytes.",
+        "Microseconds that a message to a GPU of another machine takes besides the time of its "
+        "bytes.",
         _LATENCY, unset="by the GPU")
 # fmt: on
 

@@ -31,16 +31,17 @@ class DataFlags:
     """Corpus."""
 
     data_path: tuple[str, ...] = flag((),
-        "Prefix of a .bin and .idx file; or several prefixes with a weight before each.",
+        "Prefix of a .bin and .idx file. Or several prefixes, with a weight before each.",
         unset="required but for --dry-run and --mock-data", metavar="[WEIGHT] PREFIX ...")
     mock_data: bool = flag(False,
-        "Train on documents that are made up and only count, without any data; --vocab-size is "
-        "enough of a tokenizer.", excludes="--data-path")
+        "Train on made-up documents, whose tokens only count up. No data is needed, and of the "
+        "tokenizer only --vocab-size.", excludes="--data-path")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.",
         idle_with=OWN_PATHS)
-    data_cache_path: Path | None = flag(None, "Folder of the sample indices.",
+    data_cache_path: Path | None = flag(None, "Folder where the indices of samples are kept.",
         unset="beside the data", idle_with="--mock-data")
-    eod_mask_loss: bool = flag(False, "No loss where the input is the end of a document.")
+    eod_mask_loss: bool = flag(False,
+        "Leave out the loss of a token whose input is the end of a document.")
 # fmt: on
 
 
@@ -54,7 +55,8 @@ class CorpusFlags:
         "File with the words of --data-path, for blends that are too long for a command line.",
         unset="none", excludes="--data-path or --mock-data")
     train_data_path: tuple[str, ...] = flag((),
-        "As --data-path, for training alone, which reads all of every corpus; instead of --split.",
+        "As --data-path, for training alone. All documents of every corpus are read, and --split "
+        "does not count.",
         unset="a share of --data-path", metavar=_PREFIXES, excludes=f"{_SHARED} or {_IN_A_FILE}")
     valid_data_path: tuple[str, ...] = flag((),
         "As --train-data-path, for the validation set.", unset="none beside --train-data-path",
@@ -63,43 +65,48 @@ class CorpusFlags:
         "As --train-data-path, for the test set.", unset="none beside --train-data-path",
         metavar=_PREFIXES, excludes=f"{_SHARED} or {_IN_A_FILE}")
     per_split_data_args_path: Path | None = flag(None,
-        "JSON file with the words of these three, under the names train, valid and test.",
+        "JSON file with the words of --train-data-path, --valid-data-path and --test-data-path, "
+        "under the names train, valid and test.",
         unset="none", excludes=_SHARED)
     multiple_validation_sets: bool = flag(False,
-        "Evaluate every corpus of --valid-data-path, which then has no weights, by itself, and "
-        "tell a loss for each.", needs=f"--valid-data-path or {_IN_A_FILE} or {_OWN_SETS}",
+        "Evaluate every corpus of --valid-data-path by itself, and print a loss for each. "
+        "--valid-data-path then has no weights.",
+        needs=f"--valid-data-path or {_IN_A_FILE} or {_OWN_SETS}",
         lack="has no sets to tell apart", idle_with=_OWN_SETS)
     train_weighted_split_paths: tuple[str, ...] = flag((),
-        "BigScience's form of --train-data-path: one word with a name and shares of corpora, whose "
-        "documents between two marks from 0 to 1 are read.", unset="none",
+        "BigScience's form of --train-data-path: one word with a name, and with a share and two "
+        "marks from 0 to 1 for each corpus. Documents between the two marks are read.",
+        unset="none",
         metavar=_GROUP, excludes=_WEIGHTED)
     valid_weighted_split_paths: tuple[str, ...] = flag((),
-        "The same for the validation; of several such words each is a set of its own.",
+        "As --train-weighted-split-paths, for the validation set. Each of several such words is a "
+        "set of its own.",
         unset="none", metavar=f"{_GROUP} ...", excludes=_WEIGHTED)
     test_weighted_split_paths: tuple[str, ...] = flag((),
-        "The same for the test set.", unset="none", metavar=_GROUP, excludes=_WEIGHTED)
+        "As --train-weighted-split-paths, for the test set.",
+        unset="none", metavar=_GROUP, excludes=_WEIGHTED)
     train_weighted_split_paths_path: Path | None = flag(None,
-        "File with these words, each in quotes.", unset="none",
+        "File with the words of --train-weighted-split-paths, each in quotes.", unset="none",
         excludes=f"{_WEIGHTED} or --train-weighted-split-paths")
     valid_weighted_split_paths_path: Path | None = flag(None,
-        "The same for the validation.", unset="none",
+        "File with the words of --valid-weighted-split-paths, each in quotes.", unset="none",
         excludes=f"{_WEIGHTED} or --valid-weighted-split-paths")
     test_weighted_split_paths_path: Path | None = flag(None,
-        "The same for the test set.", unset="none",
+        "File with the words of --test-weighted-split-paths, each in quotes.", unset="none",
         excludes=f"{_WEIGHTED} or --test-weighted-split-paths")
     full_validation: bool = flag(False,
         "Every evaluation reads the whole of the validation set, once, instead of --eval-iters.",
         excludes="--mock-data", idle_without="--eval-interval or --skip-train",
         idle_with="--eval-iters 0")
     reset_attention_mask: bool = flag(False,
-        "A token sees none of another document of its sample; documents end with the tokenizer's "
-        "token for it.")
+        "Keep the documents of a sample apart: a token sees no token of another document. A "
+        "document ends with the tokenizer's token for it.")
     reset_position_ids: bool = flag(False,
         "Positions begin anew with every document of a sample.",
         idle_with="--position-embedding-type alibi or --position-embedding-type none")
     num_workers: int | None = flag(None,
-        "With 1 or more a thread reads the next iteration's samples during this one, and copies "
-        "them to the GPU; with 0 both happen when they are needed.",
+        "1 or more: a thread reads the next iteration's samples during this iteration, and copies "
+        "them to the GPU. 0: samples are read and copied when they are needed.",
         _WORKERS, unset="1 on GPUs, 0 on CPUs")
 # fmt: on
 

@@ -38,36 +38,40 @@ class EightBitFlags:
 
     fp8_format: Format | None = flag(None,
         "Multiply in 8 bits in the linear layers of attention and MLP. hybrid: inputs and weights "
-        "in e4m3, gradients in e5m2; e4m3: all.", unset="no product is", needs="--bf16",
+        "in e4m3, gradients in e5m2; e4m3: all three in e4m3.",
+        unset="no product is", needs="--bf16",
         lack="is for activations in bf16, as in Megatron")
     fp8_recipe: Recipe = flag("delayed",
-        "Scales from the largest magnitudes of earlier iterations (delayed), of each tensor "
-        "itself (tensorwise), or of its blocks of 128 or 32 numbers (blockwise, mxfp8).",
+        "What scales are formed from. delayed: the largest magnitudes of earlier iterations; "
+        "tensorwise: each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of it.",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
-        "What multiplies in 8 bits: PyTorch, or the package Transformer Engine where it is, which "
-        "alone has scales of blocks.", idle_without=FORMAT)
-    fp8_margin: int = flag(0, "Delayed scales are smaller by this power of two.", NOT_NEGATIVE,
+        "What multiplies in 8 bits: PyTorch (local), or the package Transformer Engine. Only the "
+        "package has scales of blocks.", idle_without=FORMAT)
+    fp8_margin: int = flag(0, "Power of two by which delayed scales are smaller.", NOT_NEGATIVE,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_compute_algo: Literal["most_recent", "max"] = flag("most_recent",
-        "Delayed scales follow from the last of them, or from the largest.",
+        "What a delayed scale follows from. most_recent: the last iteration's largest magnitude; "
+        "max: the largest of --fp8-amax-history-len iterations.",
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     no_fp8_wgrad: bool = flag(False,
         "Form the gradients of the weights in bf16; inputs are then kept in bf16, too.",
         idle_without=FORMAT)
     first_last_layers_bf16: bool = flag(False,
-        "Layers at both ends of the model stay in bf16.", idle_without=FORMAT)
-    num_layers_at_start_in_bf16: int = flag(1, "How many do at the start.", NOT_NEGATIVE,
+        "Leave layers at both ends of the model in bf16.", idle_without=FORMAT)
+    num_layers_at_start_in_bf16: int = flag(1,
+        "With --first-last-layers-bf16: layers in bf16 at the start of the model.", NOT_NEGATIVE,
         idle_without=_ENDS)
-    num_layers_at_end_in_bf16: int = flag(1, "How many do at the end.", NOT_NEGATIVE,
+    num_layers_at_end_in_bf16: int = flag(1,
+        "With --first-last-layers-bf16: layers in bf16 at the end of the model.", NOT_NEGATIVE,
         idle_without=_ENDS)
 # fmt: on
 
 
 def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig | None:
-    """Return what is in 8 bits; ``None``: nothing."""
+    """Return how layers multiply in 8 bits; ``None``: none does."""
     if flags.fp8_format is None:
         return None
     ends = flags.first_last_layers_bf16
@@ -178,7 +182,7 @@ def _tokens(flags: Flags) -> Iterator[str]:
 
 
 def _products(flags: Flags) -> tuple[str, int]:
-    """Return what products are called, and of what the sizes of their factors are multiples."""
+    """Return the name of products, and the number that divides the sizes of their factors."""
     recipe = flags[EightBitFlags].fp8_recipe
     if recipe in _BLOCKS:
         return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]

@@ -1,4 +1,4 @@
-"""Groups of flags: what the words of a command line make of them, and they of configurations."""
+"""Groups of flags: filled from the words of a command line, and turned into configurations."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -21,11 +21,13 @@ class GuardFlags:
     """What a run of weeks does when something goes wrong, or its time is over."""
 
     exit_signal_handler: bool = flag(False,
-        "On SIGTERM or SIGUSR1 to any rank: save at the end of the iteration, and leave with 0.")
+        "On SIGTERM or SIGUSR1 to any rank, save at the end of the iteration and leave with exit "
+        "code 0.")
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = flag("SIGTERM",
-        "One more signal that does so.", idle_without="--exit-signal-handler")
+        "A further signal on which --exit-signal-handler saves and leaves.",
+        idle_without="--exit-signal-handler")
     exit_duration_in_mins: float | None = flag(None,
-        "Save and leave at the end of the first iteration after so many minutes.", POSITIVE,
+        "Save and leave at the end of the first iteration after this many minutes.", POSITIVE,
         unset="never")
     kill_switch_path: Path | None = flag(None,
         "Save and leave at the end of the iteration in which this file appears.", unset="none")
@@ -33,28 +35,32 @@ class GuardFlags:
         "Folder to look into after every iteration: a file 'save' there lets the run save, a file "
         "'exit' lets it save and leave. Both are removed.", unset="none")
     no_check_for_nan_in_loss_and_grad: bool = flag(False,
-        "Take no step where the loss or the gradient norm is not finite, and go on; otherwise the "
-        "run ends there, naming rank and samples.")
+        "If the loss or the gradient norm is not finite, take no step and go on. Otherwise the "
+        "run ends there, and names the rank and the samples.")
     check_for_spiky_loss: bool = flag(False,
-        "Tell of every loss that is 10 times the largest so far of this launch, with its samples.")
+        "Report every loss that is 10 times the largest loss of this launch before it, with its "
+        "samples.")
     check_for_large_grads: bool = flag(False,
-        "Tell of every gradient norm that is 10 times the largest so far, with its samples.")
+        "Report every gradient norm that is 10 times the largest norm before it, with its samples.")
     iterations_to_skip: tuple[str, ...] = flag((),
-        "Iterations, as the log counts them, whose samples are passed over without a step.",
+        "Iterations whose samples are passed over without a step, by the log's numbers.",
         unset="none", metavar="N ...")
     hang_seconds: float | None = flag(None,
-        "Seconds without progress of any rank after which the job ends, naming the stuck ones.",
+        "Seconds without progress of a rank after which the job ends and names the ranks that are "
+        "stuck.",
         POSITIVE, unset="half of --distributed-timeout-minutes")
     log_straggler: bool = flag(False,
-        "Time the passes of one iteration of every printed line, and tell which ranks are slow.")
+        "Time the passes of one iteration of every printed line, and report slow ranks.")
     manual_gc: bool = flag(False,
-        "Collect Python's garbage on all ranks at the same times only, so that none waits for "
-        "another's collector.")
+        "Collect Python's garbage on all ranks at the same times, so that no rank waits for "
+        "another rank's collector.")
     manual_gc_interval: int = flag(0,
-        "Iterations from one collection to the next; 0: only around evaluations.",
+        "With --manual-gc: iterations from one collection to the next; 0: collect only before and "
+        "after evaluations.",
         NOT_NEGATIVE, idle_without="--manual-gc")
     no_manual_gc_eval: bool = flag(False,
-        "Do not collect before and after evaluations.", idle_without="--manual-gc")
+        "With --manual-gc: do not collect before and after evaluations.",
+        idle_without="--manual-gc")
 # fmt: on
 
 

@@ -1,8 +1,8 @@
-"""What layers are made of, and the model that they and its shape make: flags and rules.
+"""The parts of a layer: their flags and rules; and the ``ModelConfig`` that all flags make.
 
-The names are Megatron-LM's where it has one, else those of its relatives: MindSpeed-LLM (caps of
-scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's Megatron-DeepSpeed (the norm of
-embeddings) and Megatron-Bridge (RoPE of local layers).
+A flag has Megatron-LM's name if Megatron-LM has the flag. Other names are those of its relatives:
+MindSpeed-LLM (caps of scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's
+Megatron-DeepSpeed (the norm of embeddings) and Megatron-Bridge (RoPE of local layers).
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,17 @@ class LayerFlags:
     """What the layers are made of, where they differ from a plain GPT's."""
 
     window_size: str | None = flag(None,
-        "A position sees itself and L earlier ones, and 0 later ones.", unset="all earlier ones",
+        "Tokens that a position sees: itself, L earlier ones, and 0 later ones.",
+        unset="all earlier ones",
         metavar="L,0")
     window_attn_skip_freq: str | None = flag(None,
-        "Every N-th layer sees all earlier positions; or a list with 1 for each layer with the "
-        "window, as in '[1,1,0]*8'.", unset="all layers have the window", metavar=_PATTERN,
+        "N: every N-th layer sees all earlier positions. Or a list with 1 for each layer with the "
+        "window and 0 for each other layer, as in '[1,1,0]*8'.",
+        unset="all layers have the window", metavar=_PATTERN,
         idle_without="--window-size")
     attn_logit_softcapping: float = flag(0.0,
-        "c of c tanh(score / c) in attention; 0: off.", NOT_NEGATIVE)
+        "Cap attention's scores softly: c tanh(score / c), with c this number; 0: off.",
+        NOT_NEGATIVE)
     softmax_scale: float | None = flag(None, "Factor of the products of queries and keys.",
         POSITIVE, unset="1 / sqrt(width of a head)", excludes="--query-pre-attn-scalar")
     query_pre_attn_scalar: int | None = flag(None,
@@ -44,21 +47,25 @@ class LayerFlags:
     rotary_base_local: int | None = flag(None,
         "RoPE theta of the layers with a window; their frequencies are not scaled.", up_to(10**12),
         unset="that of all layers", needs="--window-size", idle_without=_ROPE)
-    rotary_seq_len_interpolation_factor: int = flag(1, "RoPE divides positions by it.", COUNT,
+    rotary_seq_len_interpolation_factor: int = flag(1,
+        "Number by which RoPE divides positions.", COUNT,
         idle_without=_ROPE)
     no_rope_freq: str | None = flag(None,
-        "Every N-th layer does not rotate; or a list with 1 for each that does not, as in "
-        "'[0,0,0,1]*6'.", unset="all layers rotate", metavar=_PATTERN, idle_without=_ROPE)
+        "N: every N-th layer does not rotate. Or a list with 1 for each layer that does not "
+        "rotate and 0 for each other layer, as in '[0,0,0,1]*6'.",
+        unset="all layers rotate", metavar=_PATTERN, idle_without=_ROPE)
     apply_layernorm_1p: bool = flag(False,
-        "Norms keep their weights as the distance from 1.")
+        "Keep the weight of a norm as its distance from 1.")
     post_self_attn_layernorm: bool = flag(False,
-        "Normalise what attention adds to the residual stream.")
-    post_mlp_layernorm: bool = flag(False, "Normalise what the MLP adds to the residual stream.")
+        "Normalise attention's output before it joins the residual stream.")
+    post_mlp_layernorm: bool = flag(False,
+        "Normalise the MLP's output before it joins the residual stream.")
     apply_residual_connection_post_layernorm: bool = flag(False,
-        "Attention and MLP add to their norm's output, not to its input.")
+        "Add the output of attention, and of the MLP, to the output of the norm before it, not to "
+        "that norm's input.")
     parallel_attn: bool = flag(False,
-        "Attention and MLP read the same norm of a layer's input.")
-    parallel_layernorm: bool = flag(False, "Then the MLP has a norm of its own.",
+        "Let attention and the MLP read the same norm of a layer's input.")
+    parallel_layernorm: bool = flag(False, "With --parallel-attn: give the MLP a norm of its own.",
         idle_without="--parallel-attn")
     geglu: bool = flag(False,
         "GELU-gated MLP, by the tanh approximation, instead of GELU.",
@@ -69,10 +76,11 @@ class LayerFlags:
     scale_embeddings_by_hidden_size: bool = flag(False,
         "Multiply the word embeddings by the root of --hidden-size.")
     mtp_num_layers: int = flag(0,
-        "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3), each "
-        "with a transformer layer more on the last stage; 0: only the next one.", NOT_NEGATIVE)
+        "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3). "
+        "Each adds a transformer layer to the last stage. 0: only the next token is predicted.",
+        NOT_NEGATIVE)
     mtp_loss_scaling_factor: float = flag(0.1,
-        "Weight of the mean of their losses in the loss.", POSITIVE,
+        "Weight in the loss of the mean loss of the further tokens of --mtp-num-layers.", POSITIVE,
         idle_without="--mtp-num-layers")
 # fmt: on
 
@@ -100,7 +108,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
 
 
 def layer_fields(flags: Flags) -> dict[str, Any]:
-    """The fields of the model about what its layers are made of."""
+    """The fields of ``ModelConfig`` about the parts of layers."""
     layers = flags[LayerFlags]
     names = {field.name for field in fields(ModelConfig)}
     same = {name: value for name, value in vars(layers).items() if name in names}

@@ -26,9 +26,11 @@ class LogFlags:
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
         unset="by GPU name, else measured")
     log_num_zeros_in_grad: bool = flag(False,
-        "Print how many elements of the gradient are zero; all ranks wait for one another.")
+        "Print how many elements of the gradient are zero. To count them, all ranks wait for each "
+        "other.")
     log_params_norm: bool = flag(False,
-        "Print the norm of all weights; all ranks wait for one another, and for sharded steps.")
+        "Print the norm of all weights. To form it, all ranks wait for each other, and sharded "
+        "steps are completed.")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT,
         idle_without="--profile")
@@ -39,9 +41,9 @@ class LogFlags:
     profile_ranks: tuple[int, ...] = flag((), "Ranks of the job that are traced.", NOT_NEGATIVE,
         unset="all of them", metavar="RANK ...", idle_without="--profile")
     pytorch_profiler_collect_shapes: bool = flag(False,
-        "Traces have the shapes of what every operation reads.", idle_without="--profile")
+        "Let traces hold the shapes of each operation's inputs.", idle_without="--profile")
     record_timeline: Path | None = flag(None,
-        "File for the measured timeline of the last iteration, in the simulator's format.",
+        "File for the timeline of the last iteration as it ran, in the simulator's format.",
         unset="none")
     profile_schedule_start: int | None = flag(None, "First iteration whose passes are timed.",
         COUNT, unset="never")
@@ -52,23 +54,26 @@ class LogFlags:
         "Write the measured costs of passes to this file, for --measured-costs.",
         unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")
     replan: bool = flag(False,
-        "Plan anew with the measured costs, measure the new plan too, and keep the faster one.",
+        "Make a new plan from the measured costs, measure this plan too, and keep the faster one.",
         needs="--profile-schedule-start", lack="needs measured passes", excludes="--schedule-file")
     record_memory_history: bool = flag(False,
-        "Remember who allocates GPU memory, for the snapshot of a rank that is out of it.")
+        "Record which code allocates GPU memory, for the snapshot that a rank writes when it is "
+        "out of memory.")
     memory_snapshot_path: Path = flag(Path("snapshot.pickle"),
-        "File for that snapshot; the number of the rank is added to its name.")
+        "File for the snapshot that a rank writes when it is out of memory. The rank's number is "
+        "added to the name.")
     dry_run: bool = flag(False,
-        "Only report the plan, its time and its memory. Needs no ranks, devices or data.")
+        "Predict the plan, its time and its memory, and start nothing. No ranks, devices or data "
+        "are needed.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
         choices=tuple(GPUS), any_case=True, needs="--dry-run")
     dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", COUNT,
         unset="1", needs="--dry-run")
     dry_run_replica_bandwidth: float | None = flag(None,
-        "GB/s of one direction from a rank to its replica in another machine.", POSITIVE,
+        "GB/s in one direction from a rank to its replica in another machine.", POSITIVE,
         unset="by the GPU", needs="--dry-run-replicas")
     dry_run_replica_latency: float | None = flag(None,
-        "Microseconds of a step from a rank to its replica, in addition to its bytes.",
+        "Microseconds that a step from a rank to its replica takes besides the time of its bytes.",
         NOT_NEGATIVE, unset="10", needs="--dry-run-replicas")
 # fmt: on
 

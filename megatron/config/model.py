@@ -34,25 +34,30 @@ class ModelFlags:
     num_attention_heads: int = required("Query heads.", WIDTH)
     seq_length: int = required("Tokens per sample.", LENGTH)
     max_position_embeddings: int | None = flag(None,
-        "Longest sequence; rows of the learned position table.", LENGTH, unset="--seq-length")
+        "Rows of the learned position table: the longest sequence that it has positions for.",
+        LENGTH, unset="--seq-length")
     ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
         unset="4 x hidden; with --swiglu or --geglu 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
-    num_query_groups: int | None = flag(None, "Key/value heads.", WIDTH,
+    num_query_groups: int | None = flag(None,
+        "Key/value heads; each serves a group of query heads.", WIDTH,
         unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
     kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
     position_embedding_type: PositionEmbedding = flag("learned_absolute",
-        "A learned table, rotated queries and keys, scores that fall with distance, or nothing.")
+        "learned_absolute: a learned table; rope: rotated queries and keys; alibi: scores that "
+        "fall with distance; none: nothing.")
     rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
     rotary_interleaved: bool = flag(False,
-        "RoPE turns channels 2i and 2i + 1 together, not channels of two halves.",
+        "RoPE turns channels 2i and 2i + 1 together, not channel i of the first half with channel "
+        "i of the second half.",
         idle_without=_ROPE)
     use_rope_scaling: bool = flag(False,
-        "Scale the low frequencies of RoPE down as Llama 3.1 does, whose samples had 8192 tokens "
-        "before.", idle_without=_ROPE)
-    rope_scaling_factor: float = flag(8.0, "What the lowest of them are divided by.", COUNT,
+        "Lower the low frequencies of RoPE, as Llama 3.1 does for samples of more than 8192 "
+        "tokens.", idle_without=_ROPE)
+    rope_scaling_factor: float = flag(8.0,
+        "Number by which --use-rope-scaling divides the lowest frequencies of RoPE.", COUNT,
         idle_without="--use-rope-scaling")
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
     norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
@@ -62,18 +67,21 @@ class ModelFlags:
     qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
     add_qkv_bias: bool = flag(False,
-        "Biases of queries, keys and values in spite of --disable-bias-linear.",
+        "Give queries, keys and values biases, also with --disable-bias-linear.",
         idle_without="--disable-bias-linear")
-    untie_embeddings_and_output_weights: bool = flag(False, "An output matrix of its own.")
+    untie_embeddings_and_output_weights: bool = flag(False,
+        "Give the output layer a matrix of its own, instead of the embedding's.")
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
     hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
         SHARE)
     init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", NOT_NEGATIVE)
     label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
         SHARE)
-    z_loss_coeff: float = flag(0.0, "Weight of the squared log-partition in the loss.",
+    z_loss_coeff: float = flag(0.0,
+        "Weight of the z-loss: the squared log of the sum of exponentials of a token's logits.",
         NOT_NEGATIVE)
-    logit_softcap: float = flag(0.0, "c of c tanh(logit / c); 0: off.", NOT_NEGATIVE)
+    logit_softcap: float = flag(0.0,
+        "Cap the logits softly: c tanh(logit / c), with c this number; 0: off.", NOT_NEGATIVE)
 # fmt: on
 
 

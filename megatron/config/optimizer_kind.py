@@ -1,4 +1,4 @@
-"""Which optimizer a run takes, and whose AdamW: what is asked for, and what this machine has."""
+"""Which optimizer a run takes, and whose AdamW: by the flags, and by this machine's packages."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -74,14 +74,14 @@ def _is_narrow(flags: Flags) -> bool:
 
 
 def _lack_of_own(flags: Flags) -> str | None:
-    """Return what this machine lacks for the Triton kernel; ``None``: nothing."""
+    """Return the reason why this machine cannot run the Triton kernel; ``None``: it can."""
     if not on_cuda(flags):
         return "it is for GPUs only"
     return None if find_spec("triton") else "Triton is not installed"
 
 
 def _lack_of_apex(flags: Flags) -> str | None:
-    """Return what this machine lacks for apex's; ``None``: nothing."""
+    """Return the reason why this machine cannot run apex's AdamW; ``None``: it can."""
     if not on_cuda(flags):
         return "it is for GPUs only"
     try:
@@ -123,7 +123,7 @@ def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
 
 
 def _taken_instead(flags: Flags) -> Iterator[str]:
-    """Note that what is asked for is not here, or is what there is anyway."""
+    """Note an AdamW that is asked for and missing, or that a run would take anyway."""
     asked = flags[OptimizerFlags].optimizer_impl
     if not _updates(flags) or asked == "auto":
         return

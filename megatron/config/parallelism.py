@@ -29,32 +29,37 @@ class ParallelFlags:
 
     pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", RANKS)
     vocab_parallel: str | None = flag(None,
-        "none: the vocabulary layers are whole on the first and the last stage; redis: the same, "
-        "with fewer transformer layers there. The others split them into passes of every rank, "
-        "with one barrier (vocab-2), two (vocab-1), three (naive), or two without overlap "
-        "(interlaced). auto takes the fastest of none, redis, vocab-1, vocab-2 and interlaced.",
+        "none: the vocabulary layers are whole, on the first and the last stage. redis: the same, "
+        "with fewer transformer layers on these stages. The other treatments split the vocabulary "
+        "layers into passes of every rank: vocab-2 with one barrier, vocab-1 with two, naive with "
+        "three, interlaced with two that do not overlap with passes. auto: the fastest of none, "
+        "redis, vocab-1, vocab-2 and interlaced.",
         choices=(*TREATMENTS, AUTO_TREATMENT), unset=DEFAULT_TREATMENT)
-    enable_vocab_parallel: bool = flag(False, "The original's name of --vocab-parallel vocab-2.")
-    disable_backward_fusion: bool = flag(False, "With --enable-vocab-parallel: vocab-1.",
+    enable_vocab_parallel: bool = flag(False,
+        "Another name of --vocab-parallel vocab-2, from the paper's code.")
+    disable_backward_fusion: bool = flag(False,
+        "With --enable-vocab-parallel: another name of --vocab-parallel vocab-1, from the paper's "
+        "code.",
         idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
     use_interlaced_schedule: bool = flag(False,
-        "The original's name of --vocab-parallel interlaced.")
+        "Another name of --vocab-parallel interlaced, from the paper's code.")
     vocab_recompute: bool = flag(False,
-        "Keep no logits for the output layer's backward, which forms them again: one more product, "
-        "and less memory, under every treatment.", idle_with="--skip-train")
+        "Keep no logits for the output layer's backward; form them again there. This saves memory "
+        "and costs one more product, under every treatment.", idle_with="--skip-train")
     make_vocab_size_divisible_by: int = flag(128,
-        "Every vocabulary shard has a multiple of this number of rows.", WIDTH)
+        "Number that divides the rows of every shard of the vocabulary.", WIDTH)
     tensor_model_parallel_size: int = flag(1,
-        "Tensor-parallel ranks: as many share every layer, by its heads and columns.", RANKS)
+        "Tensor-parallel ranks. They share every layer, by its heads and columns.", RANKS)
     sequence_parallel: bool = flag(False,
-        "Tensor-parallel ranks also share the sequence wherever they do not share a layer.")
+        "Let tensor-parallel ranks also share the tokens, wherever they do not share a layer.")
     context_parallel_size: int = flag(1,
-        "Ranks that share every sequence; attention gathers keys and values over them.", RANKS)
+        "Context-parallel ranks. They share every sequence; attention gathers keys and values "
+        "over them.", RANKS)
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
         unset="nccl on CUDA, gloo on CPUs")
-    distributed_timeout_minutes: int = flag(10, "How long a collective may wait.", MINUTES)
+    distributed_timeout_minutes: int = flag(10, "Minutes that a collective may wait.", MINUTES)
 # fmt: on
 
 

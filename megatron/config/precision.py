@@ -39,18 +39,17 @@ class PrecisionFlags:
         "Steps without an overflow after which the loss scale is doubled.", COUNT,
         idle_without=_FP16, idle_with=_CONSTANT)
     hysteresis: int = flag(2,
-        "Overflows after which the loss scale is halved, each time from then on until it is "
-        "doubled.", COUNT, idle_without=_FP16, idle_with=_CONSTANT)
+        "Overflows after which the loss scale is halved for the first time. Until it is doubled "
+        "again, each further overflow halves it.", COUNT, idle_without=_FP16, idle_with=_CONSTANT)
     use_precision_aware_optimizer: bool = flag(False,
-        "Allow other types of gradients and moments, with --optimizer adam; as in Megatron they "
-        "need it.")
+        "Allow --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype, with --optimizer adam.")
     main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",
         "Type in which the gradients of an iteration add up and are reduced.")
     exp_avg_dtype: MomentType = flag("fp32",
         "Type in which Adam's first moment is kept; it is updated in fp32.")
     exp_avg_sq_dtype: MomentType = flag("fp32",
         "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
-        "the changes of the default --adam-beta2.")
+        "the changes that the default --adam-beta2 makes.")
     fp32_matmul_precision: Precision = flag("highest",
         "Precision of products of fp32 on GPUs. highest: fp32; high: TF32; medium: bf16 where "
         "PyTorch has it. TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which NVIDIA's images set, has no "

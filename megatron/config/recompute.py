@@ -1,4 +1,4 @@
-"""What the backward computes again: flags, rules, and what they ask for together."""
+"""Recomputation: its flags and rules, and the ``Recomputation`` that they make."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,22 +30,25 @@ class RecomputeFlags:
     recompute_activations: bool = flag(False, "The same as --recompute-granularity selective.",
         excludes=_FULL)
     recompute_granularity: Literal["selective", "full"] | None = flag(None,
-        "full: layers are computed again from the input of the first of them; selective: only "
-        "the parts of each layer that --recompute-modules names.", unset="nothing is")
+        "full: whole layers are computed again, in groups, from the input of each group. "
+        "selective: only the parts of each layer that --recompute-modules names.",
+        unset="nothing is")
     recompute_modules: tuple[str, ...] = flag((),
-        "With selective: core_attn, what lies between the two projections of attention; "
-        "layernorm, the two norms; mlp, the MLP; moe, the mixture of experts in its place.",
-        unset="core_attn", metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+        "With selective: the parts that are computed again. core_attn: attention between its two "
+        "projections; layernorm: the two norms; mlp: the MLP; moe: the mixture of experts in its "
+        "place.", unset="core_attn", metavar="{" + ",".join(PARTS) + "} ...",
+        idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
-        "With full: uniform, all layers of a chunk, --recompute-num-layers together; block, the "
-        "first --recompute-num-layers layers of every chunk, one by one.",
+        "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
+        "the first --recompute-num-layers layers of every chunk, one by one.",
         unset="required with full", idle_without=_FULL, excludes=_SELECTIVE)
     recompute_num_layers: int | None = flag(None,
-        "Layers of a group (uniform), or of every chunk (block).", COUNT, unset="1",
+        "With uniform: layers of a group. With block: layers of every chunk that are computed "
+        "again.", COUNT, unset="1",
         idle_without=_FULL, excludes=_SELECTIVE)
     recompute_ahead: int | None = flag(None,
-        "Compute whole layers again in a pass of its own (R), which need not wait for the gradient "
-        "as B must; a rank may hold so many chunks between R and B.", COUNT, unset="within B",
+        "Compute whole layers again in a pass of its own (R). R need not wait for the gradient, "
+        "as B must. A rank may hold this many chunks between R and B.", COUNT, unset="within B",
         metavar="CHUNKS", needs=_FULL, lack="moves whole layers, and none is computed again")
 # fmt: on
 
@@ -56,7 +59,7 @@ def is_selective(flags: RecomputeFlags) -> bool:
 
 
 def recomputation_of(flags: RecomputeFlags) -> Recomputation:
-    """Return what flags without a mistake ask for."""
+    """Return the recomputation that flags without a mistake ask for."""
     if is_selective(flags):
         named = flags.recompute_modules or ("core_attn",)
         return Recomputation(parts=frozenset(part for part in PARTS if part in named))

@@ -26,20 +26,22 @@ class ReplicaFlags:
     overlap_grad_reduce: bool = flag(False,
         "Reduce gradients over the replicas beside the passes, in every schedule.")
     ddp_bucket_size: int | None = flag(None,
-        "Parameters whose gradients are reduced together.", COUNT,
+        "Parameters of a bucket. The gradients of a bucket are reduced together.", COUNT,
         unset="400,000,000, or 1,000,000 for each replica if that is more",
         excludes="--ddp-num-buckets")
     ddp_num_buckets: int | None = flag(None,
-        "About so many buckets a rank; no parameter is cut. Another way to give their size.", COUNT,
+        "Buckets of a rank: another way to give their size. The number is approximate, because no "
+        "parameter is cut.", COUNT,
         unset="by --ddp-bucket-size")
     use_distributed_optimizer: bool = flag(False,
-        "Every replica keeps the optimizer's state of its own share of the parameters only "
-        "(ZeRO-1), updates these, and gathers the others.")
+        "ZeRO-1: every replica keeps the optimizer's state of its own share of the parameters "
+        "only. It updates this share, and gathers the other shares.")
     overlap_param_gather: bool = flag(False,
         "Gather updated parameters beside passes that do not read them.")
     grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
     use_tp_pp_dp_mapping: bool = flag(False,
-        "Number the ranks of a pipeline in a row, not those of a replica group.")
+        "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
+        "of each other.")
 # fmt: on
 
 
@@ -94,7 +96,7 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 
 def rank_order(flags: Flags, replicas: int) -> Order:
-    """How the ranks are numbered: as asked, else so that pipelines leave machines seldom."""
+    """Return the order of the ranks: as asked, else the one whose pipelines cross machines less."""
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"
     sizes = flags[ParallelFlags]

@@ -74,24 +74,24 @@ class ParallelConfig:
         layers: how transformer layers are spread over the stages.
         schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
-        recompute_ahead: layers are computed again in passes of their own, and a rank holds so many
-            chunks between these and their B; ``None``: within B.
+        recompute_ahead: the most chunks that a rank may hold between R and B, where layers are
+            computed again in passes of their own (R); ``None``: layers are computed again in B.
         measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
-        search_seconds: time of the search for a plan; ``None``: as long as it takes, and 20 s to
-            compare schedules on a known GPU. With a limit the plan depends on the machine, so all
-            ranks take that of rank 0.
-        advice_seconds: time to look for other settings if a dry run does not fit.
+        search_seconds: limit of the search for a plan; ``None``: the search takes as long as it
+            needs, and comparing schedules on a known GPU takes up to 20 s. With a limit the plan
+            depends on the machine, so all ranks take the plan of rank 0.
+        advice_seconds: limit of the search for other settings, where a dry run does not fit.
         tensor_size: tensor-parallel ranks t.
-        sequence_parallel: whether each of them has its own part of the sequence outside of
-            attention and MLP.
+        sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
+            outside of attention and MLP.
         context_size: context-parallel ranks c, which share every sequence.
         numa_binding: let ranks run on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: of the job; ``None``: all are in one machine.
-        gpu: of every rank; ``None``: not known, so plans are made by FLOPs, and communication is
-            free.
-        links: between the GPUs; ``None``: as that kind of GPU usually has.
+        gpu: kind of every rank's GPU. ``None``: it is not known; plans are then made by FLOPs, and
+            communication is free.
+        links: between the GPUs; ``None``: the links that this kind of GPU usually has.
     """
 
     pipeline_size: int

@@ -60,48 +60,55 @@ class PipelineFlags:
         instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
         "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
     schedule_file: Path | None = flag(None,
-        "Train this plan, as tools/simulate.py --save-plan writes it.", unset="none")
+        "File of a plan to train, as tools/simulate.py --save-plan writes it.", unset="none")
     measured_costs: Path | None = flag(None,
-        "Costs of passes to plan with, as --save-measured-costs saves them.", unset="by FLOPs")
+        "File of the costs of passes to plan with, as --save-measured-costs writes it.",
+        unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto uses all of them, zb-v, v-half and "
-        "v-min may use all to idle less, auto takes a schedule within the limit, and a schedule "
+        "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
+        "v-min may use them to idle less. auto takes a schedule within this limit. A schedule "
         "that needs more is refused.", COUNT,
         unset="no limit",
         metavar="MICROBATCHES")
     search_seconds: float | None = flag(None,
-        "Time to look for a good plan; then all ranks take the best that rank 0 has found. Without "
-        "it, auto compares for 20 s on a known GPU, and a search ends by itself.",
+        "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
+        "0 has found. Without this flag a search ends by itself, and auto compares schedules for "
+        "20 s on a known GPU.",
         NOT_NEGATIVE, unset="no limit")
     advice_seconds: float = flag(20.0,
-        "Time of a dry run to look for settings that fit, or to plan the other schedules that auto "
-        "compares; then it says which were not tried.", NOT_NEGATIVE, idle_without="--dry-run")
+        "Seconds that a dry run looks for settings that fit, or plans the other schedules that "
+        "auto compares. Then it names the settings or schedules that it did not try.",
+        NOT_NEGATIVE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
-        "zb-auto with --zero-bubble-max-pending-backward, else zb-1p, which holds as much as 1f1b.")
+        "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
+        "as many microbatches as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,
-        "zb-v, or the schedule of --zero-bubble-v-schedule-mem-setup; with or without "
+        "Schedule zb-v, or the one that --zero-bubble-v-schedule-mem-setup names; with or without "
         "--enable-zero-bubble.")
     zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
-        "v-half, v-min or zb-v.", unset="zb", idle_without="--zero-bubble-v-schedule")
+        "Schedule that --zero-bubble-v-schedule takes: half is v-half, min is v-min, zb is zb-v.",
+        unset="zb", idle_without="--zero-bubble-v-schedule")
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
-        "Model chunks of a rank; without a --pipeline-schedule implies interleaved.", DEPTH,
+        "Model chunks of a rank. Without --pipeline-schedule the flag implies interleaved.", DEPTH,
         unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
         excludes="--num-layers-per-virtual-pipeline-stage")
     num_layers_per_virtual_pipeline_stage: int | None = flag(None,
-        "Layers of a chunk; another way to give the chunks of a rank.", DEPTH,
+        "Layers of a chunk: another way to give the number of chunks of a rank.", DEPTH,
         unset="by --num-virtual-stages-per-pipeline-rank")
     layer_distribution: str | None = flag(None,
-        "Layers of the stages. even: equally many; remainder: one more on the first ones; redis: "
-        "the slowest stage as fast as possible; or a list, in the order in which the data flows.",
+        "How layers are spread over the stages. even: equally many on each; remainder: one more "
+        "on the first stages; redis: so that the slowest stage is as fast as possible; or a list "
+        "of numbers, in the order in which the data flows.",
         unset="even",
         metavar="{even,remainder,redis}|N,N,...")
     pipeline_model_parallel_layout: str | None = flag(None,
-        "The stages in Megatron-Core's words, in the order in which the data flows, as in "
-        "'Et*2|(t*2|)*6t*2L': E is the embedding, t a transformer layer, L the loss, | ends a "
+        "The stages in Megatron-Core's form, in the order in which the data flows, as in "
+        "'Et*2|(t*2|)*6t*2L'. E is the embedding, t a transformer layer, L the loss; | ends a "
         "stage. More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
     enable_layer_redistribution: bool = flag(False,
-        "The original's name of --vocab-parallel redis.")
-    final_stage_num_layers: int | None = flag(None, "With redis: layers of the last stage.",
+        "Another name of --vocab-parallel redis, from the paper's code.")
+    final_stage_num_layers: int | None = flag(None,
+        "With redis: layers of the last stage.",
         NOT_NEGATIVE, unset="balanced by FLOPs",
         idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
         "--layer-distribution redis or --vocab-parallel auto")
@@ -112,9 +119,9 @@ class PipelineFlags:
         "Layers of the last stage; the others share the rest.", NOT_NEGATIVE, unset="as the others",
         excludes=_ACCOUNTS)
     account_for_embedding_in_pipeline_split: bool = flag(False,
-        "The embedding counts as one of the first stage's layers.")
+        "Count the embedding as one of the first stage's layers.")
     account_for_loss_in_pipeline_split: bool = flag(False,
-        "The output layer counts as one of the last stage's layers.")
+        "Count the output layer as one of the last stage's layers.")
 # fmt: on
 
 
@@ -173,7 +180,7 @@ def redistributing(flags: Flags) -> list[str]:
 
 
 def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
-    """Return the one name that all flags can mean; if there is none, the name of the first flag."""
+    """Return the one schedule that all flags can mean; if there is none, that of the first flag."""
     wishes = [ask.wishes for ask in asks]
     if not wishes:
         return otherwise
@@ -253,7 +260,7 @@ def layout_of(flags: Flags) -> tuple[int, ...]:
 
 
 def given_flags(flags: PipelineFlags, *names: str) -> list[str]:
-    """Return those of the named flags that are given, as they stand on the command line."""
+    """Return the named flags that are given, as they stand on the command line."""
     shown = []
     for name in names:
         value = getattr(flags, name)

@@ -22,7 +22,8 @@ _ON: Final = "--fim-data"
 class TokenizerFlags:
     """Tokenizer and vocabulary."""
 
-    tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=tuple(TYPES),
+    tokenizer_type: str | None = flag(None,
+        "Kind of the tokenizer, by Megatron's name.", choices=tuple(TYPES),
         unset="required but for --vocab-size with --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None,
         "File of the tokenizer: a sentencepiece model, tiktoken's vocabulary in JSON, or the "
@@ -31,7 +32,8 @@ class TokenizerFlags:
     vocab_file: Path | None = flag(None, "GPT-2's vocab.json.", unset="none", idle_without=_GPT2)
     merge_file: Path | None = flag(None, "GPT-2's merges.txt.", unset="none", idle_without=_GPT2)
     vocab_size: int | None = flag(None,
-        "Entries before padding; of a TikTokenizer's file as many are read, or 131072.",
+        "Entries of the vocabulary before padding. With TikTokenizer: entries that are read from "
+        "its file; 131072 if not given.",
         up_to((1 << 31) - 1), unset="the tokenizer's")
     vocab_extra_ids: int = flag(0, "Entries <extra_id_N> added to the tokenizer's.", NOT_NEGATIVE,
         idle_without="--tokenizer-type SentencePieceTokenizer")
@@ -67,20 +69,23 @@ class FillFlags:
         lack="names tokens such as <fim_prefix>, which a HuggingFaceTokenizer can have")
     fim_rate: float = flag(0.5, "Share of the documents in a sample.", _RATE, idle_without=_ON)
     fim_spm_rate: float = flag(0.5,
-        "Share among them with the suffix before the prefix.", _RATE, idle_without=_ON)
+        "Share of the --fim-rate documents whose suffix comes before their prefix.",
+        _RATE, idle_without=_ON)
     fim_split_sample: str | None = flag(None,
-        "Token that cuts a document into fragments, such as files, which are moved one by one.",
+        "Token that cuts a document into fragments, such as files. Each fragment is then treated "
+        "by itself.",
         unset="none", metavar="TOKEN", idle_without=_ON)
     fim_fragment_rate: float | None = flag(None,
-        "Share of the fragments of a document that is chosen.", _RATE, unset="--fim-rate",
+        "Share of the fragments of a document whose middle is moved.", _RATE, unset="--fim-rate",
         idle_without="--fim-split-sample")
     fim_no_prefix: str | None = flag(None,
-        "Leave a text that begins so as it is.", unset="none", metavar="TEXT", idle_without=_ON)
+        "Leave a text unchanged that begins with this prefix.",
+        unset="none", metavar="TEXT", idle_without=_ON)
     fim_prefix_token: str = flag("<fim_prefix>", "Token before the prefix.", idle_without=_ON)
     fim_middle_token: str = flag("<fim_middle>", "Token before the middle.", idle_without=_ON)
     fim_suffix_token: str = flag("<fim_suffix>", "Token before the suffix.", idle_without=_ON)
     fim_pad_token: str = flag("<fim_pad>",
-        "Token that fills a sample that became shorter.", idle_without=_ON)
+        "Token that fills up a sample that has become shorter.", idle_without=_ON)
     fim_eod_token: str | None = flag(None, "Token that ends a document.",
         unset="the tokenizer's", metavar="TOKEN", idle_without=_ON)
 # fmt: on

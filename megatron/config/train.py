@@ -27,14 +27,15 @@ class TrainFlags:
     global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
         unset="one microbatch")
     rampup_batch_size: tuple[str, ...] = flag((),
-        "Grow batches: samples of the first one, samples by which they grow at a time until they "
-        "have --global-batch-size, and samples over which they grow.", unset="off",
+        "Grow the batch, by three numbers: samples of the first batch, samples by which it grows "
+        "at a time until it has --global-batch-size, and samples of the run over which it grows.",
+        unset="off",
         metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
         "--pipeline-schedule auto or --profile-schedule-start")
     batch_size_steps: tuple[str, ...] = flag((),
-        "Grow batches by these steps: for each the consumed samples at which it begins, and the "
-        "samples of a batch from there on; the first begins at 0, the last has "
-        "--global-batch-size.", unset="off",
+        "Grow the batch by these steps, each START:SIZE: from START consumed samples on, a batch "
+        "has SIZE samples. The first START is 0, the last SIZE is --global-batch-size.",
+        unset="off",
         metavar="SAMPLES:SIZE ...", excludes="--rampup-batch-size or "
         "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")
     train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
@@ -42,20 +43,22 @@ class TrainFlags:
     train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
         unset="by --train-iters")
     exit_interval: int | None = flag(None,
-        "Stop after the first iteration that this number divides.", COUNT, unset="never")
+        "Stop after the first iteration whose number this number divides.", COUNT, unset="never")
     seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
     use_cpu_initialization: bool = flag(False,
-        "Draw the initial weights on the CPU for GPUs, too, which otherwise draw other numbers, by "
-        "their kind.")
+        "Draw the initial weights on the CPU, also for GPUs. Otherwise a GPU draws other weights "
+        "than a CPU, and another kind of GPU may draw others again.")
     bf16: bool = flag(False,
         "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None,
-        "Iterations between evaluations; there is one at the end too, on the test set as well.",
+        "Iterations between evaluations. There is an evaluation at the end too, also on the test "
+        "set.",
         COUNT, unset="no evaluation")
     eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
         idle_without="--eval-interval or --skip-train")
     deepspeed_config: Path | None = flag(None,
-        "A DeepSpeed configuration; it must say what the flags say.", unset="none")
+        "File of a DeepSpeed configuration, of a launch line for DeepSpeed; it must agree with "
+        "the flags.", unset="none")
     skip_train: bool = flag(False,
         "Only evaluate the checkpoint of --load, on the validation and the test set.",
         needs="--load", lack="would evaluate random weights",

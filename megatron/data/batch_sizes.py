@@ -73,8 +73,8 @@ class BatchSizes:
     """The sizes of a run's global batches, in samples.
 
     Attributes:
-        final: once batches grow no more.
-        rampup: how they grow before; ``None``: they do not.
+        final: size of a batch once batches have stopped growing.
+        rampup: how batches grow until then; ``None``: all have the final size.
     """
 
     final: int

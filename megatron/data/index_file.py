@@ -39,7 +39,7 @@ def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
 
 
 class Sequences(NamedTuple):
-    """How tokens that follow one another make sequences, and those documents.
+    """How consecutive tokens make sequences, and how consecutive sequences make documents.
 
     Attributes:
         lengths: tokens of each sequence, int32 [n].

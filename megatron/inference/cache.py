@@ -44,7 +44,7 @@ class Slots:
         return (slot_s - self._padding_b[:, None]).clamp_min(0)
 
     def distances(self, count: int) -> Tensor:
-        """Return by how many slots each of the next ``count`` queries is behind each key [s, t]."""
+        """Return the slots between each of the next ``count`` queries and each key [s, t]."""
         slot_t = torch.arange(self.filled + count, device=self._padding_b.device)
         return slot_t[self.filled :, None] - slot_t
 

@@ -29,7 +29,7 @@ class Documents:
     longest: int
 
     def are_of(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
-        """Whether queries and keys are those of all positions: ranks may share a sequence."""
+        """Whether queries and keys cover all positions; not where ranks share a sequence."""
         positions = self.host_first_bs.shape[1]
         return q_basd.shape[2] == k_bgsd.shape[2] == positions
 

@@ -47,8 +47,8 @@ class Kernels(Protocol):
 
         Args:
             x: activations of any shape.
-            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
-                gradient is formed here, beside that of x, and not by a pass of its own.
+            bias_f: a bias that was added to x [..., f] without autograd's knowledge. The backward
+                forms its gradient together with that of x, not by a kernel of its own.
 
         Returns:
             A tensor of the shape and type of ``x``.
@@ -279,15 +279,15 @@ class Kernels(Protocol):
     ) -> tuple[Tensor | None, Tensor | None]:
         """``x * scale``, rounded to the nearest number of 8 bits.
 
-        What is too large becomes the largest number; infinity and NaN become NaN, so that what is
-        computed with them shows it.
+        A number that is too large becomes the largest number of 8 bits. Infinity and NaN become
+        NaN, so that results computed from them are NaN too.
 
         Args:
             x_rk: activations.
             scale: fp32 [].
             dtype: e4m3 or e5m2.
             straight: whether [r, k] is asked for.
-            turned: whether [k, r] is asked for, as dense.
+            turned: whether [k, r] is asked for, dense too.
             seen: fp32 [], is raised to the largest magnitude in x if that is greater.
         """
         ...

@@ -55,11 +55,11 @@ def dropout(
     """Return ``x`` with some elements dropped and the others scaled up.
 
     Args:
-        x: of any shape; [b, u, h] where ranks have other tokens of the same samples.
-        probability: of dropping an element, below 1.
+        x: of any shape. If ranks share the tokens of a sample, it is [b, u, h]: u tokens of each.
+        probability: that an element is dropped, below 1.
         seeds: place in the run; ``None``: nothing is dropped, as outside of training.
-        use: see ``DropoutSeeds.begin``.
-        site: tells which ranks have other tokens of the same samples.
+        use: name of the use, see ``DropoutSeeds.begin``.
+        site: says how many ranks share the tokens of a sample.
     """
     if seeds is None or not probability:
         return x
@@ -72,8 +72,8 @@ def dropout(
 def _dropped(x: Tensor, probability: float) -> Tensor:
     """Return ``x`` with some elements dropped and the others scaled up.
 
-    On a GPU both branches are the same kernel. On the meta device PyTorch would take the operations
-    of a CPU, and a count of them would not be that of a GPU.
+    On a GPU both branches launch the same kernel. On the meta device the first branch would take a
+    CPU's operations, and the count of a GPU's work would be wrong.
     """
     if x.is_cpu:
         return functional.dropout(x, probability)

@@ -87,11 +87,11 @@ class ForwardPass:
     def leave_loss(self, loss: Tensor) -> None:
         """Leave a loss of a layer's own, such as that of a router.
 
-        The loss joins that of the iteration: microbatches add up by their tokens that count.
+        The loss is added to the iteration's, weighted by the microbatch's tokens that count.
 
         Args:
             loss: a scalar, the mean over the tokens that this rank has outside of attention and
-                MLP. It holds its coefficient.
+                MLP, already multiplied by its coefficient.
         """
         if self.losses is not None:
             self.losses.leave(loss)

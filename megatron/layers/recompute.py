@@ -1,14 +1,16 @@
-"""Activations that a backward computes again instead of finding them kept.
+"""Recomputation: activations that the forward drops, and that the backward computes again.
 
-The graph of autograd is the one that it is without: what an operation would keep is only formed
-anew, from the same inputs by the same operations, when the first operation of the backward asks
-for it, or before that when the pass R does. Dropout seeds itself. So losses and gradients are the
-same bits, and a backward in parts (B and W) works as ever; but a norm that was written in 8 bits
-only (``normed_input.py``) is one of 16 bits where it is computed again as a part of a layer.
-Computing again ends with the last tensor that was kept, so a product whose result nobody keeps is
-not repeated.
+Autograd records the same graph as without recomputation. Only the tensors that its operations would
+keep are dropped. They are computed again, from the same inputs by the same operations, when the
+first operation of the backward asks for one, or earlier, in the pass R. Dropout seeds itself. So
+losses and gradients are the same bits, and a backward in two parts (B and W) works as ever. There
+is one exception: a norm that was written only in 8 bits (``normed_input.py``) has 16 bits when it
+is computed again as a part of a layer.
 
-PyTorch's own checkpoints work alike, but can only be computed again by their backward.
+Computing again ends with the last tensor that the graph needs. So a product whose result no
+operation keeps is not repeated.
+
+PyTorch's own checkpoints work alike, but only their backward can compute them again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -101,10 +103,10 @@ NO_RECOMPUTATION: Final = Recomputation()
 
 
 class Again:
-    """A function whose backward needs more than is kept: only the tensors among its arguments.
+    """A function of which only the arguments are kept; its backward computes the rest again.
 
-    They are kept as an operation of autograd would keep them. So whoever encloses it and forgets
-    one of them (``forgotten``) makes that one anew.
+    The tensors among the arguments are kept as an operation of autograd would keep them. So an
+    enclosing context may drop one of them too (``forgotten``), and make that tensor anew.
 
     Args:
         function: must give the same bits whenever it is called.

@@ -66,8 +66,8 @@ class OwnStages(nn.Module):
             linear.__dict__["forward"] = twin.forward
 
     ahead_layer = None
-    mtp_depths = 0
-    mtp_factor = 1.0
+    mtp_num_layers = 0
+    mtp_loss_scaling_factor = 1.0
 
     def begin(self, *, training: bool) -> None:
         """Begin an iteration of training or evaluation."""

@@ -213,7 +213,7 @@ class PipelineRunner:
 
 
 def _hand_over(parameter: Tensor, total: Tensor) -> None:
-    """Add to ``.grad`` what passes have added up elsewhere."""
+    """Add to ``.grad`` the gradients that passes have added up elsewhere."""
     parameter.__dict__.pop("main_grad")
     if total is parameter.grad:
         return

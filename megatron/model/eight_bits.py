@@ -64,18 +64,18 @@ class EightBitLayers:
         for number, (name, layer) in enumerate(named.items()):
             delayed = self.delayed.of_layer(number) if self.delayed else None
             again = norms_again and name.rpartition(".")[2] in NORM_READERS
-            narrow: EightBitProducts | EngineProducts
+            products: EightBitProducts | EngineProducts
             if engine is None:
                 scales = delayed or OwnScales(kernels)
-                narrow = EightBitProducts(kernels, dtype, config.form, scales, keeps_input=again)
+                products = EightBitProducts(kernels, dtype, config.form, scales, keeps_input=again)
             else:
-                narrow = EngineProducts(
+                products = EngineProducts(
                     engine, dtype, config.form, config.recipe, device, delayed, keeps_input=again
                 )
-            self._products.append(narrow)
-            layer.products = narrow
+            self._products.append(products)
+            layer.products = products
             if config.wide_weight_gradients:
-                layer.products = WideWeightGradients(narrow, PlainProducts(kernels))
+                layer.products = WideWeightGradients(products, PlainProducts(kernels))
 
     def begin(self, *, training: bool) -> None:
         """Begin an iteration, maybe with other weights, maybe in place of one that was given up."""

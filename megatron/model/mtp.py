@@ -71,7 +71,7 @@ class MultiTokenPrediction(nn.Module):
         return torch.cat(known)
 
     def _embedding(self, words_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
-        """Return what a depth reads of embeddings, as the first layer of the model does."""
+        """Return embeddings as a depth reads them, like the first layer of the model."""
         config, seeds = self._config, forward_pass.seeds
         if config.embedding_multiplier != 1:
             words_buh = words_buh * config.embedding_multiplier

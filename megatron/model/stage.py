@@ -105,10 +105,10 @@ class RankModel(nn.Module):
                 self.mtp = MultiTokenPrediction(config, site)
         self.eight_bits: EightBitLayers | None = None
         if site.eight_bits is not None:
-            narrow = self._narrow_layers(site.eight_bits)
-            self.eight_bits = EightBitLayers(site.eight_bits, narrow, site)
+            layers = self._layers_in_eight_bits(site.eight_bits)
+            self.eight_bits = EightBitLayers(site.eight_bits, layers, site)
 
-    def _narrow_layers(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
+    def _layers_in_eight_bits(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers of this rank that are in 8 bits."""
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
@@ -151,12 +151,12 @@ class RankModel(nn.Module):
         return self._make_input_layer(output_layer.shard, weight)
 
     @property
-    def mtp_depths(self) -> int:
+    def mtp_num_layers(self) -> int:
         """Further tokens that every token predicts besides the next one, D."""
         return self.config.mtp_num_layers
 
     @property
-    def mtp_factor(self) -> float:
+    def mtp_loss_scaling_factor(self) -> float:
         """Weight of the mean of their losses."""
         return self.config.mtp_loss_scaling_factor
 
@@ -212,7 +212,7 @@ class RankModel(nn.Module):
         return {index: placed[rope] if rope else None for index, rope in own.items()}
 
     def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:
-        """Return what the first layer reads, but for dropout, from the word embeddings."""
+        """Return the input of the first layer, without dropout, from the word embeddings."""
         if self.config.embedding_multiplier != 1:
             x_bsh = x_bsh * self.config.embedding_multiplier
         if self.embedding_norm is not None:

@@ -158,7 +158,7 @@ class Bucket:
         return self._gradients
 
     def complete_gradients(self) -> None:
-        """End sums that have not begun since they were forgotten: they are 0."""
+        """Set sums of gradients to 0 that no gradient has been added to in this iteration."""
         for entry in self._parameters:
             main_grad_of(entry.parameter)
 

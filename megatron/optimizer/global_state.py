@@ -107,7 +107,7 @@ def own_totals(
 
 
 def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
-    """Return sums over an axis of what ``own_totals`` returned, the same on each of its ranks."""
+    """Return results of ``own_totals`` summed over an axis, the same on each of its ranks."""
     if axis.size == 1:
         return totals
     summed: torch.Tensor = functools.reduce(operator.add, all_gather(totals, axis).unbind())
@@ -115,7 +115,7 @@ def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
 
 
 def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
-    """Return the sum over ``axis`` of what ``own_totals`` returned; one wait for the device."""
+    """Return results of ``own_totals`` summed over ``axis``; one wait for the device."""
     by_rank = all_gather(totals, axis).tolist()
     # Not sum(): from Python 3.12 on it compensates rounding errors, which a running sum cannot.
     return functools.reduce(operator.add, map(GlobalState.of, by_rank))

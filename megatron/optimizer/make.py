@@ -66,7 +66,7 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
 
 
 def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
-    """Return what tells the parameters that an optimizer updates as a whole."""
+    """Return a function that tells which parameters an optimizer updates as a whole."""
     return takes_muon if config.optimizer == "muon" else lambda owned: False
 
 

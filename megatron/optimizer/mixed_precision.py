@@ -22,7 +22,7 @@ from megatron.optimizer.parameters import ParameterPart
 
 @dataclass(frozen=True)
 class Master:
-    """What a rule updates.
+    """The full-precision copy of a part of a parameter, which a rule updates.
 
     Attributes:
         part: the part of a parameter.

@@ -17,7 +17,7 @@ from megatron.parallel.groups import ConnectedAxis
 
 
 class WholeMatrices:
-    """Some matrices of the model; all ranks of the axis make one with their parts of the same.
+    """Some matrices of the model; every rank of the axis makes one, with its parts of them.
 
     Args:
         parts: what this rank has of them.
@@ -35,11 +35,11 @@ class WholeMatrices:
             check_tiling(part.global_shape, boxes)
 
     def gathered(self, part: ParameterPart, own: Tensor) -> Tensor:
-        """Return the whole of a tensor that is shared as a matrix is; all ranks call it alike.
+        """Return a whole tensor from the ranks' parts of it; all ranks call it in the same order.
 
         Args:
-            part: this rank's part of the matrix.
-            own: of its shape.
+            part: this rank's part of a matrix, which says where the tensor is cut.
+            own: this rank's part of the tensor, of the shape of ``part``.
         """
         if self._axis.size == 1:
             return own

@@ -42,7 +42,7 @@ def own_positions(seq_length: int, rank: int, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """A rank's part in sharing sequences; every rank of the axis calls its methods alike.
+    """How a rank shares sequences; all ranks of the axis call its methods in the same order.
 
     Attributes:
         axis: the context axis, with a process group that only attention uses.

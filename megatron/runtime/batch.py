@@ -146,7 +146,7 @@ class DeviceMicrobatch:
 
 
 def _by_parts(tensor: Tensor, samples: int, parts: int) -> Tensor:
-    """Return what tokens have, flattened: the first part of every sample, then the second, ..."""
+    """Return a tensor of tokens flattened: the first part of every sample, then the second, ..."""
     return tensor.reshape(samples, parts, -1).transpose(0, 1).flatten()
 
 

@@ -188,7 +188,7 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
 
 
 def _parts(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
-    """Yield what lies between the vocabulary layers, with the chunk that it belongs to."""
+    """Yield the modules between the vocabulary layers, each with its chunk."""
     placement = model.placement
     for chunk, layers in enumerate(model.chunks):
         yield layers, chunk

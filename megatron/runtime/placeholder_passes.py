@@ -137,7 +137,7 @@ class PlaceholderPasses:
         self.store.put("output_gradient", i, gradient, self._last_stage)
 
     def recompute(self, item: Pass) -> None:
-        """R: takes what F has left out."""
+        """R: takes the groups that F has left out."""
         self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
 
     def backward(self, item: Pass) -> None:

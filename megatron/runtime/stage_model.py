@@ -35,12 +35,12 @@ class StageModel(Protocol):
         ...
 
     @property
-    def mtp_depths(self) -> int:
+    def mtp_num_layers(self) -> int:
         """Further tokens that every token predicts besides the next one, D."""
         ...
 
     @property
-    def mtp_factor(self) -> float:
+    def mtp_loss_scaling_factor(self) -> float:
         """Weight of the mean of their losses."""
         ...
 

@@ -159,7 +159,7 @@ class StagePasses:
         self._hand_on(i, stage, y_buh.detach())
 
     def _input(self, i: int, stage: int) -> Tensor:
-        """Return what a stage reads."""
+        """Return the input of a stage."""
         if stage == 0 and not self.plan.treatment.is_sharded:
             return self._vocabulary.embed_whole(i)
         x_buh: Tensor = self.store.take("input", i, stage)

@@ -99,8 +99,8 @@ class VocabularyPasses:
             predicts_ahead: whether further tokens are predicted, if the model can.
         """
         model, parts = self._model, self._model.tensor.sequence_parts
-        self.depths = depths = model.mtp_depths if predicts_ahead else 0
-        factor = model.mtp_factor
+        self.depths = depths = model.mtp_num_layers if predicts_ahead else 0
+        factor = model.mtp_loss_scaling_factor
         self._batch = [
             own.with_depths(depths, factor, parts) if depths else own.part_by_part(parts)
             for own in batch
@@ -113,7 +113,7 @@ class VocabularyPasses:
         return self._whole(i, self._input_layer.lookup(self._batch[i].tokens_n))
 
     def embed_ahead_whole(self, i: int) -> Tensor:
-        """Return those of the tokens that follow, [b, w, h], for ranks that share a stage."""
+        """Return embeddings [b, w, h] of the tokens that follow, for ranks that share a stage."""
         return self._whole(i, self._ahead_layer.lookup(self._ids_ahead(i)))
 
     def _whole(self, i: int, partial_nh: Tensor) -> Tensor:
@@ -229,5 +229,5 @@ class VocabularyPasses:
             return torch.zeros(1 + self.depths, device=device)
         sums = torch.stack([torch.stack(own).sum() for own in zip(*losses, strict=True)])
         if self.depths:
-            sums[1:] *= self.depths / self._model.mtp_factor
+            sums[1:] *= self.depths / self._model.mtp_loss_scaling_factor
         return sums

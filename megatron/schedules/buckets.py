@@ -77,7 +77,7 @@ def _extended(
     extend: Callable[[int, Sequence[Instruction], Sequence[Bucket]], tuple[Instruction, ...]],
     comm_of: Callable[[int, int], Comm],
 ) -> Program:
-    """Return a program with extended rows, and with the shares of what was added."""
+    """Return a program with extended rows, and with the shares of the new communications."""
     rows = tuple(
         extend(rank, row, own)
         for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))

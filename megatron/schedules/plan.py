@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def recomputes(self) -> bool:
-        """Whether what B would compute again is computed in passes of its own (R)."""
+        """Whether layers are computed again in passes of their own (R), not in B."""
         return any(p.kind == "R" for p in self.rows[0])
 
     def to_text(self) -> str:

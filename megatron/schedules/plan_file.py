@@ -63,9 +63,9 @@ def misfits(plan: Plan, ranks: int, microbatches: int, vocabulary: str) -> Itera
 
     Args:
         plan: any plan of an iteration.
-        ranks: as for ``load_plan``, and the others too.
-        microbatches: see there.
-        vocabulary: see there.
+        ranks: pipeline ranks of the wanted plan.
+        microbatches: of the wanted plan.
+        vocabulary: treatment of the wanted plan.
     """
     if plan.ranks != ranks:
         yield Misfit("ranks", counted(plan.ranks, "rank"), counted(ranks, "rank"))

@@ -114,7 +114,7 @@ def open_checkpoints(
     tell: Tell,
     own_lock: lock.FolderLock | None = None,
 ) -> SavesAndLoads:
-    """Return what saves and loads a rank; for the arguments, see ``Checkpoints``."""
+    """Return the object that saves and loads a rank; for the arguments, see ``Checkpoints``."""
     if not _uses_any(config.checkpoint):
         return NoCheckpoints()
     from megatron.training.checkpointing import Checkpoints  # see the module's first lines

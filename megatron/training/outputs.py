@@ -28,8 +28,8 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
         save: folder of the checkpoints, to which every rank writes.
 
     Raises:
-        ValueError: a file cannot be written, or holds something else than what would be appended
-            to it; names the flag, the path, the reason and a way out.
+        ValueError: a file cannot be written, or the run would append to a file of another kind;
+            the message names the flag, the path, the reason and a way out.
     """
     for flag, path in _files(log, rank, save):
         try:

@@ -80,7 +80,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
 
 
 def _with_advice(prepared: Prepared, rank: int) -> Prepared:
-    """Return the same with what a rank says that runs out of memory; its plan is decided."""
+    """Return the same with advice for a rank that runs out of memory; its plan is decided."""
     pipeline_rank = prepared.grid.axis("pipeline", rank).rank
     advice = prepared_advice(prepared.config, prepared.run_plan, pipeline_rank)
     return replace(prepared, advice=advice)

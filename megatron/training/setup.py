@@ -297,7 +297,7 @@ def build_train_state(
 
 
 def _maker_of_optimizers(config: RunConfig, groups: Groups, kernels: Kernels) -> MakeOptimizer:
-    """Return what makes an optimizer of parameters; without training it makes an idle one."""
+    """Return the function that makes an optimizer of parameters; without training an idle one."""
     if config.train.skip_train:
         return make_idle_optimizer
     qkv, tensor = qkv_rows(config.model), groups.tensor_sums

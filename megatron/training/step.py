@@ -191,7 +191,7 @@ class SynchronousTrainStep:
 def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
     """Return the sums over this rank, its replicas and the tensor-parallel ranks beside it.
 
-    The first rank of a replica has the tokens.
+    The numbers of tokens are added by the first rank of each replica only.
     """
     groups = state.groups
     state.complete_gradients()

@@ -65,10 +65,14 @@ class Job(NamedTuple):
         return max(32, 4 * self.pipeline)
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.tensor * self.pipeline * self.replicas
+
+    @property
     def words(self) -> str:
         """GPUs, model and layout, as cells of a table."""
-        gpus = self.tensor * self.pipeline * self.replicas
-        return f"{gpus} {self.gpu} | {self.model} | {self.tensor}, {self.pipeline}"
+        return f"{self.gpus} {self.gpu} | {self.model} | {self.tensor}, {self.pipeline}"
 
     def config(self, treatment: str, vocabulary: int, schedule: str, more: str = "") -> RunConfig:
         """Return the run.

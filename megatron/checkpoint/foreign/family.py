@@ -165,12 +165,13 @@ def written_sizes(model: ModelConfig) -> Values:
 
 
 def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:
-    """Return the fields of windows.
+    """Return the fields of ``ModelConfig`` that are about windows.
 
     Args:
-        c: of ``config.json``.
+        c: fields of ``config.json``.
         size: positions that a query sees, itself included.
-        local: of every layer, whether it has the window, unless ``layer_types`` says so.
+        local: for every layer, whether it has the window; ``layer_types`` of ``config.json`` goes
+            before it.
         base_local: RoPE theta of layers with the window.
     """
     kinds = {"sliding_attention": 1, "full_attention": 0}

@@ -99,7 +99,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Heads:
-    """Queries, keys and values, each for all heads; ours come by query group."""
+    """Queries, keys and values as three matrices of all heads; we have one, by query groups."""
 
     query: str
     key: str

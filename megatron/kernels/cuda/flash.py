@@ -68,7 +68,7 @@ class FlashAttention:
         dropout: float,
         documents: Documents | None,
     ) -> str | None:
-        """Return what this version lacks for an attention; ``None``: nothing."""
+        """Return the reason why this version does not compute an attention; ``None``: it does."""
         channels = q_basd.shape[3]
         is_plain = scores.are_products and documents is None and q_basd.shape[2] == k_bgsd.shape[2]
         if self._prefers_cudnn and is_plain and channels <= _WIDEST_OF_CUDNN and not dropout:

@@ -152,7 +152,10 @@ class _Search:
         self._left = self._effort = min(self._left, max(EFFORT, self._least))
 
     def follow(self, without: Plan, costs: Costs) -> None:
-        """Let trials follow the plan without vocabulary passes; call it after ``lengthen_to``."""
+        """Let trials take the order of another plan, which has no vocabulary passes.
+
+        Call it after ``lengthen_to``.
+        """
         self.keys = [
             keys_from_plan(self._plan, self.graph, without, costs, held) for held in (0.0, 1.0)
         ]

@@ -116,7 +116,7 @@ class Watch:
         self._put(f"{self._where()}: {share:.0%} of its trials made{times}{best}")
 
     def planned(self, what: str, outcome: str) -> None:
-        """Show what a plan that was made is like, as ``note`` does."""
+        """Show a description of a plan that was made, as ``note`` does."""
         self.note(f"{what}{self._number()}: {outcome}")
 
     def note(self, line: str) -> None:
@@ -126,7 +126,7 @@ class Watch:
             self._put("")
 
     def close(self, consequence: str = "the best plan so far is taken") -> None:
-        """End the watch: say if it has cut a search short, and what becomes of that."""
+        """End the watch; if it has cut a search short, say so, with the consequence."""
         if self.was_cut:
             self._unseen.append(f"the {self.seconds:g} s of the search are over: {consequence}")
         if self.was_cut or self._line:

@@ -57,7 +57,7 @@ class _Rank(NamedTuple):
 
 
 def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count.RankCount]:
-    """Return what every rank of ``plan`` does for one microbatch; ``layers`` of every stage."""
+    """Return the work of every rank of ``plan`` for one microbatch; ``layers`` of every stage."""
     n, layer = gpt.micro_batch_size * gpt.seq_length, layer_counts(gpt, plan)
     sharded = plan.treatment.is_sharded
     rows, u = -(-gpt.vocab_size // (plan.ranks if sharded else 1)), HALF * n * gpt.hidden_size

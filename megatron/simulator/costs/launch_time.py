@@ -89,7 +89,9 @@ class Rates:
 def product_speed(
     product: Product, multiprocessors: int, reads: float = TILE_READS, fill: float = TILE_FILL
 ) -> float:
-    """Return the speed of a product as a share of the speed of endless tiles in full waves.
+    """Return the speed of a product, as a share of the best speed.
+
+    At the best speed every wave is full, and tiles are so deep that filling them takes no time.
 
     Args:
         product: sizes.

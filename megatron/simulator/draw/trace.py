@@ -1,9 +1,9 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-A rank is a process. It has a thread for its passes, one for its waits, one for the collectives, and
-one for each direction of each link to a neighbour, and one for what it exchanges with its
-replicas. Arrows lead from each pass or communication to those that wait for it; the exchange with
-replicas has none, because which passes a bucket belongs to is not known here.
+A rank is a process in the trace. Its threads are: its passes, its waits, the collectives, each
+direction of each link to a neighbour, and its exchange with replicas. Arrows lead from each pass or
+communication to those that wait for it. The exchange with replicas has no arrows, because it is not
+known here which passes a bucket belongs to.
 """
 
 import json
@@ -124,7 +124,7 @@ def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:
 
 
 def _names(threads: list[list[Thread]]) -> Iterator[Event]:
-    """Yield what gives processes and threads their names and order."""
+    """Yield the events that give processes and threads their names and order."""
     for rank, own in enumerate(threads):
         yield _meta("process_name", rank, 0, name=f"rank {rank}")
         yield _meta("process_sort_index", rank, 0, sort_index=rank)

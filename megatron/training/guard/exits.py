@@ -20,13 +20,13 @@ _NO_SIGNAL: Final = 0
 
 
 class ExitSignals:
-    """Notes signals instead of dying of them; a signal handler itself.
+    """A signal handler that notes signals, so that the process does not die of them.
 
     Args:
         names: of the signals, as in ``SIGTERM``.
 
     Attributes:
-        received: those that have come so far.
+        received: signals that have come so far.
     """
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Says what a run is before its first iteration, and makes the meter that times it."""
+"""Describes a run before its first iteration, and makes the meter that times it."""
 
 from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops

@@ -125,8 +125,8 @@ def _object(record: object) -> dict[str, Any]:
 def plain(value: object) -> Any:
     """Return a value as JSON has it.
 
-    A number that is not finite becomes ``None``, as JSON has none; what has no form in JSON, such
-    as a path or a type, becomes text.
+    A number that is not finite becomes ``None``, because JSON knows no such number. A path, a type
+    or another value without a form in JSON becomes text.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value

@@ -122,10 +122,10 @@ def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
 def planned_microbatches(request: Request) -> int:
     """Return how many microbatches are enough to know a schedule; all of them, if they are few.
 
-    They are two rounds of the pipeline and one, or more rounds where W keeps only a share of what a
-    rank may hold. A schedule whose microbatches go in groups gets as many beyond a whole group as
-    in the run. A schedule that holds more with every microbatch needs them all, and so does a plan
-    from a file.
+    Enough are two rounds of the pipeline (2 p microbatches) and one microbatch. If W keeps only a
+    share of the activations, more rounds are needed. If the microbatches of a schedule go in
+    groups, the last group is as full as in the run. A schedule that holds more with every
+    microbatch needs all of them, and so does a plan from a file.
     """
     p, m = request.ranks, request.microbatches
     known = SCHEDULES.get(request.schedule)

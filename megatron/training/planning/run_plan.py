@@ -59,8 +59,9 @@ def make_run_plan(
 
     Args:
         config: the run.
-        costs: costs by rank and chunk, measured on the stages of the plan of ``config``; layers
-            stay where they are. Without measured costs, passes are placed by their FLOPs.
+        costs: costs by rank and chunk, measured on the stages of the plan of ``config``. The new
+            plan leaves all layers on their ranks. ``None``: costs are counted, or read from the
+            file of ``--measured-costs``.
         watch: ends the search when its time is up, and shows how far it is.
         seconds: time to compare schedules on a GPU, if ``watch`` has no limit.
 

@@ -75,7 +75,7 @@ class Observation:
             self._say("--record-timeline: the last iteration is skipped, and nothing is recorded")
 
     def begin(self, iteration: int) -> Observer | None:
-        """Return the observer of ``iteration``, if any; every rank calls it before that."""
+        """Return the observer of an iteration, if any; every rank calls it before each one."""
         state = self._state
         self._recorder = None
         if self.times(iteration):
@@ -88,7 +88,7 @@ class Observation:
         return self._recorder
 
     def finished(self, iteration: int) -> None:
-        """Save or use what was observed of ``iteration``; every rank calls it after that."""
+        """Save or use the record of an iteration; every rank calls it after each iteration."""
         if self._recorder is None:
             return
         timeline = self._state.pipeline.timeline(self._recorder)
