@@ -54,10 +54,28 @@ def counted_kernels(dtype: torch.dtype, capability: Capability = (9, 0)) -> Kern
         dtype: of activations; of another one than bf16, fp16 and fp32 a GPU takes PyTorch's own.
         capability: of the GPU.
     """
-    return _CountedKernels(dtype, capability) if dtype in TYPES else ReferenceKernels()
+    return _CountedKernels(dtype, capability) if dtype in TYPES else _CountedReference()
 
 
-class _CountedKernels(CudaKernels):
+class _CountedGroups:
+    """Products of groups without values: on meta PyTorch's own knows bf16 alone."""
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_gio, ends_g)
+        return made
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_g)
+        return made
+
+
+class _CountedReference(_CountedGroups, ReferenceKernels):
+    pass
+
+
+class _CountedKernels(_CountedGroups, CudaKernels):
     def __init__(self, dtype: torch.dtype, capability: Capability) -> None:
         super().__init__(_META, dtype)
         self._capability = capability
@@ -70,16 +88,6 @@ class _CountedKernels(CudaKernels):
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
-
-    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``; on meta PyTorch's own knows bf16 alone."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_gio, ends_g)
-        return made
-
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_g)
-        return made
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         is_there = find_spec(_PACKED_ATTENTION) is not None
