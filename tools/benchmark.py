@@ -17,31 +17,122 @@ ranks p and replicas d, and references update their weights too. A layout of p =
 and treats the vocabulary in one way: it runs once, as 1f1b and none.
 """
 
-import argparse
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.environment import in_environment
 
 with in_environment():
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, flag
+    from megatron.flags.groups import Flags
     from megatron.parallel.environment import set_nccl_environment
     from megatron.schedules.catalogue import SCHEDULES, TRAITS
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.schedules.treatments import TREATMENTS
-    from megatron.training.planning.choice import chosen
+    from megatron.training.planning.race import chosen
     from megatron.training.planning.run_plan import candidates, make_run_plan
     from tools.benchmarking.allocator import allocator
     from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase
+
+
+class Layout(NamedTuple):
+    """Ranks of the three axes."""
+
+    tensor: int
+    pipeline: int
+    replicas: int
+
+    @property
+    def processes(self) -> int:
+        """Ranks of the job."""
+        return self.tensor * self.pipeline * self.replicas
+
+
+def parse_layout(text: str) -> Layout:
+    """Read ``p=2``, ``d=2`` or ``t=2,p=2,d=4``; what is left out is 1.
+
+    Raises:
+        ValueError: the text is no layout.
+    """
+    sizes = dict(word.partition("=")[::2] for word in text.split(","))
+    known = {"t", "p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
+    if not known or not all(size.isdecimal() and int(size) for size in sizes.values()):
+        raise ValueError("give t=2, p=2, d=2 or t=2,p=2,d=4")
+    return Layout(*(int(sizes.get(axis, 1)) for axis in ("t", "p", "d")))
+
+
+SCHEDULE_CHOICES: Final = (*SCHEDULES, *(name for name, own in TRAITS.items() if own.compares))
+LIMITED: Final = tuple(name for name, own in TRAITS.items() if own.needs_memory_limit)
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class BenchmarkFlags:
+    """What is compared."""
+
+    vocab_size: tuple[int, ...] = flag((32000, 64000, 128000, 256000),
+        "Entries of the vocabulary.", COUNT, metavar="V ...", names=("--vocab-sizes",))
+    pipeline_schedule: tuple[str, ...] = flag(SCHEDULE_CHOICES, "Schedules.", metavar="[NAME ...]",
+        choices=(*SCHEDULE_CHOICES, *LIMITED), may_be_empty=True,
+        names=(*PLAN_FLAGS["schedule"][1:], "--schedules"))
+    vocab_parallel: tuple[str, ...] = flag(tuple(TREATMENTS), "Treatments of the vocabulary.",
+        metavar="TREATMENT ...", choices=tuple(TREATMENTS),
+        names=(*PLAN_FLAGS["vocabulary"][1:], "--treatments"))
+    references: tuple[str, ...] = flag((), "Other implementations.", choices=REFERENCES,
+        may_be_empty=True)
+    zero_bubble_max_pending_backward: float | None = flag(None,
+        "Microbatches that a rank may have in flight, for all schedules; needed by "
+        f"{' and '.join(LIMITED)}.", names=PLAN_FLAGS["memory_limit"][1:], metavar="MICROBATCHES",
+        unset="none")
+    pipeline_model_parallel_size: int = flag(2, "Pipeline ranks.", COUNT,
+        names=("-p", *PLAN_FLAGS["ranks"][1:]))
+    layout: tuple[Layout, ...] = flag((),
+        "In place of -p: ways to lay out the ranks, as in t=2 p=2 d=2 or p=2,d=2 p=4.",
+        metavar="t=T,p=P,d=D ...", reads=parse_layout)
+    microbatches: int = flag(32, "Microbatches of an iteration.", COUNT, names=("-m",))
+    hidden_size: int = flag(512, "Width of the model.", COUNT)
+    num_layers: int = flag(8, "Transformer layers.", COUNT, names=PLAN_FLAGS["layers"][1:])
+    num_attention_heads: int = flag(8, "Query heads.", COUNT, names=("--heads",))
+    seq_length: int = flag(512, "Tokens of a sample.", COUNT)
+    dtype: Literal["bfloat16", "float32"] = flag("bfloat16", "Of weights and activations.")
+    device: Literal["cpu", "cuda"] = flag("cpu", "Of the ranks.")
+    rounds: int = flag(3, "Times that every case runs.", COUNT)
+    out: Path = flag(Path("benchmark"), "Folder of the report.")
+    worker: str | None = flag(None, "The case of this process, in JSON.", hidden=True)
+    result: Path | None = flag(None, "File for what it measures.", hidden=True)
+# fmt: on
+
+
+def check_layouts(flags: Flags) -> Iterator[str]:
+    """Yield what is wrong with ``--layout``, if anything."""
+    own = flags[BenchmarkFlags]
+    if len({layout.processes for layout in own.layout}) > 1:
+        yield "--layout: all layouts must have as many ranks, to be compared"
+    for tensor, _, replicas in own.layout:
+        if own.microbatches % replicas:
+            yield f"-m {own.microbatches} microbatches cannot be shared by {replicas} replicas"
+        if own.num_attention_heads % tensor or own.seq_length % tensor:
+            yield (
+                f"t={tensor} tensor-parallel ranks cannot share --num-attention-heads "
+                f"{own.num_attention_heads} and --seq-length {own.seq_length} evenly"
+            )
+
+
+def parse_arguments(argv: Sequence[str]) -> BenchmarkFlags:
+    """Read the command line."""
+    return read(argv, __doc__, BenchmarkFlags, rules=(check_layouts,))[BenchmarkFlags]
 
 
 def measure(case: BenchmarkCase) -> dict[str, object]:
@@ -118,10 +209,8 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure all cases and write the report."""
-    options = parser().parse_args(arguments)
-    if fault := layout_fault(options):
-        raise SystemExit(f"error: {fault}")
-    if options.worker is not None:
+    options = parse_arguments(arguments)
+    if options.worker is not None and options.result is not None:
         work(BenchmarkCase.from_json(options.worker), options.result)
         return
     # not in the workers
@@ -143,54 +232,15 @@ def main(arguments: Sequence[str]) -> None:
     print(table(rows))
 
 
-class Layout(NamedTuple):
-    """Ranks of the three axes."""
-
-    tensor: int
-    pipeline: int
-    replicas: int
-
-    @property
-    def processes(self) -> int:
-        """Ranks of the job."""
-        return self.tensor * self.pipeline * self.replicas
-
-
-def parse_layout(text: str) -> Layout:
-    """Read ``p=2``, ``d=2`` or ``t=2,p=2,d=4``; what is left out is 1."""
-    sizes = dict(word.partition("=")[::2] for word in text.split(","))
-    known = {"t", "p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
-    if not known or not all(size.isdecimal() and int(size) for size in sizes.values()):
-        raise argparse.ArgumentTypeError(f"'{text}': give t=2, p=2, d=2 or t=2,p=2,d=4")
-    return Layout(*(int(sizes.get(axis, 1)) for axis in ("t", "p", "d")))
-
-
-def layout_fault(options: argparse.Namespace) -> str | None:
-    """Return what is wrong with ``--layout``, if anything."""
-    if options.layouts is None:
-        return None
-    if len({layout.processes for layout in options.layouts}) > 1:
-        return "--layout: all layouts must have as many ranks, to be compared"
-    for tensor, _, replicas in options.layouts:
-        if options.microbatches % replicas:
-            return f"-m {options.microbatches} microbatches cannot be shared by {replicas} replicas"
-        if options.heads % tensor or options.seq_length % tensor:
-            return (
-                f"t={tensor} tensor-parallel ranks cannot share --num-attention-heads "
-                f"{options.heads} and --seq-length {options.seq_length} evenly"
-            )
-    return None
-
-
-def wanted_cases(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
+def wanted_cases(options: BenchmarkFlags) -> Iterator[BenchmarkCase]:
     """Yield every case that the options name; for each V the references come first."""
-    layouts = options.layouts or [Layout(1, options.ranks, 1)]
+    layouts = options.layout or [Layout(1, options.pipeline_model_parallel_size, 1)]
     one_axis = Layout(1, layouts[0].processes, 1)
     wanted = [(reference, "none", one_axis) for reference in options.references]
     for layout in layouts:
-        pairs = itertools.product(options.schedules, options.treatments)
+        pairs = itertools.product(options.pipeline_schedule, options.vocab_parallel)
         wanted += [(*pair, layout) for pair in ([BASE] if layout.pipeline == 1 else pairs)]
-    for vocab_size in options.vocab_sizes:
+    for vocab_size in options.vocab_size:
         for schedule, treatment, layout in wanted:
             yield BenchmarkCase(
                 vocab_size=vocab_size,
@@ -199,71 +249,16 @@ def wanted_cases(options: argparse.Namespace) -> Iterator[BenchmarkCase]:
                 ranks=layout.pipeline,
                 tensor=layout.tensor,
                 replicas=layout.replicas,
-                with_update=options.layouts is not None,
+                with_update=bool(options.layout),
                 microbatches=options.microbatches,
                 hidden_size=options.hidden_size,
-                layers=options.layers,
-                heads=options.heads,
+                layers=options.num_layers,
+                heads=options.num_attention_heads,
                 seq_length=options.seq_length,
                 dtype=options.dtype,
                 device=options.device,
-                memory_limit=options.memory_limit,
+                memory_limit=options.zero_bubble_max_pending_backward,
             )
-
-
-def _add_lists(add: Callable[..., object]) -> None:
-    """Add the flags of what is compared, and the limit that some schedules need."""
-    sizes, treatments = [32000, 64000, 128000, 256000], list(TREATMENTS)
-    schedules = [*SCHEDULES, *(name for name, known in TRAITS.items() if known.compares)]
-    limited = [name for name, known in TRAITS.items() if known.needs_memory_limit]
-    vocabularies = ("--vocab-size", "--vocab-sizes")
-    add(*vocabularies, dest="vocab_sizes", type=int, nargs="+", default=sizes, metavar="V")
-    add(
-        *(*PLAN_FLAGS["schedule"], "--schedules"),
-        dest="schedules",
-        nargs="*",
-        default=schedules,
-        choices=[*schedules, *limited],
-        metavar="NAME",
-    )
-    add(
-        *(*PLAN_FLAGS["vocabulary"], "--treatments"),
-        dest="treatments",
-        nargs="+",
-        default=treatments,
-        choices=treatments,
-        metavar="TREATMENT",
-    )
-    add("--references", nargs="*", default=[], choices=REFERENCES)
-    needed = " and ".join(limited)
-    limit = f"that a rank may have in flight, for all schedules; needed by {needed} (default: none)"
-    names = [*PLAN_FLAGS["memory_limit"]]
-    add(*names, dest="memory_limit", type=float, metavar="MICROBATCHES", help=limit)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = made.add_argument
-    _add_lists(add)
-    add("-p", *PLAN_FLAGS["ranks"], dest="ranks", type=int, default=2)
-    layouts = "in place of -p: ways to lay out the ranks, as in t=2 p=2 d=2 or p=2,d=2 p=4"
-    metavar = "t=T,p=P,d=D"
-    add("--layout", dest="layouts", type=parse_layout, nargs="+", metavar=metavar, help=layouts)
-    add("-m", "--microbatches", type=int, default=32)
-    add("--hidden-size", type=int, default=512)
-    add(*PLAN_FLAGS["layers"], dest="layers", type=int, default=8)
-    add("--num-attention-heads", "--heads", dest="heads", type=int, default=8)
-    add("--seq-length", type=int, default=512)
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--rounds", type=int, default=3)
-    add("--out", type=Path, default=Path("benchmark"), help="folder of the report")
-    add("--worker", help=argparse.SUPPRESS)
-    add("--result", type=Path, help=argparse.SUPPRESS)
-    return made
 
 
 if __name__ == "__main__":

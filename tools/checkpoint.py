@@ -5,16 +5,15 @@ python tools/checkpoint.py ls CHECKPOINTS
 python tools/checkpoint.py show CHECKPOINTS --step 1000
 python tools/checkpoint.py show CHECKPOINTS --plan > my.plan
 python tools/checkpoint.py verify CHECKPOINTS
-python tools/checkpoint.py diff CHECKPOINTS CHECKPOINTS --step 1000 --other-step 2000
-python tools/checkpoint.py reshard CHECKPOINTS WEIGHTS --files 8 --no-optim
+python tools/checkpoint.py diff CHECKPOINTS OTHER --step 1000 --other-step 2000
+python tools/checkpoint.py reshard CHECKPOINTS TARGET --files 8 --no-optim
 
-CHECKPOINTS is the folder of --save. Without --step, the last checkpoint is meant, and if that is
-damaged the command ends: training would go on from an older one, but --step must name it here. Any
-job loads any checkpoint, so training never needs resharding: it makes other files of the same
-tensors.
+CHECKPOINTS is the folder of --save, and OTHER may be the same. Without --step, the last checkpoint
+is meant, and if that is damaged the command ends: training would go on from an older one, but here
+--step must name it. Any job loads any checkpoint, so training never needs resharding: it makes
+other files of the same tensors.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,10 @@ with in_environment():
     from megatron.checkpoint.metadata import read_metadata
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
-    from megatron.commands.arguments import number
     from megatron.commands.progress import shown, under_way
     from megatron.commands.whole_process import reader_may_stop_early
+    from megatron.flags.command import read_command
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
     from megatron.schedules.counted import counted
@@ -251,64 +251,83 @@ def _other_facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
             yield f"model.{name}: {models[0].get(name)} and {models[1].get(name)}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListFlags:
+    """List the complete checkpoints."""
+
+    root: Path = positional("Folder of --save.", "CHECKPOINTS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags(ListFlags):
+    """Compare every file with the manifest."""
+
+    step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags(VerifyFlags):
+    """Print what a checkpoint holds."""
+
+    plan: bool = flag(False, "Print the plan alone, whole.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffFlags(VerifyFlags):
+    """Compare two checkpoints."""
+
+    other: Path = positional("Folder of the other one.", "OTHER")
+    other_step: int | None = flag(None, "Its iteration.", NOT_NEGATIVE, unset="--step")
+    all: bool = flag(False, "Name every tensor.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardFlags(VerifyFlags):
+    """Write the tensors to other files."""
+
+    target: Path = positional("Folder of the new checkpoint.", "TARGET")
+    files: int = flag(1, "To write.", COUNT)
+    no_optim: bool = flag(False, "Only the weights.")
+
+
+COMMANDS = {
+    "ls": ListFlags,
+    "show": ShowFlags,
+    "verify": VerifyFlags,
+    "diff": DiffFlags,
+    "reshard": ReshardFlags,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     with reader_may_stop_early():
-        args = _parse(arguments)
+        flags = read_command(arguments, __doc__, COMMANDS)
         try:
-            right = _run(args)
+            right = _run(flags)
         except (DamagedError, SaveError) as error:
             sys.exit(f"error: {error}")
     sys.exit(0 if right else 1)
 
 
-def _run(args: argparse.Namespace) -> bool:
+def _run(flags: ListFlags) -> bool:
     """Do what the command line asks for; return whether all is right."""
-    match args.command:
-        case "ls":
-            list_all(args.root)
-        case "show":
-            show(choose(args.root, args.step, each=shown), plan_alone=args.plan)
-        case "verify":
-            return verify(choose(args.root, args.step, checked=False))
-        case "diff":
-            step = args.step if args.other_step is None else args.other_step
-            one = choose(args.root, args.step, each=shown)
-            other = choose(args.other, step, each=shown)
-            return difference(one, other, every=args.all)
-        case "reshard":
-            where = choose(args.root, args.step, each=shown)
-            reshard(where, args.target, args.files, optimizer=not args.no_optim)
+    match flags:
+        case ShowFlags():
+            show(choose(flags.root, flags.step, each=shown), plan_alone=flags.plan)
+        case DiffFlags():
+            step = flags.step if flags.other_step is None else flags.other_step
+            one = choose(flags.root, flags.step, each=shown)
+            other = choose(flags.other, step, each=shown)
+            return difference(one, other, every=flags.all)
+        case ReshardFlags():
+            where = choose(flags.root, flags.step, each=shown)
+            reshard(where, flags.target, flags.files, optimizer=not flags.no_optim)
+        case VerifyFlags():
+            return verify(choose(flags.root, flags.step, checked=False))
+        case _:
+            list_all(flags.root)
     return True
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("ls", "list the complete checkpoints"),
-        ("show", "print what a checkpoint holds"),
-        ("verify", "compare every file with the manifest"),
-        ("diff", "compare two checkpoints"),
-        ("reshard", "write the tensors to other files"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("root", type=Path, metavar="CHECKPOINTS")
-        if name == "diff":
-            command.add_argument("other", type=Path, metavar="CHECKPOINTS")
-            command.add_argument("--other-step", type=int, help="default: --step")
-            command.add_argument("--all", action="store_true", help="name every tensor")
-        if name == "show":
-            command.add_argument("--plan", action="store_true", help="print the plan alone, whole")
-        if name == "reshard":
-            command.add_argument("target", type=Path, help="folder of the new checkpoint")
-            command.add_argument("--files", type=number(1), default=1, help="to write (default: 1)")
-            command.add_argument("--no-optim", action="store_true", help="only the weights")
-        if name != "ls":
-            command.add_argument("--step", type=int, help="iteration (default: the last)")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ A time is that of the slowest rank; CPU seconds are those of all ranks and threa
 are read from the page cache if they fit there, in the plain way as in ours.
 """
 
-import argparse
 import os
 import resource
 import shutil
@@ -39,6 +38,8 @@ with in_environment():
 
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, POSITIVE, flag, required
     from megatron.parallel.box import Box, Piece
     from megatron.parallel.groups import ConnectedAxis
 
@@ -168,7 +169,17 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def on_rank(rank: int, ranks: int, args: argparse.Namespace, scratch: Path) -> None:
+@dataclass(frozen=True)
+class SpeedFlags:
+    """What is written and read."""
+
+    folder: Path = required("To write to and to empty.")
+    gigabytes: float = flag(2.0, "Of all ranks together.", POSITIVE)
+    ranks: tuple[int, ...] = flag((1, 2), "Ranks of each measurement.", COUNT)
+    rounds: int = flag(5, "Times that every way runs.", COUNT)
+
+
+def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
     """Time all rounds; rank 0 prints."""
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # as torchrun says
@@ -205,14 +216,7 @@ def report(rounds: Sequence[Round]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, required=True, help="to write to and to empty")
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of all ranks together")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args(arguments)
+    args = read(arguments, __doc__, SpeedFlags)[SpeedFlags]
     for ranks in args.ranks:
         scratch = args.folder / f"checkpoint-benchmark-{os.getpid()}-{ranks}"
         scratch.mkdir(parents=True)

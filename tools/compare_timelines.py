@@ -10,22 +10,17 @@ for its replicas; it waits for nothing, but its host is late to issue the next p
 before the others.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.arguments import (
-    Parser,
-    add_window,
-    check_window,
-    picture_file,
-    write_picture,
-)
+from megatron.commands.arguments import picture_flag, window_flag, write_picture
+from megatron.flags.command import read
+from megatron.flags.declare import flag, positional
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.draw.stretches import WHOLE, Window
@@ -96,6 +91,17 @@ def draw(
     return lay_out(panels, unit="s", window=window)
 
 
+@dataclass(frozen=True)
+class CompareFlags:
+    """What is compared."""
+
+    planned: Path = positional("Timeline as it was simulated.", "PLANNED")
+    real: Path = positional("Timeline as it was recorded, of the same plan.", "REAL")
+    draw: Path | None = picture_flag("Draw both above one another.")
+    window: Window = window_flag("--draw")
+    json: bool = flag(False, "Print the comparison as one JSON object.")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
@@ -104,16 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             the window.
         OSError: if a file cannot be read or written.
     """
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("planned", type=Path, help="timeline as it was simulated")
-    add("real", type=Path, help="timeline as it was recorded, of the same plan")
-    drawing = "draw both above one another"
-    add("--draw", type=picture_file, metavar="FILE.svg", help=drawing)
-    add_window(add)
-    add("--json", action="store_true", help="print the comparison as one JSON object")
-    options = parser.parse_args(argv)
-    check_window(options.window, {"--draw": options.draw is not None})
+    options = read(argv, __doc__, CompareFlags)[CompareFlags]
     planned, real = load_timeline(options.planned), load_timeline(options.real)
     comparison = compare(planned, real)
     if options.draw is not None:

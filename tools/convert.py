@@ -15,12 +15,11 @@ CORE is a checkpoint of Megatron-Core in the format torch_dist. It tells the fla
 what it does not, and the vocabulary without its padding, is given in the words of pretrain_gpt.py.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -51,16 +50,82 @@ with in_environment():
     )
     from megatron.checkpoint.foreign.weights import Advance
     from megatron.checkpoint.storage import SaveError
-    from megatron.commands.arguments import number
     from megatron.config.command_line import parse
     from megatron.config.model_words import model_flags, words_of_megatron
+    from megatron.flags.command import read_command
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
     from megatron.model.config import ModelConfig
     from megatron.schedules.counted import counted
 
 QUIET_SECONDS = 1.0
 """Work that takes no longer shows no bar."""
 
+NOT_FINITE = "Import NaN and infinite weights as they are; without it they are refused by name."
+
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def byte_count(text: str) -> int:
+    """Read a number of bytes, as 5GB.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    for unit, factor in UNITS.items():
+        digits = text.removesuffix(unit)
+        if digits != text and digits.isdecimal() and int(digits):
+            return int(digits) * factor
+    raise ValueError(f"give a whole number and one of {', '.join(UNITS)}, as 5GB")
+
+
+@dataclass(frozen=True)
+class ImportFlags:
+    """Write a checkpoint from a folder of Hugging Face's form."""
+
+    model: Path = positional("Folder of Hugging Face's form.", "MODEL")
+    checkpoints: Path = positional("Folder of the checkpoint.", "CHECKPOINTS")
+    seq_length: int | None = flag(
+        None,
+        "Tokens of a sample that training takes if it is not told.",
+        COUNT,
+        unset="all positions",
+    )
+    allow_not_finite: bool = flag(False, NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class CoreFlags:
+    """Write a checkpoint from one of Megatron-Core, with flags of pretrain_gpt.py."""
+
+    core: Path = positional("A checkpoint of Megatron-Core.", "CORE")
+    checkpoints: Path = positional("Folder of the checkpoint.", "CHECKPOINTS")
+    allow_not_finite: bool = flag(False, NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class ExportFlags:
+    """Write a folder of Hugging Face's form from a checkpoint."""
+
+    checkpoints: Path = positional("Folder of --save.", "CHECKPOINTS")
+    model: Path = positional("Folder of Hugging Face's form.", "MODEL")
+    step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
+    family: str | None = flag(
+        None, "Of the model.", choices=tuple(FAMILIES), unset="that of --like, or the first to fit"
+    )
+    like: Path | None = flag(
+        None,
+        "Model whose tokenizer and token ids are taken.",
+        unset="none",
+        excludes="--tokenizer",
+    )
+    tokenizer: Path | None = flag(None, "Folder whose tokenizer is taken.", unset="none")
+    dtype: str | None = flag(None, "Of the elements.", choices=tuple(TYPES), unset="as saved")
+    max_shard_size: int = flag(
+        byte_count("5GB"), "Largest file of tensors.", metavar="SIZE", reads=byte_count, unset="5GB"
+    )
+
+
+COMMANDS = {"import": ImportFlags, "import-core": CoreFlags, "export": ExportFlags}
 
 
 @contextmanager
@@ -104,7 +169,7 @@ def check_empty(root: Path) -> None:
         )
 
 
-def bring_in(args: argparse.Namespace) -> None:
+def bring_in(args: ImportFlags) -> None:
     """Run ``import``."""
     check_empty(args.checkpoints)
     opened = open_model(args.model, args.seq_length)
@@ -114,7 +179,7 @@ def bring_in(args: argparse.Namespace) -> None:
     print(told_flags(args.checkpoints, opened.model))
 
 
-def take_out(args: argparse.Namespace) -> None:
+def take_out(args: ExportFlags) -> None:
     """Run ``export``."""
     where = choose(args.checkpoints, args.step)
     told: list[Advance] = []
@@ -122,7 +187,7 @@ def take_out(args: argparse.Namespace) -> None:
         where,
         lambda count: told[0](count),
         args.family,
-        TYPES.get(args.dtype),
+        None if args.dtype is None else TYPES[args.dtype],
         args.like,
         args.tokenizer,
     )
@@ -132,13 +197,13 @@ def take_out(args: argparse.Namespace) -> None:
     print(f"{args.model}: {counted(sum(len(g.sizes) for g in plan.groups), 'tensor')} of {where}")
 
 
-def bring_core_in(args: argparse.Namespace) -> None:
+def bring_core_in(args: CoreFlags, given: Sequence[str]) -> None:
     """Run ``import-core``."""
     check_empty(args.checkpoints)
     where = find(args.core)
     saved, reader = arguments(where), CoreReader(where)
     try:
-        words = words_of_megatron(vars(saved) if saved is not None else {}, args.flags)
+        words = words_of_megatron(vars(saved) if saved is not None else {}, given)
         model = parse(words, 1).model
     except ValueError as error:
         first, *others = str(error).splitlines()
@@ -153,85 +218,20 @@ def bring_core_in(args: argparse.Namespace) -> None:
     print(told_flags(args.checkpoints, model))
 
 
-def byte_count(text: str) -> int:
-    """Read a number of bytes, as 5GB."""
-    for unit, factor in UNITS.items():
-        digits = text.removesuffix(unit)
-        if digits != text and digits.isdecimal() and int(digits):
-            return int(digits) * factor
-    raise argparse.ArgumentTypeError(
-        f"'{text}': give a whole number and one of {', '.join(UNITS)}, as 5GB"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    args = _parse(arguments)
+    of_training: list[str] = []
+    flags = read_command(arguments, __doc__, COMMANDS, {"import-core": of_training})
     try:
-        args.run(args)
+        match flags:
+            case ImportFlags():
+                bring_in(flags)
+            case ExportFlags():
+                take_out(flags)
+            case CoreFlags():
+                bring_core_in(flags, of_training)
     except (ForeignError, DamagedError, SaveError) as error:
         sys.exit(f"error: {error}")
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(required=True)
-    text = "write a checkpoint from a folder of Hugging Face's form"
-    command = commands.add_parser("import", help=text, description=text)
-    command.add_argument("model", type=Path, metavar="MODEL")
-    command.add_argument("checkpoints", type=Path, metavar="CHECKPOINTS")
-    command.add_argument(
-        "--seq-length",
-        type=number(1),
-        help="tokens of a sample that training takes if it is not told (default: all positions)",
-    )
-    _allow_not_finite(command)
-    command.set_defaults(run=bring_in)
-    text = "write a checkpoint from one of Megatron-Core"
-    command = commands.add_parser("import-core", help=text, description=text)
-    command.add_argument("core", type=Path, metavar="CORE")
-    command.add_argument("checkpoints", type=Path, metavar="CHECKPOINTS")
-    _allow_not_finite(command)
-    command.set_defaults(run=bring_core_in)
-    text = "write a folder of Hugging Face's form from a checkpoint"
-    command = commands.add_parser("export", help=text, description=text)
-    command.add_argument("checkpoints", type=Path, metavar="CHECKPOINTS")
-    command.add_argument("model", type=Path, metavar="MODEL")
-    command.add_argument("--step", type=int, help="iteration (default: the last)")
-    command.add_argument(
-        "--family", choices=FAMILIES, help="default: the one of --like, or the first that fits"
-    )
-    origin = command.add_mutually_exclusive_group()
-    origin.add_argument(
-        "--like", type=Path, metavar="MODEL", help="take the tokenizer and token ids from there"
-    )
-    origin.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="take the tokenizer from there"
-    )
-    command.add_argument("--dtype", choices=TYPES, help="of the elements (default: as saved)")
-    command.add_argument(
-        "--max-shard-size",
-        type=byte_count,
-        default=byte_count("5GB"),
-        metavar="SIZE",
-        help="largest file of tensors (default: 5GB)",
-    )
-    command.set_defaults(run=take_out)
-    args, flags = parser.parse_known_args(arguments)
-    if flags and args.run is not bring_core_in:
-        parser.error(f"unknown words: {' '.join(flags)}")
-    args.flags = flags
-    return args
-
-
-def _allow_not_finite(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--allow-not-finite",
-        action="store_true",
-        help="import NaN and infinite weights as they are (default: the first is refused by name)",
-    )
 
 
 if __name__ == "__main__":

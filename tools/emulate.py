@@ -21,10 +21,9 @@ What is compared is the executor with the simulator. How far the simulator is fr
 of --csv, tools/reproduce.py says.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -35,15 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.commands.arguments import (
-        REQUEST_FIELDS,
-        Parser,
-        add_plan_flags,
-        add_size_flags,
-        number,
-        request_of,
-    )
-    from megatron.commands.replica_flags import OVERLAP_FIELDS, add_overlap_flags, overlap_of
+    from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
+    from megatron.commands.replica_flags import OverlapFlags
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag
+    from megatron.flags.groups import Flags, all_declarations, options_of
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from tools.emulation.cases import (
         EmulatedCase,
@@ -62,6 +57,39 @@ THREADS = 2
 HEADER = "row what                            simulated ms emulated ms to simulated"
 WARM_UP = 0.1
 """Share of the iterations with jitter after which memory should no longer grow."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class EmulateFlags:
+    """What is emulated, and how."""
+
+    csv: Path | None = flag(None,
+        "Table of measured runs: see tools/predictions/measured.py. Ranks and microbatches are as "
+        "measured if no flag gives them.", metavar="FILE.csv", unset="none",
+        excludes="--measured-costs")
+    measured_costs: Path | None = flag(None,
+        "Times of passes and communications: see megatron/simulator/costs/cost_file.py. The flags "
+        "of the plan go with them.", names=PLAN_FLAGS["costs"][1:], metavar="FILE.json",
+        unset="none")
+    rows: tuple[str, ...] = flag((), "Runs of --csv, counted from 1, as in 1,3-5.",
+        metavar="ROW ...", unset="all")
+    grid: GridSize | None = flag(None,
+        "Replicas d of a pipeline of p ranks, as in d=4,p=4; takes the place of -p.",
+        metavar="d=D,p=P", reads=parse_grid, unset="one replica")
+    unit: float | None = flag(None, "Seconds of a unit of time in the costs.", POSITIVE, unset="1")
+    rounds: int = flag(3, "The median counts.", COUNT)
+    slow_down: float | None = flag(None, "Take K times as long for everything.", COUNT,
+        metavar="K", unset="threads to a core, at least 1")
+    realtime: bool = flag(False,
+        "Give the ranks precedence over all else on this machine (Linux, privileged).")
+    jitter: float = flag(0.0, "Then again: passes take up to this share more or less.", SHARE)
+    iterations: int | None = flag(None, "With jitter.", COUNT, unset=str(JITTERED_ITERATIONS))
+    seed: int | None = flag(None, "Of the jitter.", NOT_NEGATIVE, unset="0")
+# fmt: on
+
+GROUPS = (EmulateFlags, SizeFlags, PlanFlags, OverlapFlags)
 
 
 @dataclass(frozen=True)
@@ -104,7 +132,7 @@ def shake(
     case: EmulatedCase,
     expected: Sequence[int],
     slow_down: float,
-    arguments: argparse.Namespace,
+    flags: EmulateFlags,
 ) -> str:
     """Run ``case`` with jitter and report on it.
 
@@ -113,13 +141,13 @@ def shake(
         case: the case to run.
         expected: the checksum of every rank without jitter.
         slow_down: factor by which all times are longer than they should be.
-        arguments: the amount of jitter, the number of iterations and the seed.
+        flags: the amount of jitter, the number of iterations and the seed.
 
     Raises:
         ClusterError: if a rank fails, or an iteration has other results than without jitter.
     """
-    count, jitter = arguments.iterations or JITTERED_ITERATIONS, arguments.jitter
-    job = replace(_job(case, slow_down, count), jitter=jitter, seed=arguments.seed or 0)
+    count, jitter = flags.iterations or JITTERED_ITERATIONS, flags.jitter
+    job = replace(_job(case, slow_down, count), jitter=jitter, seed=flags.seed or 0)
     outcomes = cluster.run(job, case.simulated * slow_down * count * (1 + jitter))
     _refuse_changes(outcomes, expected)
     times = [1000 * seconds / slow_down for seconds in _iterations(outcomes)]
@@ -153,109 +181,68 @@ def _refuse_changes(outcomes: Sequence[Outcome], expected: Sequence[int]) -> Non
                 )
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> Flags:
     """Read the command line."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    source = parser.add_mutually_exclusive_group(required=True)
-    runs = "table of measured runs: see tools/predictions/measured.py"
-    source.add_argument("--csv", type=Path, metavar="FILE.csv", help=runs)
-    costs = "times of passes and communications: see megatron/simulator/costs/cost_file.py"
-    names = PLAN_FLAGS["costs"]
-    source.add_argument(*names, dest="costs", type=Path, metavar="FILE.json", help=costs)
-    rows = "runs of --csv, counted from 1, as in 1,3-5 (default: all)"
-    add("--rows", nargs="+", metavar="ROW", help=rows)
-    add_size_flags(add, "; as measured with --csv")
-    group = parser.add_argument_group("with --measured-costs")
-    add_plan_flags(group.add_argument)
-    grid = "replicas d of a pipeline of p ranks, as in d=4,p=4; takes the place of -p"
-    group.add_argument("--grid", type=_grid, metavar="d=D,p=P", help=grid)
-    add_overlap_flags(group.add_argument)
-    unit = "of a unit of time in the costs (default: 1)"
-    group.add_argument("--unit", type=_positive, metavar="SECONDS", help=unit)
-    add("--rounds", type=number(1), default=3, help="the median counts (default: %(default)s)")
-    slow = "take K times as long for everything (default: threads to a core, at least 1)"
-    add("--slow-down", type=number(1, float), metavar="K", help=slow)
-    realtime = "give the ranks precedence over all else on this machine (Linux, privileged)"
-    add("--realtime", action="store_true", help=realtime)
-    add(
-        "--jitter", type=_share, default=0.0, help="then again: passes take up to this more or less"
-    )
-    iterations = f"with jitter (default: {JITTERED_ITERATIONS})"
-    add("--iterations", type=number(1), help=iterations)
-    add("--seed", type=number(0), help="of the jitter (default: 0)")
-    return parser.parse_args(argv)
+    return read(argv, __doc__, *GROUPS, rules=(check_source, check_unused))
 
 
-def _share(text: str) -> float:
-    value = number(0, float)(text)
-    if value >= 1:
-        raise argparse.ArgumentTypeError(f"'{text}': give a share below 1")
-    return value
+def check_source(flags: Flags) -> Iterator[str]:
+    """Yield a line if nothing says what is emulated."""
+    if flags[EmulateFlags].csv is None and flags[EmulateFlags].measured_costs is None:
+        yield "nothing to emulate: give --csv FILE.csv or --measured-costs FILE.json"
 
 
-def _grid(text: str) -> GridSize:
-    try:
-        return parse_grid(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> float:
-    value = number(0, float)(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"'{text}': give a number above 0")
-    return value
-
-
-def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse flags that have no effect together with the others.
-
-    Raises:
-        ValueError: if there is such a flag; the message names it and the flag it belongs to.
-    """
-    of_plan = ({*REQUEST_FIELDS} - {"ranks", "microbatches"}) | {"unit", "grid"}
-    replicas = 1 if arguments.grid is None else arguments.grid.replicas
-    for names, belongs_to, idle in (
-        (of_plan, "--measured-costs: the runs of --csv have all that", arguments.csv is not None),
-        (("rows",), "--csv: measured costs are of one schedule", arguments.costs is not None),
+def check_unused(flags: Flags) -> Iterator[str]:
+    """Yield the flags that have no effect together with the others."""
+    own, declared = flags[EmulateFlags], all_declarations(GROUPS)
+    values = dict(_values(flags))
+    replicas = 1 if own.grid is None else own.grid.replicas
+    of_plan, of_overlap = all_declarations((PlanFlags,)), all_declarations((OverlapFlags,))
+    for options, belongs_to, idle in (
         (
-            ("iterations", "seed"),
-            "--jitter: without, --rounds says how often",
-            not arguments.jitter,
+            (*of_plan, "--unit", "--grid"),
+            "--measured-costs: the runs of --csv have all that",
+            own.csv is not None,
         ),
-        (("ranks",), "--measured-costs without --grid", arguments.grid is not None),
-        (OVERLAP_FIELDS, "--grid with several replicas", replicas == 1),
+        (("--rows",), "--csv: measured costs are of one schedule", own.csv is None),
+        (
+            ("--iterations", "--seed"),
+            "--jitter: without, --rounds says how often",
+            not own.jitter,
+        ),
+        (
+            ("--pipeline-model-parallel-size",),
+            "--measured-costs without --grid",
+            own.grid is not None,
+        ),
+        (of_overlap, "--grid with several replicas", replicas == 1),
     ):
-        for name in names:
-            value = getattr(arguments, name)
-            if idle and value is not None and value is not False:
-                given = " ".join(value) if name == "rows" else value
-                flag = PLAN_FLAGS.get(name, ("--" + name.replace("_", "-"),))[0]
-                raise ValueError(f"{flag} {given} goes with {belongs_to}; leave it out")
+        for option in options if idle else ():
+            if declared[option].asks(values[option]):
+                given = declared[option].shown(values[option])
+                yield f"{given} goes with {belongs_to}; leave it out"
 
 
-def read_cases(arguments: argparse.Namespace) -> list[EmulatedCase]:
+def _values(flags: Flags) -> Iterator[tuple[str, object]]:
+    for group in GROUPS:
+        yield from options_of(group, flags[group])
+
+
+def read_cases(flags: Flags) -> list[EmulatedCase]:
     """Return the cases that the flags ask for.
 
     Raises:
         ValueError: if a file holds no runs or costs, or a plan cannot be made.
     """
-    if arguments.csv is not None:
-        return measured_cases(
-            arguments.csv, arguments.rows, arguments.microbatches, arguments.ranks
-        )
-    replicas, ranks = arguments.grid or GridSize(1, arguments.ranks)
-    arguments = argparse.Namespace(**{**vars(arguments), "ranks": ranks})
-    return [
-        planned_case(
-            request_of(arguments),
-            arguments.costs,
-            arguments.unit or 1.0,
-            replicas,
-            overlap_of(arguments),
-        )
-    ]
+    own, size = flags[EmulateFlags], flags[SizeFlags]
+    if own.csv is not None:
+        ranks = size.pipeline_model_parallel_size
+        return measured_cases(own.csv, own.rows or None, size.microbatches, ranks)
+    assert own.measured_costs is not None, "one of both is given"
+    replicas, ranks = own.grid or (1, size.pipeline_model_parallel_size)
+    request = request_of(replace(size, pipeline_model_parallel_size=ranks), flags[PlanFlags])
+    overlap = flags[OverlapFlags].overlap
+    return [planned_case(request, own.measured_costs, own.unit or 1.0, replicas, overlap)]
 
 
 def _line(case: EmulatedCase, done: Emulation) -> str:
@@ -279,31 +266,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: for arguments that make no case.
+        ValueError: for flags that make no case.
         ClusterError: if a rank fails, or results change.
     """
-    arguments = parse_arguments(argv)
-    refuse_unused(arguments)
-    cases = read_cases(arguments)
+    flags = parse_arguments(argv)
+    own, cases = flags[EmulateFlags], read_cases(flags)
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)
     for (ranks, replicas), group in groupby(cases, key=lambda case: (case.ranks, case.replicas)):
         threads = (THREADS + (replicas > 1)) * ranks * replicas
-        slow_down = arguments.slow_down or max(1.0, threads / (os.cpu_count() or 1))
+        slow_down = own.slow_down or max(1.0, threads / (os.cpu_count() or 1))
         pipelines = "" if replicas == 1 else f"{replicas} replicas of "
         print(
             f"{pipelines}{ranks} ranks; everything takes {slow_down:g} times as long, and is "
             "divided by it"
         )
-        with Cluster(ranks, arguments.realtime, replicas=replicas) as cluster:
+        with Cluster(ranks, own.realtime, replicas=replicas) as cluster:
             for case in group:
-                emulation = emulate(cluster, case, arguments.rounds, slow_down)
+                emulation = emulate(cluster, case, own.rounds, slow_down)
                 done.append((case, emulation))
                 print(_line(case, emulation), flush=True)
-                if arguments.jitter:
-                    print(
-                        shake(cluster, case, emulation.checksums, slow_down, arguments), flush=True
-                    )
+                if own.jitter:
+                    print(shake(cluster, case, emulation.checksums, slow_down, own), flush=True)
     print(_report(done))
 
 

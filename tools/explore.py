@@ -8,40 +8,39 @@ The exported page runs the same Python in the browser, by Pyodide, which npm fet
 docs/explorer.md.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.commands.arguments import Parser, number
+from megatron.flags.command import read
+from megatron.flags.declare import NOT_NEGATIVE, flag
 from tools.explorer.export import export
 from tools.explorer.server import make_server
 
 
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    port = "of 127.0.0.1 (default: %(default)s; 0: any that is free)"
-    add("--port", type=number(0), default=8017, metavar="PORT", help=port)
-    add("--export", type=Path, metavar="FOLDER", help="write the page there instead")
-    pyodide = "an unpacked npm package 'pyodide', for --export (default: npm fetches it)"
-    add("--pyodide", type=Path, metavar="FOLDER", help=pyodide)
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class ExploreFlags:
+    """The page."""
+
+    port: int = flag(8017, "Of 127.0.0.1; 0: any that is free.", NOT_NEGATIVE, metavar="PORT")
+    export: Path | None = flag(None, "Write the page into this folder instead.", unset="none")
+    pyodide: Path | None = flag(
+        None, "An unpacked npm package 'pyodide'.", unset="npm fetches it", needs="--export"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; an error ends the process with one line."""
-    options = _parse_arguments(argv)
+    options = read(argv, __doc__, ExploreFlags)[ExploreFlags]
     try:
-        if options.pyodide is not None and options.export is None:
-            raise ValueError(f"--pyodide {options.pyodide} is for --export FOLDER: add it")
         if options.export is not None:
             export(options.export, options.pyodide)
             print(f"wrote {options.export}: put it on any file host, as it is")
             return
-        server = make_server(int(options.port))
+        server = make_server(options.port)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)

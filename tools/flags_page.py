@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.declare import Declaration
     from megatron.config.foreign.answers import ANSWERS, FEATURES, Answer
-    from megatron.config.groups import declarations
     from megatron.config.topics import DECLARED, GROUPS
+    from megatron.flags.declare import Declaration
+    from megatron.flags.groups import declarations
 
 
 ROWS = sorted(ANSWERS.rows, key=lambda row: row[0] in DECLARED)

@@ -12,10 +12,10 @@ Without a tokenizer, --ids takes and prints token ids, with blanks between them.
 printed as it comes.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,8 +29,11 @@ with in_environment():
     from megatron.checkpoint.choose import choose, read_model
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.storage import OtherModelError
-    from megatron.commands.arguments import number
-    from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
+    from megatron.config.tokenizer import TokenizerFlags, tokenizer_of
+    from megatron.data.tokenizers.build import TYPES as TOKENIZERS
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, PERCENT, SEED, Range, flag, positional
+    from megatron.flags.groups import Flags
     from megatron.inference.generate import answers, generate
     from megatron.inference.model import InferenceModel, connected
     from megatron.inference.sampling import Sampling
@@ -42,21 +45,66 @@ with in_environment():
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def words_of(args: argparse.Namespace, vocab_size: int) -> Words:
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class GenerateFlags:
+    """What is generated or scored."""
+
+    checkpoints: Path = positional("Folder of the model.", "CHECKPOINTS")
+    step: int | None = flag(None, "Iteration.", NOT_NEGATIVE, unset="the last")
+    prompt: tuple[str, ...] = flag((), "What an answer goes on from; may be given again.",
+        metavar="TEXT", reads=str, repeats=True)
+    prompts_file: Path | None = flag(None, "A prompt in every line.", unset="none")
+    perplexity: Path | None = flag(None, "Score this text instead.", unset="none")
+    ids: bool = flag(False, "Prompts and answers are token ids.")
+    end: int | None = flag(None, "Token that ends an answer.", NOT_NEGATIVE, metavar="ID",
+        unset="the end of a document")
+    max_new_tokens: int = flag(64, "Tokens of an answer.", COUNT)
+    temperature: float = flag(0.0, "0: the likeliest token.", NOT_NEGATIVE)
+    top_k: int = flag(0, "Draw from so many; 0: from all.", NOT_NEGATIVE)
+    top_p: float = flag(1.0, "Draw from this share; 1: from all.", PERCENT)
+    seed: int = flag(1234, "Of what is drawn.", SEED)
+    batch_size: int = flag(8, "Prompts at a time.", COUNT)
+    no_cache: bool = flag(False, "Run all tokens again for each new one.")
+    dtype: str | None = flag(None, "Of the weights.", choices=tuple(TYPES),
+        unset="float32 on a CPU, bfloat16 on GPUs")
+    seq_length: int | None = flag(None, "Tokens of a scored row.",
+        Range("at least 2", lambda x: x >= 2), unset="as in training")
+    stride: int | None = flag(None, "Tokens scored at a time.", COUNT, unset="half a row")
+
+
+@dataclass(frozen=True)
+class TextFlags(TokenizerFlags):
+    """Tokenizer, as in training."""
+
+    tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=tuple(TOKENIZERS),
+        unset="none: with --ids there are no words")
+# fmt: on
+
+
+def check_words(flags: Flags) -> Iterator[str]:
+    """Yield what is missing to make words of tokens, and to begin with."""
+    own = flags[GenerateFlags]
+    if not own.ids and flags[TextFlags].tokenizer_type is None:
+        yield "give --tokenizer-type and --tokenizer-model, or --ids for token ids"
+    if not own.prompt and own.prompts_file is None and own.perplexity is None:
+        yield "give --prompt, --prompts-file or --perplexity"
+
+
+def words_of(flags: Flags, vocab_size: int) -> Words:
     """Return what turns text to tokens and back.
 
     Raises:
-        ValueError: the flags name no tokenizer, or one with more tokens than the model has.
+        ValueError: the tokenizer has more tokens than the model.
     """
-    if args.ids:
-        return Words.ids(vocab_size, args.end)
-    tokenizer = tokenizer_of(args)
-    if tokenizer is None:
-        raise ValueError("give --tokenizer-type and --tokenizer-model, or --ids for token ids")
-    return Words.of(tokenizer, args.end, vocab_size)
+    own, tokenizer = flags[GenerateFlags], tokenizer_of(flags[TextFlags])
+    if own.ids or tokenizer is None:
+        return Words.ids(vocab_size, own.end)
+    return Words.of(tokenizer, own.end, vocab_size)
 
 
-def prompts_of(args: argparse.Namespace) -> list[str]:
+def prompts_of(args: GenerateFlags) -> list[str]:
     """Return the prompts that the flags give.
 
     Raises:
@@ -67,11 +115,11 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
         lines = args.prompts_file.read_text(encoding="utf-8").splitlines()
         found += [line for line in lines if line.strip()]
     if not found:
-        raise ValueError("give --prompt, --prompts-file or --perplexity")
+        raise ValueError(f"--prompts-file {args.prompts_file}: there is no prompt in it")
     return found
 
 
-def answer(model: InferenceModel, words: Words, args: argparse.Namespace, how: Sampling) -> None:
+def answer(model: InferenceModel, words: Words, args: GenerateFlags, how: Sampling) -> None:
     """Print the answers to all prompts, a batch at a time; every rank calls it."""
     texts = prompts_of(args)
     for begin in range(0, len(texts), args.batch_size):
@@ -117,10 +165,10 @@ def joined(prompt: str, text: str, words: Words) -> str:
     return prompt + (" " if words.are_ids and text else "") + text
 
 
-def judge(model: InferenceModel, words: Words, args: argparse.Namespace, longest: int) -> None:
+def judge(model: InferenceModel, words: Words, text: Path, longest: int, stride: int) -> None:
     """Print the perplexity of a text; every rank calls it."""
-    tokens = words.tokens(args.perplexity.read_text(encoding="utf-8"))
-    found = perplexity(model, tokens, longest, args.stride or max(1, longest // 2))
+    tokens = words.tokens(text.read_text(encoding="utf-8"))
+    found = perplexity(model, tokens, longest, stride)
     if model.is_first:
         print(
             f"perplexity {found.value:.4f}, loss {found.loss:.6f} over "
@@ -128,16 +176,17 @@ def judge(model: InferenceModel, words: Words, args: argparse.Namespace, longest
         )
 
 
-def run(args: argparse.Namespace, place: Launched) -> None:
+def run(flags: Flags, place: Launched) -> None:
     """Do what the flags ask for; every rank calls it.
 
     Raises:
         ValueError: a flag is wrong, or a file is damaged.
     """
+    args = flags[GenerateFlags]
     how = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     where = choose(args.checkpoints, args.step, checked=False)
     config = read_model(where)
-    words = words_of(args, config.vocab_size)
+    words = words_of(flags, config.vocab_size)
     longest = args.seq_length or config.seq_length
     if args.perplexity is None:
         longest = max(len(words.tokens(text)) for text in prompts_of(args)) + args.max_new_tokens
@@ -149,47 +198,24 @@ def run(args: argparse.Namespace, place: Launched) -> None:
     if args.perplexity is None:
         answer(model, words, args, how)
     else:
-        judge(model, words, args, longest)
+        stride = args.stride or max(1, longest // 2)
+        judge(model, words, args.perplexity, longest, stride)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    args = _parse(arguments)
+    speak = os.environ.get("RANK", "0") == "0"
+    groups = (GenerateFlags, TextFlags)
+    flags = read(arguments, __doc__, *groups, rules=(check_words,), speak=speak)
     place = Launched()
     try:
         place = launched()
-        run(args, place)
+        run(flags, place)
     except (ValueError, DamagedError, OtherModelError, OSError) as error:
         sys.exit(f"error: {error}" if place.rank == 0 else 1)
     finally:
         if dist.is_initialized() and place.world_size > 1:
             dist.destroy_process_group()
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("checkpoints", type=Path, metavar="CHECKPOINTS")
-    add("--step", type=int, help="iteration (default: the last)")
-    add("--prompt", action="append", default=[], metavar="TEXT", help="may be given again")
-    add("--prompts-file", type=Path, metavar="FILE", help="a prompt in every line")
-    add("--perplexity", type=Path, metavar="FILE", help="score this text instead")
-    add("--ids", action="store_true", help="prompts and answers are token ids")
-    add("--end", type=int, metavar="ID", help="ends an answer (default: end of document)")
-    add("--max-new-tokens", type=number(1), default=64, help="of an answer (default: 64)")
-    add("--temperature", type=float, default=0.0, help="0: the likeliest token (default: 0)")
-    add("--top-k", type=int, default=0, help="draw from so many; 0: from all (default: 0)")
-    add("--top-p", type=float, default=1.0, help="draw from this share (default: 1, all)")
-    add("--seed", type=int, default=1234, help="of what is drawn (default: 1234)")
-    add("--batch-size", type=number(1), default=8, help="prompts at a time (default: 8)")
-    add("--no-cache", action="store_true", help="run all tokens again for each new one")
-    add("--dtype", choices=TYPES, help="default: float32 on a CPU, bfloat16 on GPUs")
-    add("--seq-length", type=number(2), help="tokens of a scored row (default: as in training)")
-    add("--stride", type=number(1), help="tokens scored at a time (default: half a row)")
-    add_tokenizer_options(parser.add_argument_group("tokenizer, as in training"), required=False)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Every section runs in a process of its own with its own time, so a section that 
 breaks the GPU's state leaves the others alone. The report is written anew after each of them.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -23,9 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron.flags.command import read
+from megatron.flags.declare import POSITIVE, flag
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -146,25 +148,22 @@ def write(told: Mapping[str, Told], device: str, folder: Path) -> None:
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="(default: %(default)s)")
-    add("--only", nargs="+", choices=list(PARTS), help="sections (default: all)")
-    add("--out", type=Path, help="folder of the report (default: docs/benchmarks/DATE-DEVICE)")
-    factor = "all times of sections become so many times longer (default: %(default)s)"
-    add("--patience", type=float, default=1.0, help=factor)
-    add("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    add("--result", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class ReportFlags:
+    """Report."""
+
+    device: Literal["cuda", "cpu"] = flag("cuda", "What is measured.")
+    only: tuple[str, ...] = flag((), "Sections.", choices=tuple(PARTS), unset="all")
+    out: Path | None = flag(None, "Folder of it.", unset="docs/benchmarks/DATE-DEVICE")
+    patience: float = flag(1.0, "All times of sections become so many times longer.", POSITIVE)
+    part: str = flag("", "Section of this process.", choices=tuple(PARTS), hidden=True)
+    result: Path | None = flag(None, "File for what it measures.", hidden=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; the exit code is 1 if a section failed."""
-    arguments = _parse_arguments(argv)
-    if arguments.part is not None:
+    arguments = read(argv, __doc__, ReportFlags)[ReportFlags]
+    if arguments.part and arguments.result is not None:
         work(PARTS[arguments.part], arguments.device, arguments.result)
         return
     name = f"{datetime.date.today()}-{'gpu' if arguments.device == 'cuda' else 'cpu'}"

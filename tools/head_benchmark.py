@@ -11,7 +11,6 @@ from a further process that gives freed memory back at once. PyTorch's F.linear_
 (2.13 or newer) is measured without options, and with chunks of its own choice.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -32,7 +31,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from megatron.commands.arguments import number
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.library.vocabulary import VocabParallelHead
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking.allocator import allocator, allocator_name
@@ -72,6 +72,44 @@ SPLIT: Final[dict[str, dict[str, Any]]] = {
 EVERY: Final = (*WHOLE, *SPLIT)
 
 
+def _sizes(text: str) -> Sequence[int]:
+    """Read sizes such as 32k,64k.
+
+    Raises:
+        ValueError: they are no sizes.
+    """
+    try:
+        found = [int(w[:-1]) * 1000 if w.endswith("k") else int(w) for w in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError("give sizes of at least 1, as 32k,64000")
+    return tuple(found)
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class HeadFlags:
+    """What is measured."""
+
+    vocab_sizes: Sequence[int] = flag(_sizes("32k,64k,128k,256k"), "Entries, such as 32k,64k.",
+        metavar="V,...", reads=_sizes, unset="32k,64k,128k,256k")
+    ranks: int = flag(2, "Ranks that share the matrix.", COUNT)
+    threads: int = flag(2, "Of one process; several ranks share them.", COUNT)
+    tokens: int = flag(1024, "Tokens, n.", COUNT)
+    hidden_size: int = flag(512, "Width, h.", COUNT)
+    dtype: Literal["bfloat16", "float32"] = flag("bfloat16", "Of the matrix and its input.")
+    device: Literal["cpu", "cuda"] = flag("cpu", "Of the ranks.")
+    rounds: int = flag(5, "Times that every way runs.", COUNT)
+    only: tuple[str, ...] = flag((), "This way; may be given several times.", choices=EVERY,
+        metavar="WAY", repeats=True, unset=f"all of {', '.join(EVERY)}")
+    way: str = flag("", "Of this process.", hidden=True)
+    meeting: str = flag("", "File where its ranks meet.", hidden=True)
+    rank: int = flag(0, "Its rank.", NOT_NEGATIVE, hidden=True)
+# fmt: on
+
+
 @dataclass(frozen=True)
 class Found:
     """What a way took.
@@ -100,7 +138,7 @@ def ways(chosen: Sequence[str], ranks: int) -> Iterator[tuple[str, int]]:
             yield name, 1
 
 
-def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
+def run_rank(arguments: HeadFlags) -> dict[str, Any]:
     """Measure one rank of one way."""
     rank, ranks = arguments.rank, arguments.ranks
     device = torch.device(f"cuda:{rank}" if arguments.device == "cuda" else arguments.device)
@@ -142,10 +180,10 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _problem(
-    arguments: argparse.Namespace, device: torch.device
+    arguments: HeadFlags, device: torch.device
 ) -> tuple[Callable[[], Tensor], Tensor, list[Tensor]]:
     """Return the forward of a way, its input, and its matrix."""
-    v, h, n = arguments.vocab_size, arguments.hidden_size, arguments.tokens
+    v, h, n = arguments.vocab_sizes[0], arguments.hidden_size, arguments.tokens
     dtype = getattr(torch, arguments.dtype)
     generator = torch.Generator().manual_seed(1)
     x_nh = torch.randn(n, h, generator=generator).to(device, dtype).requires_grad_()
@@ -219,7 +257,7 @@ def _run(
     return [json.loads(text.splitlines()[-1]) for text in printed]
 
 
-def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
+def report(arguments: HeadFlags, argv: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the report, in Markdown."""
     on_cpu = arguments.device == "cpu"
     who = f"; {allocator_name()}; load {os.getloadavg()[0]:.1f} at the start" if on_cpu else ""
@@ -242,38 +280,9 @@ def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _sizes(text: str) -> list[int]:
-    """Read sizes such as 32k,64k."""
-    try:
-        found = [int(w[:-1]) * 1000 if w.endswith("k") else int(w) for w in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': give sizes of at least 1, as 32k,64000")
-    return found
-
-
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--vocab-sizes", type=_sizes, default=_sizes("32k,64k,128k,256k"), help="such as 32k,64k")
-    add("--ranks", type=number(1), default=2, help="ranks that share the matrix")
-    add("--threads", type=number(1), default=2, help="of one process; several ranks share them")
-    add("--tokens", type=number(1), default=1024, help="n")
-    add("--hidden-size", type=number(1), default=512, help="h")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--rounds", type=number(1), default=5)
-    add("--only", choices=EVERY, action="append", help="this way; may be given several times")
-    for hidden in ("--way", "--meeting"):
-        add(hidden, help=argparse.SUPPRESS)
-    add("--rank", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
-    arguments.vocab_size = arguments.vocab_sizes[0]
-    return arguments
+def parse_arguments(argv: Sequence[str]) -> HeadFlags:
+    """Read the command line; a report overwrites flags of its ranks, which is worth no note."""
+    return read(argv, __doc__, HeadFlags, speak="--way" not in argv)[HeadFlags]
 
 
 def main() -> None:

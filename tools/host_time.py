@@ -16,7 +16,6 @@ the CPU, so PyTorch's own operators cost the same in every row. Launches of a re
 and these are fewer with the GPU's operators.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -32,6 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, flag
 from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.cuda.library import Programs
 from megatron.kernels.face import Kernels
@@ -188,17 +189,18 @@ def rows(found: Sequence[Subject]) -> Iterator[str]:
         yield f"| {subject.name} | {cells} | {ratios} |"
 
 
+@dataclass(frozen=True)
+class HostFlags:
+    """Measurement."""
+
+    rounds: int = flag(300, "Times that every layer runs.", COUNT)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=300, help="(default: %(default)s)")
-    arguments = parser.parse_args(argv)
-    if arguments.rounds < 1:
-        parser.error(f"--rounds {arguments.rounds}: must be at least 1")
+    rounds = read(argv, __doc__, HostFlags)[HostFlags].rounds
     torch.set_num_threads(1)
-    print("\n".join(rows(measure(arguments.rounds))))
+    print("\n".join(rows(measure(rounds))))
 
 
 if __name__ == "__main__":

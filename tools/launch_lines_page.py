@@ -17,7 +17,8 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.config.command_line import read
-    from megatron.config.foreign.answers import FEATURES, spelling
+    from megatron.config.foreign.answers import FEATURES
+    from megatron.flags.words import spelling
 
 
 ROOT = Path(__file__).resolve().parents[1]

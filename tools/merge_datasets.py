@@ -8,9 +8,9 @@ r"""Merge token files (.bin and .idx) into one pair, as Megatron-LM's tool of th
 Of a folder all pairs are merged, sorted by name; of prefixes those, in the order given.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,16 +19,16 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.data.preparation.index_merge import merge, prefixes_of
+    from megatron.flags.command import read
+    from megatron.flags.declare import required
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--input", nargs="+", type=Path, required=True, metavar="FOLDER | PREFIX")
-    parser.add_argument("--output-prefix", type=Path, required=True, help="of the pair written")
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class MergeFlags:
+    """Files."""
+
+    input: tuple[Path, ...] = required("A folder, or prefixes of pairs.", metavar="PATH ...")
+    output_prefix: Path = required("Of the pair written.")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.
     """
-    given = parse(argv)
+    given = read(argv, __doc__, MergeFlags)[MergeFlags]
     try:
         folder = given.input[0] if len(given.input) == 1 and given.input[0].is_dir() else None
         prefixes = prefixes_of(folder) if folder else given.input

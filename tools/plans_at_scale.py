@@ -16,17 +16,19 @@ one. To measure an older commit, copy this file into a checkout of it.
 search. The bubble is that of the zero-bubble papers (arXiv 2401.10241, section 5.3).
 """
 
-import argparse
 import csv
 import heapq
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read_command
+from megatron.flags.declare import COUNT, flag, positional, required
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import plan_for
@@ -153,7 +155,7 @@ def add(path: Path, case: Case, measured: Measured) -> None:
         writer.writerow([*case, f"{measured.bubble:.6f}", f"{measured.seconds:.2f}", unit])
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: "MeasureFlags") -> Iterator[Case]:
     """Yield the plans that the flags ask for, the small ones first."""
     for ranks in options.ranks:
         for vocabulary in options.vocab:
@@ -206,29 +208,30 @@ def _cell(before: Measured | None, after: Measured | None) -> str:
     return f"{bubbles}, {seconds} s"
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    made = commands.add_parser("measure", help="make plans and write what they are like")
-    made.add_argument("--csv", type=Path, required=True, help="the file that lines are added to")
-    made.add_argument("--costs", choices=list(COSTS), default="even")
-    made.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64, 128])
-    made.add_argument("--per-rank", type=int, default=4, help="microbatches for each rank, m / p")
-    made.add_argument("--vocab", nargs="+", default=["none", "vocab-2"])
-    made.add_argument("--schedules", nargs="+", choices=list(TRAITS), default=list(COMPARED))
-    both = commands.add_parser("compare", help="print the tables of two files")
-    both.add_argument("before", type=Path)
-    both.add_argument("after", type=Path)
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class MeasureFlags:
+    """Make plans and write what they are like."""
+
+    csv: Path = required("The file that lines are added to.")
+    costs: str = flag("even", "Times of passes.", choices=tuple(COSTS))
+    ranks: tuple[int, ...] = flag((8, 16, 32, 64, 128), "Pipeline ranks.", COUNT)
+    per_rank: int = flag(4, "Microbatches for each rank, m / p.", COUNT)
+    vocab: tuple[str, ...] = flag(("none", "vocab-2"), "Treatments of the vocabulary.")
+    schedules: tuple[str, ...] = flag(COMPARED, "Schedules.", choices=tuple(TRAITS))
+
+
+@dataclass(frozen=True)
+class CompareFlags:
+    """Print the tables of two files."""
+
+    before: Path = positional("File of measurements.", "BEFORE")
+    after: Path = positional("Another one.", "AFTER")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    options = parse_arguments(argv)
-    if options.command == "compare":
+    options = read_command(argv, __doc__, {"measure": MeasureFlags, "compare": CompareFlags})
+    if isinstance(options, CompareFlags):
         print("\n".join(compare(load(options.before), load(options.after))))
         return
     done = load(options.csv)

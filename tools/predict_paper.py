@@ -10,7 +10,6 @@ page that has them, docs/predictions.md; errors of the time belong into
 megatron/simulator/costs/accuracy.py.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read
+from megatron.flags.declare import flag, positional
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predict_published import update
 from tools.predictions.paper_tables import (
@@ -137,21 +138,27 @@ def signed_rows(found: Sequence[Compared]) -> Iterator[str]:
         yield f"| {' | '.join(words)} |"
 
 
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass(frozen=True)
+class PaperFlags:
+    """What is predicted."""
+
+    reference: Path = positional(f"Folder with {' and '.join(TABLES.values())}.", "REFERENCE")
+    table: str | None = flag(None, "Only this table.", choices=tuple(TABLES), unset="all")
+    gpus: int | None = flag(None, "Only these setups.", unset="all")
+    seq_length: int | None = flag(None, "Only these setups.", unset="all")
+    vocab_size: str | None = flag(
+        None, "Only these setups.", choices=tuple(VOCABULARIES), unset="all"
     )
-    add = parser.add_argument
-    add("reference", type=Path, help=f"folder with {' and '.join(TABLES.values())}")
-    add("--table", choices=list(TABLES), help="only this table")
-    add("--gpus", type=int, help="only these setups")
-    add("--seq-length", type=int, help="only these setups")
-    add("--vocab-size", choices=list(VOCABULARIES), help="only these setups")
-    add("--update", type=Path, metavar="PAGE", help="also replace the tables there")
-    return parser.parse_args(argv)
+    update: Path | None = flag(
+        None,
+        "Also replace the tables of this page, which must be whole.",
+        unset="none",
+        metavar="PAGE",
+        excludes="--table or --gpus or --seq-length or --vocab-size",
+    )
 
 
-def _selected(arguments: argparse.Namespace) -> list[Cell]:
+def _selected(arguments: PaperFlags) -> list[Cell]:
     wanted = {
         "schedule": arguments.table,
         "gpus": arguments.gpus,
@@ -159,8 +166,6 @@ def _selected(arguments: argparse.Namespace) -> list[Cell]:
         "vocabulary": arguments.vocab_size,
     }
     given = {name: value for name, value in wanted.items() if value is not None}
-    if given and arguments.update:
-        raise ValueError("--update replaces whole tables: select nothing")
     cells = [
         cell
         for schedule, file in TABLES.items()
@@ -178,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         ValueError: for files that are no such tables, or a selection that is empty.
     """
-    arguments = _parse_arguments(argv)
+    arguments = read(argv, __doc__, PaperFlags)[PaperFlags]
     cells = _selected(arguments)
     found, lines = [], []
     print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")

@@ -8,14 +8,16 @@ of the constants (``tools/predictions/calibrate.py``). The last table has the pa
 were measured at. ``--update`` writes all tables into the page that has them, docs/predictions.md.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read
+from megatron.flags.declare import flag, positional
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
@@ -98,21 +100,28 @@ def update(page: Path, heading: str, lines: Sequence[str]) -> None:
     page.write_text("\n".join([*rows[:start], *lines, *rows[end:]]) + "\n", encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class PublishedFlags:
+    """What is predicted."""
+
+    reference: Path = positional(f"Folder with {PUBLISHED} and {MEASURED}.", "REFERENCE")
+    rows: tuple[int, ...] = flag((), "Only these rows, by their id.", unset="all")
+    update: Path | None = flag(
+        None,
+        "Also replace the tables of this page, which must be whole.",
+        unset="none",
+        metavar="PAGE",
+        excludes="--rows",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
         ValueError: for files that are no such tables.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("reference", type=Path, help=f"folder with {PUBLISHED} and {MEASURED}")
-    parser.add_argument("--rows", type=int, nargs="+", help="only these rows, by their id")
-    parser.add_argument("--update", type=Path, metavar="PAGE", help="also replace the tables there")
-    arguments = parser.parse_args(argv)
-    if arguments.rows and arguments.update:
-        raise ValueError("--update replaces whole tables: leave --rows out")
+    arguments = read(argv, __doc__, PublishedFlags)[PublishedFlags]
     lines, best = [], []
     print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
     for index, run in enumerate(read_published(arguments.reference / PUBLISHED)):

@@ -14,7 +14,6 @@ FOLDER holds the unpacked package megatron-core; it shares the name ``megatron``
 so its way runs without this project's files on the path.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -37,6 +36,8 @@ with in_environment():
 
     from megatron.data.corpus import Corpus, standard_library
     from megatron.data.prepare import train_tokenizer
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, POSITIVE, flag, required
     from tools.preprocessing.ways import ways_for
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,7 +138,19 @@ def compare(folder: Path) -> None:
             raise ValueError(f"{one} and {other} differ")
 
 
-def measure(given: argparse.Namespace, text: Path, model: Path) -> dict[str, Taken]:
+@dataclass(frozen=True)
+class RaceFlags:
+    """What is compared."""
+
+    folder: Path = required("For everything that is made.")
+    megatron_core: Path = required("Where it lies.", metavar="FOLDER")
+    megabytes: float = flag(32.0, "Of JSON lines.", POSITIVE)
+    workers: int = flag(os.cpu_count() or 1, "Processes.", COUNT, unset="one per core")
+    rounds: int = flag(3, "Times that every way runs.", COUNT)
+    report: Path | None = flag(None, "Markdown file, besides what is printed.", unset="none")
+
+
+def measure(given: RaceFlags, text: Path, model: Path) -> dict[str, Taken]:
     """Time all ways with a tokenizer."""
     ways = list(ways_for(model))
     taken = {way: Taken() for way in ways}
@@ -154,10 +167,12 @@ def measure(given: argparse.Namespace, text: Path, model: Path) -> dict[str, Tak
     return taken
 
 
-def report(given: argparse.Namespace, size: int, results: dict[str, dict[str, Taken]]) -> str:
+def report(
+    given: RaceFlags, words: Sequence[str], size: int, results: dict[str, dict[str, Taken]]
+) -> str:
     """The report in Markdown."""
     rows = [
-        f"    {' '.join(['python', 'tools/preprocess_benchmark.py', *given.words])}",
+        f"    {' '.join(['python', 'tools/preprocess_benchmark.py', *words])}",
         "",
         f"{size / 1e6:.1f} MB of JSON lines, {given.workers} workers, {given.rounds} rounds, "
         f"{os.cpu_count()} cores ({platform.machine()}); medians, with the smallest and the "
@@ -181,17 +196,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, required=True, help="for everything that is made")
-    parser.add_argument("--megabytes", type=float, default=32)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megatron-core", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--report", type=Path, help="Markdown file (default: printed)")
-    given = parser.parse_args(argv)
-    given.words = argv
+    given = read(argv, __doc__, RaceFlags)[RaceFlags]
     given.folder.mkdir(parents=True, exist_ok=True)
     text = given.folder / "text.jsonl"
     corpus = standard_library()
@@ -199,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     results = {
         model.name: measure(given, text, model) for model in write_models(corpus, given.folder)
     }
-    page = report(given, text.stat().st_size, results)
+    page = report(given, argv, text.stat().st_size, results)
     if given.report:
         given.report.write_text(page, encoding="utf-8")
     print(page)

@@ -9,11 +9,11 @@ that is ended goes on where it was when the same command is given again, and wri
 docs/data.md tells more.
 """
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -25,19 +25,63 @@ with in_environment():
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from megatron.commands.tokenizer_options import add_tokenizer_options, tokenizer_of
+    from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
     from megatron.data.preparation.encode import EncodeConfig
     from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
     from megatron.data.preparation.sentences import SentenceConfig
-
-IDLE = {
-    "--partitions": "changes nothing: one run uses all cores, and writes one pair",
-    "--keep-sequential-samples": "changes nothing: the order of the input always holds",
-    "--log-interval": "changes nothing: progress is told by time",
-}
-"""Flags of Megatron-LM's tool that this one does not need, and why."""
+    from megatron.data.tokenizers.build import TYPES
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, flag, required
+    from megatron.flags.groups import Flags, declarations
 
 _SECONDS = 10.0  # between two lines of progress where there is no terminal
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class DataFlags:
+    """Data."""
+
+    input: tuple[Path, ...] = required(
+        "JSON lines (plain, gzip or zstandard) or parquet, read in this order.",
+        metavar="FILE ...")
+    output_prefix: Path = required("Of the files written.")
+    json_keys: tuple[str, ...] = flag(("text",), "What is read of a record.", metavar="KEY ...")
+    append_eod: bool = flag(False, "End every document with its token.")
+    split_sentences: bool = flag(False, "Make sequences of sentences.")
+    keep_newlines: bool = flag(False, "Keep what is between sentences.", needs="--split-sentences",
+        lack="changes nothing without --split-sentences")
+    lang: str = flag("english", "Of the sentences.")
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Run."""
+
+    workers: int = flag(os.cpu_count() or 1, "Processes.", COUNT, unset="one per core")
+    strict: bool = flag(False, "End at the first bad line.")
+    restart: bool = flag(False, "Do not go on where a run was ended.")
+
+
+@dataclass(frozen=True)
+class IdleFlags:
+    """Of Megatron-LM's tool, accepted with a note."""
+
+    partitions: int | None = flag(None,
+        "Changes nothing: one run uses all cores, and writes one pair.", unset="none")
+    keep_sequential_samples: bool = flag(False,
+        "Changes nothing: the order of the input always holds.")
+    log_interval: int | None = flag(None, "Changes nothing: progress is told by time.",
+        unset="none")
+
+
+@dataclass(frozen=True)
+class TextFlags(TokenizerFlags):
+    """Tokenizer."""
+
+    tokenizer_type: str = required("Megatron's name of it.", choices=tuple(TYPES))
+# fmt: on
 
 
 class Reporter:
@@ -91,58 +135,22 @@ class Reporter:
             self._console.print(f"{share:.0%}  {words}, {left:.0f} s left")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line: Megatron-LM's names, and the tokenizer's flags of training."""
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = made.add_argument_group("data")
-    data.add_argument(
-        "--input",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON lines (plain, gzip or zstandard) or parquet, read in this order",
-    )
-    data.add_argument("--output-prefix", type=Path, required=True, help="of the files written")
-    data.add_argument("--json-keys", nargs="+", default=["text"], help="what is read of a record")
-    data.add_argument("--append-eod", action="store_true", help="end every document with its token")
-    data.add_argument("--split-sentences", action="store_true", help="make sequences of sentences")
-    data.add_argument("--keep-newlines", action="store_true", help="keep what is between sentences")
-    data.add_argument("--lang", default="english", help="of the sentences (default: english)")
-    work = made.add_argument_group("run")
-    work.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)"
-    )
-    work.add_argument("--strict", action="store_true", help="end at the first bad line")
-    work.add_argument("--restart", action="store_true", help="do not go on where a run was ended")
-    idle = made.add_argument_group("of Megatron-LM's tool, accepted with a note")
-    for option, why in IDLE.items():
-        idle.add_argument(option, nargs="?", const="given", help=why)
-    tokenizer = made.add_argument_group("tokenizer")
-    add_tokenizer_options(tokenizer, required=True)
-    return made
-
-
-def config_of(given: argparse.Namespace) -> PreprocessConfig:
+def config_of(flags: Flags) -> PreprocessConfig:
     """What the command line asks for.
 
     Raises:
         ValueError: flags do not go together, or a number is out of range.
     """
-    tokenizer = tokenizer_of(given)
-    assert tokenizer is not None, "the type is required"
-    if given.keep_newlines and not given.split_sentences:
-        raise ValueError("--keep-newlines changes nothing without --split-sentences: leave it out")
-    sentences = SentenceConfig(given.lang, given.keep_newlines) if given.split_sentences else None
+    data, run, text = flags[DataFlags], flags[RunFlags], flags[TextFlags]
+    tokenizer = tokenizer_config(text, text.tokenizer_type)
+    sentences = SentenceConfig(data.lang, data.keep_newlines) if data.split_sentences else None
     return PreprocessConfig(
-        tuple(given.input),
-        given.output_prefix,
-        EncodeConfig(tokenizer, tuple(given.json_keys), given.append_eod, sentences),
-        given.workers,
-        given.strict,
-        given.restart,
+        data.input,
+        data.output_prefix,
+        EncodeConfig(tokenizer, data.json_keys, data.append_eod, sentences),
+        run.workers,
+        run.strict,
+        run.restart,
     )
 
 
@@ -152,12 +160,13 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.
     """
-    given = parser().parse_args(argv)
-    for option, why in IDLE.items():
-        if getattr(given, option[2:].replace("-", "_")):
-            print(f"note: {option} {why}", file=sys.stderr)
+    flags = read(argv, __doc__, DataFlags, RunFlags, IdleFlags, TextFlags)
+    for idle in declarations(IdleFlags):
+        if getattr(flags[IdleFlags], idle.name):
+            why = idle.facts.help[:1].lower() + idle.facts.help[1:]
+            print(f"note: {idle.option} {why}", file=sys.stderr)
     try:
-        config = config_of(given)
+        config = config_of(flags)
         with Reporter() as report:
             status = preprocess(config, report)
     except ValueError as error:

@@ -9,10 +9,9 @@ AG gathers updated parameters in bf16. Each replica has the same microbatches, h
 are. Times are those of a dry run.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Final, NamedTuple
@@ -25,6 +24,8 @@ with in_environment():
     from megatron.config.command_line import parse
     from megatron.config.replicas import ReplicaConfig
     from megatron.config.run_config import RunConfig
+    from megatron.flags.command import read
+    from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
     from megatron.schedules.catalogue import SCHEDULES
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu
@@ -39,6 +40,25 @@ MODEL: Final = (
     "--vocab-parallel vocab-2 --micro-batch-size 1 --lr 1e-4 --train-iters 1 --dry-run"
 )
 """The model and its layout, as flags of training."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ScaleFlags:
+    """What is simulated."""
+
+    pipeline_schedule: tuple[str, ...] = flag(tuple(SCHEDULES), "Schedules.", metavar="NAME ...",
+        choices=tuple(SCHEDULES), names=PLAN_FLAGS["schedule"][1:])
+    replicas: tuple[int, ...] = flag((64, 256, 1024), "Pipelines.", COUNT)
+    bucket_size: tuple[float, ...] = flag((1e6, 40e6, 100e6, 200e6, 400e6, 1e9),
+        "Sizes of buckets.", COUNT, metavar="PARAMETERS ...")
+    bandwidth: tuple[float, ...] = flag((50.0, 12.5), "Of the link between replicas.", POSITIVE,
+        metavar="GB/S ...")
+    latency: float = flag(10.0, "Of a step between replicas.", NOT_NEGATIVE, metavar="US")
+    microbatches: int = flag(16, "Of a replica.", COUNT, names=("-m",))
+    gpu: str = flag("H100", "Device.", choices=tuple(GPUS))
+# fmt: on
 
 
 class Case(NamedTuple):
@@ -76,7 +96,7 @@ class Found(NamedTuple):
 Results = dict[Case, Found]
 
 
-def one_replica(schedule: str, options: argparse.Namespace) -> RunConfig:
+def one_replica(schedule: str, options: ScaleFlags) -> RunConfig:
     """Return a run of a single replica."""
     words = f"{MODEL} --pipeline-schedule {schedule} --global-batch-size {options.microbatches}"
     return parse([*words.split(), "--dry-run-gpu", options.gpu], world_size=1, speak=False)
@@ -110,10 +130,10 @@ def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
     )
 
 
-def simulated(options: argparse.Namespace) -> Results:
+def simulated(options: ScaleFlags) -> Results:
     """Return what all cases give that the flags ask for."""
     found: Results = {}
-    for schedule in options.schedules:
+    for schedule in options.pipeline_schedule:
         config = one_replica(schedule, options)
         plan = make_run_plan(config)
         for bandwidth in options.bandwidth:
@@ -133,7 +153,7 @@ def _found(forecast: RunForecast) -> Found:
     return Found(forecast.outcome.seconds, hidden["RG"].share, hidden["AG"].share, most)
 
 
-def report(found: Results, options: argparse.Namespace) -> Iterator[str]:
+def report(found: Results, options: ScaleFlags) -> Iterator[str]:
     """Yield the tables: first what a size of buckets costs, then what is hidden by schedule."""
     for bandwidth in options.bandwidth:
         yield f"\n## {bandwidth:g} GB/s and {options.latency:g} us a step\n"
@@ -152,12 +172,12 @@ def _table(first: str, sizes: Sequence[float], rows: Iterator[list[str]]) -> Ite
         yield f"| {' | '.join(row)} |"
 
 
-def _losses(found: Results, bandwidth: float, options: argparse.Namespace) -> Iterator[list[str]]:
+def _losses(found: Results, bandwidth: float, options: ScaleFlags) -> Iterator[list[str]]:
     for replicas in options.replicas:
         losses = []
         for size in options.bucket_size:
             ratios = []
-            for schedule in options.schedules:
+            for schedule in options.pipeline_schedule:
                 times = {
                     other: found[Case(schedule, bandwidth, replicas, other)].seconds
                     for other in options.bucket_size
@@ -168,9 +188,9 @@ def _losses(found: Results, bandwidth: float, options: argparse.Namespace) -> It
 
 
 def _by_schedule(
-    found: Results, bandwidth: float, replicas: int, options: argparse.Namespace
+    found: Results, bandwidth: float, replicas: int, options: ScaleFlags
 ) -> Iterator[list[str]]:
-    for schedule in options.schedules:
+    for schedule in options.pipeline_schedule:
         cases = [Case(schedule, bandwidth, replicas, size) for size in options.bucket_size]
         yield [schedule, *(_cell(found[case]) for case in cases)]
 
@@ -179,28 +199,9 @@ def _cell(found: Found) -> str:
     return f"{found.seconds:.3f} ({found.reduced:.0%}, {found.gathered:.0%})"
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> ScaleFlags:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(
-        *PLAN_FLAGS["schedule"],
-        dest="schedules",
-        nargs="+",
-        choices=list(SCHEDULES),
-        default=list(SCHEDULES),
-        metavar="NAME",
-    )
-    add("--replicas", type=int, nargs="+", default=[64, 256, 1024])
-    sizes = [1e6, 40e6, 100e6, 200e6, 400e6, 1e9]
-    add("--bucket-size", type=float, nargs="+", default=sizes, metavar="PARAMETERS")
-    add("--bandwidth", type=float, nargs="+", default=[50.0, 12.5], metavar="GB/S")
-    add("--latency", type=float, default=10.0, metavar="US", help="of a step between replicas")
-    add("-m", "--microbatches", type=int, default=16, help="of a replica")
-    add("--gpu", choices=list(GPUS), default="H100")
-    return parser.parse_args(argv)
+    return read(argv, __doc__, ScaleFlags)[ScaleFlags]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

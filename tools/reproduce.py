@@ -6,13 +6,15 @@ python tools/reproduce.py docs/reference/a100_8gpu_seq2048.csv
 The only inputs are pass times and the time of a hop; see tools/predictions/measured_runs.py.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, Range, flag, positional
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
 from tools.predictions.measured_runs import MICROBATCHES, lowered
@@ -33,17 +35,18 @@ def predict(
     return simulate(program, costs).end / 1000
 
 
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass(frozen=True)
+class ReproduceFlags:
+    """What is simulated."""
+
+    file: Path = positional("CSV, one run a row; see tools/predictions/measured.py.", "FILE")
+    microbatches: int = flag(MICROBATCHES, "Of an iteration.", COUNT, names=("-m",))
+    share_of_s: float | None = flag(
+        None,
+        "Share of ST that is S.",
+        Range("above 0 and below 1", lambda x: 0 < x < 1),
+        unset="that of its matrix products",
     )
-    add = parser.add_argument
-    add("file", type=Path, help="CSV, one run a row; see tools/predictions/measured.py")
-    count = "of an iteration (default: %(default)s)"
-    add("-m", "--microbatches", type=int, default=MICROBATCHES, help=count)
-    share = "share of ST that is S, above 0 and below 1 (default: that of its matrix products)"
-    add("--share-of-s", type=float, metavar="SHARE", help=share)
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         ValueError: for a file that is no table of runs, or numbers out of range.
     """
-    arguments = _parse_arguments(argv)
+    arguments = read(argv, __doc__, ReproduceFlags)[ReproduceFlags]
     share = arguments.share_of_s
-    if share is not None and not 0 < share < 1:
-        raise ValueError(f"--share-of-s {share:g}: give a share above 0 and below 1")
     runs = read_measured(arguments.file)
     print("method     sequence   vocab predicted ms measured ms  error")
     errors = []

@@ -8,7 +8,6 @@ stay in DIR, and a cell that has ended there is not run again. DIR/report.md and
 written anew after every cell, DIR/report.png at the end.
 """
 
-import argparse
 import csv
 import json
 import shlex
@@ -22,6 +21,8 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, flag, required
 from tools.predictions.measured import METHODS
 from tools.predictions.paper_tables import (
     GIBIBYTE,
@@ -213,34 +214,32 @@ def _drawn(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-def selected(arguments: argparse.Namespace) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class CellFlags:
+    """Cells of the tables."""
+
+    out: Path = required("Folder of records and report.")
+    gpus: int = flag(8, "GPUs of the setups.", COUNT)
+    schedule: tuple[str, ...] = flag((), "Of tables 5 and 6.", choices=tuple(TABLES), unset="both")
+    method: tuple[str, ...] = flag((), "As the paper writes them.", unset="all")
+    vocab: tuple[str, ...] = flag((), "Sizes.", choices=tuple(VOCABULARIES), unset="all")
+    seq_length: tuple[int, ...] = flag((), "Tokens of a sample.", unset="all")
+    launch: str = flag("", "What starts the ranks.", unset="torchrun on this machine")
+    small: bool = flag(False, "A tiny model on two CPU ranks, to try it.")
+
+
+def selected(arguments: CellFlags) -> Iterator[Cell]:
     """Yield the cells that are asked for."""
     for schedule, file in TABLES.items():
         for cell in read_cells(schedule, ROOT / "docs/reference" / file):
             if (
                 cell.gpus == arguments.gpus
-                and (arguments.schedule is None or schedule in arguments.schedule)
-                and (arguments.method is None or cell.method in arguments.method)
-                and (arguments.vocab is None or cell.vocabulary in arguments.vocab)
-                and (arguments.seq_length is None or cell.seq_length in arguments.seq_length)
+                and (not arguments.schedule or schedule in arguments.schedule)
+                and (not arguments.method or cell.method in arguments.method)
+                and (not arguments.vocab or cell.vocabulary in arguments.vocab)
+                and (not arguments.seq_length or cell.seq_length in arguments.seq_length)
             ):
                 yield cell
-
-
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of records and report")
-    add("--gpus", type=int, default=8, help="GPUs of the setups (default: %(default)s)")
-    add("--schedule", nargs="+", choices=list(TABLES), help="tables 5 and 6 (default: both)")
-    add("--method", nargs="+", help="as the paper writes them (default: all)")
-    add("--vocab", nargs="+", choices=list(VOCABULARIES), help="(default: all)")
-    add("--seq-length", nargs="+", type=int, help="(default: all)")
-    add("--launch", help="what starts the ranks (default: torchrun on this machine)")
-    add("--small", action="store_true", help="a tiny model on two CPU ranks, to try it")
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -249,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         ValueError: for a selection without cells.
     """
-    arguments = _parse_arguments(argv)
+    arguments = read(argv, __doc__, CellFlags)[CellFlags]
     cells = list(selected(arguments))
     if not cells:
         raise ValueError(
@@ -257,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     ranks = SMALL_RANKS if arguments.small else arguments.gpus
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch = shlex.split(arguments.launch or "") or [*torchrun, "--nproc-per-node", str(ranks)]
+    launch = shlex.split(arguments.launch) or [*torchrun, "--nproc-per-node", str(ranks)]
     folder: Path = arguments.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []

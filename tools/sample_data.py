@@ -9,11 +9,11 @@ the output name the results, for a shell to read:
 A second call finds them made. Documents end with the token ``</s>``.
 """
 
-import argparse
 import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +27,8 @@ with in_environment():
 
     from megatron.data.corpus import standard_library, text_files
     from megatron.data.prepare import prepare, unused_pieces
+    from megatron.flags.command import read
+    from megatron.flags.declare import flag, required
     from megatron.native.files import cache_root
 
 _SMALLEST, _LARGEST = 261, 1_000_000  # the bytes and the special tokens are 260
@@ -42,8 +44,9 @@ def parse_vocab_size(text: str) -> int:
     size = int(found[1]) * (1000 if found[2] else 1) if found else 0
     if not _SMALLEST <= size <= _LARGEST:
         raise ValueError(
-            f"VOCAB_SIZE / --vocab-size {text}: give a number of entries from {_SMALLEST} to "
-            f"{_LARGEST // 1000}k, for example 8k (8000); the paper has 32k, 64k, 128k and 256k"
+            f"give a number of entries from {_SMALLEST} to "
+            f"{_LARGEST // 1000}k, for example 8k (8000); the paper has 32k, 64k, 128k and 256k; "
+            "pretrain_gpt.sh gives VOCAB_SIZE"
         )
     return size
 
@@ -97,22 +100,19 @@ class Reporter:
             self._console.print(f"{stage}: {10 * tenth} %" if total else stage)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass(frozen=True)
+class SampleFlags:
+    """Data."""
+
+    vocab_size: int = required(
+        "Entries, for example 8k or 256k.", metavar="SIZE", reads=parse_vocab_size
     )
-    parser.add_argument("--vocab-size", required=True, help="entries, for example 8k or 256k")
-    parser.add_argument(
-        "--text", nargs="+", type=Path, metavar="FILE", help="your own text files (UTF-8)"
+    text: tuple[Path, ...] = flag(
+        (), "Your own text files (UTF-8).", metavar="FILE ...", unset="the standard library"
     )
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=cache_root(),
-        help="where results are kept (default: $MEGATRON_CACHE, or %(default)s)",
+    cache: Path = flag(
+        cache_root(), "Where results are kept.", unset=f"$MEGATRON_CACHE, or {cache_root()}"
     )
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -121,9 +121,9 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.
     """
-    flags = parse(argv)
+    flags = read(argv, __doc__, SampleFlags)[SampleFlags]
+    vocab_size = flags.vocab_size
     try:
-        vocab_size = parse_vocab_size(flags.vocab_size)
         corpus = text_files(flags.text) if flags.text else standard_library()
         with Reporter() as report:
             folder = prepare(

@@ -7,16 +7,18 @@ The published tables (arXiv 2401.10241, tables 5 and 8) come as CSV: model, p, m
 and W and of one transfer in microseconds, and the bubble rate of every schedule.
 """
 
-import argparse
 import csv
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.flags.command import read
+from megatron.flags.declare import NOT_NEGATIVE, flag, required
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import DEFAULT_SECONDS, Request
@@ -129,14 +131,17 @@ def proven(seconds: float) -> Iterator[str]:
             )
 
 
+@dataclass(frozen=True)
+class TableFlags:
+    """Tables."""
+
+    tables: Path = required("Folder of the published CSVs.")
+    seconds: float = flag(60.0, "For each proof.", NOT_NEGATIVE)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables as they come."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tables", type=Path, required=True, help="folder of the published CSVs")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each proof")
-    options = parser.parse_args(argv)
+    options = read(argv, __doc__, TableFlags)[TableFlags]
     for title, lines in (
         ("Published bubbles: ours (published)", published(options.tables)),
         ("What the vocabulary costs: bubble (microbatches in flight)", anchors()),

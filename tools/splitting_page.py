@@ -8,10 +8,10 @@ predicts by counts of the code, as the dry run does, and runs nothing. A gain be
 such predictions is called a tie.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
+    from megatron.flags.command import read
+    from megatron.flags.declare import flag
     from tools.predictions.splitting import JOBS, TREATMENTS, VOCABULARIES, Job, Row, row_of
     from tools.predictions.ties import error_of, is_tie
 
@@ -99,11 +101,16 @@ def replaced(page: str, tables: str) -> str:
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
+@dataclass(frozen=True)
+class PageFlags:
+    """Tables."""
+
+    update: bool = flag(False, "Write the tables into the page.")
+
+
 def main() -> None:
     """Predict all rows by two processes, and print or write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--update", action="store_true", help="write the tables into the page")
-    update = parser.parse_args().update
+    update = read(None, __doc__, PageFlags)[PageFlags].update
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
         tables = table(jobs, list(pool.map(told, jobs)))

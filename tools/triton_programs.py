@@ -7,7 +7,6 @@ of a block, and the bytes that a thread spills because it has too few registers.
 an H100 or H200. ``TRITON_INTERPRET`` must not be set.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -23,6 +22,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from megatron.flags.command import read
+from megatron.flags.declare import flag, positional
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
@@ -270,15 +271,20 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return found["REG"], found["STACK"] + found["LOCAL"]
 
 
+@dataclass(frozen=True)
+class ProgramFlags:
+    """Programs."""
+
+    capability: int = positional("Of the GPU, as 90.", "CAPABILITY")
+    types: tuple[str, ...] = flag(tuple(TYPES), "Of the elements.", choices=tuple(TYPES))
+    json: bool = flag(False, "Print JSON.")
+
+
 def main() -> None:
     """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("capability", type=int)
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found = [compiled(form, arguments.capability) for form in forms(tuple(arguments.types))]
-    if arguments.json:
+    flags = read(None, __doc__, ProgramFlags)[ProgramFlags]
+    found = [compiled(form, flags.capability) for form in forms(flags.types)]
+    if flags.json:
         print(json.dumps([asdict(each) for each in found]))
         return
     print("| program | form | registers | shared bytes | spilled bytes |\n|---|---|--:|--:|--:|")

@@ -10,7 +10,6 @@ for its memory: there freed memory goes back at once, and the process stands for
 hold. One shard stands for all: it merges its own statistics only.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor, nn
 
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, flag
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -45,6 +46,19 @@ _FEW: Final = 1000
 """Entries of a shard on which everything has run once."""
 
 _FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+
+
+@dataclass(frozen=True)
+class ShardFlags:
+    """Shard."""
+
+    vocab_size: int = flag(256_000, "Entries of all shards.", COUNT)
+    shards: int = flag(8, "Ranks that share the vocabulary.", COUNT)
+    hidden_size: int = flag(2048, "Width of the model.", COUNT)
+    seq_length: int = flag(2048, "Tokens.", COUNT)
+    rounds: int = flag(5, "Times that every way runs.", COUNT)
+    memory_of: str = flag("", "Measure its memory.", choices=("vocab-1", "vocab-2"), hidden=True)
+    vocab_recompute: bool = flag(False, "Whether T forms the logits again.", hidden=True)
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Shard:
         recompute: whether T forms the logits again.
     """
 
-    def __init__(self, arguments: argparse.Namespace, treatment: str, recompute: bool) -> None:
+    def __init__(self, arguments: ShardFlags, treatment: str, recompute: bool) -> None:
         v, h, n = arguments.vocab_size, arguments.hidden_size, arguments.seq_length
         padded = -(-v // arguments.shards) * arguments.shards
         shard = VocabularyShard.of(v, padded, 0, arguments.shards)
@@ -110,10 +124,10 @@ def held() -> float:
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-def measure_memory(arguments: argparse.Namespace) -> dict[str, float]:
+def measure_memory(arguments: ShardFlags) -> dict[str, float]:
     """Return bytes beyond what is always there: between S and T, and at most until T's end."""
     shard = Shard(arguments, arguments.memory_of, arguments.vocab_recompute)
-    few = argparse.Namespace(**vars(arguments) | {"vocab_size": 4 * _FEW, "shards": 4})
+    few = replace(arguments, vocab_size=4 * _FEW, shards=4)
     Shard(few, arguments.memory_of, arguments.vocab_recompute).timed()  # code is in memory too
     before = held()
     state = shard.s()
@@ -137,7 +151,7 @@ def memory_of(argv: Sequence[str], treatment: str, recompute: bool) -> dict[str,
     return found
 
 
-def measure_times(arguments: argparse.Namespace) -> dict[tuple[str, bool], list[Taken]]:
+def measure_times(arguments: ShardFlags) -> dict[tuple[str, bool], list[Taken]]:
     """Return the seconds of every way in every round, after a round that does not count."""
     shards = {way: Shard(arguments, *way) for way in WAYS}
     found: dict[tuple[str, bool], list[Taken]] = {way: [] for way in WAYS}
@@ -150,7 +164,7 @@ def measure_times(arguments: argparse.Namespace) -> dict[tuple[str, bool], list[
     return found
 
 
-def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
+def report(arguments: ShardFlags, argv: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the report, in Markdown."""
     rows = -(-arguments.vocab_size // arguments.shards)
     exponentials = 2 * rows * arguments.seq_length
@@ -181,28 +195,10 @@ def report(arguments: argparse.Namespace, argv: Sequence[str]) -> Iterator[str]:
         )
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default in (
-        ("vocab-size", 256_000),
-        ("shards", 8),
-        ("hidden-size", 2048),
-        ("seq-length", 2048),
-        ("rounds", 5),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--memory-of", choices=("vocab-1", "vocab-2"), help=argparse.SUPPRESS)
-    parser.add_argument("--vocab-recompute", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
-
-
 def main() -> None:
     """Report, in a process whose allocator keeps what is freed, as in training."""
     argv = sys.argv[1:]
-    arguments = parse_arguments(argv)
+    arguments = read(argv, __doc__, ShardFlags)[ShardFlags]
     torch.set_num_threads(1)
     torch.manual_seed(1234)
     if arguments.memory_of:

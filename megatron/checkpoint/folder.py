@@ -196,20 +196,6 @@ def _digests(path: Path, files: Iterable[tuple[str, Any]], kind: type[Digest]) -
     return found
 
 
-def verify(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Compare files with the manifest.
-
-    Args:
-        folder: of the checkpoint.
-        names: the files to compare; all of them if it is ``None``.
-
-    Raises:
-        DamagedError: names the first file that is missing or differs.
-    """
-    for problem in problems(folder, names):
-        raise DamagedError(problem)
-
-
 def problems(
     folder: Path,
     names: Iterable[str] | None = None,

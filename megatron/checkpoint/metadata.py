@@ -7,6 +7,7 @@ unread for which it finds no file.
 """
 
 import pickle
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,7 +27,7 @@ from megatron.checkpoint.folder import DamagedError
 
 METADATA: Final = ".metadata"
 
-_CLASSES: Final = {
+CLASSES: Final = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata",
         "ChunkStorageMetadata",
@@ -64,7 +65,8 @@ def read_metadata(where: Path) -> Metadata:
             f"{where / folder.MANIFEST} does not list {METADATA}, so that nobody has checked it"
         )
     try:
-        metadata = unpickled(path)
+        with path.open("rb") as file:
+            metadata = unpickled(file)
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check(name, saved, metadata.storage_data, files)
@@ -76,17 +78,20 @@ def read_metadata(where: Path) -> Metadata:
     return metadata
 
 
-def unpickled(path: Path, other: type | None = None) -> Any:
-    """Return the content of a ``.metadata``, if it is made of the known classes only.
+def unpickled(
+    file: IO[bytes], known: Mapping[str, Collection[str]] = CLASSES, other: type | None = None
+) -> Any:
+    """Return the content of a pickle, if it is made of the known classes only.
 
     Damaged files raise whatever they like.
 
     Args:
-        path: of the file.
-        other: stands for every other class, which must do nothing; ``None``: there may be none.
+        file: is read.
+        known: names of classes by their modules, besides the types of tensors' elements.
+        other: stands for every other class, and for the storages of tensors, and must do nothing;
+            ``None``: there may be none.
     """
-    with path.open("rb") as file:
-        return _Unpickler(file, other).load()
+    return _Unpickler(file, known, other).load()
 
 
 class CheckedReader(dcp.FileSystemReader):
@@ -107,18 +112,26 @@ class CheckedReader(dcp.FileSystemReader):
 class _Unpickler(pickle.Unpickler):
     """Makes objects of the known classes only, so that no file can have anything executed."""
 
-    def __init__(self, file: IO[bytes], other: type | None) -> None:
+    def __init__(
+        self, file: IO[bytes], known: Mapping[str, Collection[str]], other: type | None
+    ) -> None:
         super().__init__(file)
-        self._other = other
+        self._known, self._other = known, other
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if name in _CLASSES.get(module, ()):
+        if name in self._known.get(module, ()):
             return super().find_class(module, name)
         if self._other is not None:
             return self._other
         raise DamagedError(f"it asks for {module}.{name}, which no checkpoint has")
+
+    def persistent_load(self, _: Any) -> Any:
+        """Stand for the storage of a tensor, which nobody reads here."""
+        if self._other is not None:
+            return self._other()
+        raise DamagedError("it asks for the storage of a tensor, which no checkpoint has there")
 
 
 def _check(

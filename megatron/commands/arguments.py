@@ -1,11 +1,11 @@
-"""Helpers of the commands: one-line errors, the flags of a plan, numbers in a range, pictures."""
+"""What the commands share: the flags of a plan, the window of a picture, and the picture's file."""
 
-import argparse
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.plan_file import load_any_plan, treatments_of
@@ -14,84 +14,6 @@ from megatron.schedules.request import DEFAULT_SECONDS, VOCABULARY_TREATMENTS, R
 from megatron.simulator.draw.picture import Picture
 from megatron.simulator.draw.stretches import WHOLE, Window
 from megatron.simulator.draw.svg import paint_svg
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, as all commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the process with status 2."""
-        self.exit(2, f"error: {message}\n")
-
-
-def number(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return a function that reads a finite number of at least ``least``."""
-
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(least) - 1
-        if not least <= value < math.inf:
-            wanted = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"'{text}': give a {wanted}, {least:g} or more")
-        return value
-
-    return read
-
-
-def picture_file(text: str) -> Path:
-    """Read the name of a picture's file."""
-    path = Path(text)
-    if path.suffix.lower() != ".svg":
-        raise argparse.ArgumentTypeError(f"'{text}': end it in .svg")
-    return path
-
-
-def add_window(add: Callable[..., object]) -> None:
-    """Add the flag for the part of a timeline that is drawn.
-
-    Args:
-        add: ``add_argument`` of a parser.
-    """
-    shown = (
-        "draw this part only: FROM:TO in the unit of the times, counted from the first start, as "
-        "1.5:3; or mFROM:mTO, from the first microbatch's first pass to the last one's last, as "
-        "m8:m15; any of the numbers may be left out"
-    )
-    add("--window", type=_window, default=WHOLE, metavar="FROM:TO", help=shown)
-
-
-def _window(text: str) -> Window:
-    try:
-        return Window.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def check_window(window: Window, drawings: Mapping[str, bool]) -> None:
-    """Check that a window that is asked for is drawn.
-
-    Args:
-        window: the value of ``--window``.
-        drawings: the flags that draw a window, with whether they are given.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    if window != WHOLE and not any(drawings.values()):
-        flags = " or ".join(drawings)
-        raise ValueError(f"--window {window} is the part to draw: add {flags}, or leave it out")
-
-
-def write_picture(picture: Picture, path: Path) -> None:
-    """Write ``picture`` as SVG.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    path.write_text(paint_svg(picture))
-
 
 DEFAULTS: Final[Mapping[str, Any]] = {
     "schedule": "1f1b",
@@ -102,81 +24,71 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 """The plan that the commands take where the flags, or the plan's file, say nothing else."""
 
 
-def add_plan_flags(add: Callable[..., object]) -> None:
-    """Add the flags that say which plan is wanted, but for its size; ``request_of`` reads them.
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class SizeFlags:
+    """Size of the plan."""
 
-    Args:
-        add: ``add_argument`` of a parser or of a group in it.
-    """
-
-    def flag(field: str, **facts: Any) -> None:
-        add(*PLAN_FLAGS[field], dest=field, **facts)
-
-    schedule = (
-        f"{', '.join(SCHEDULE_NAMES)} (default: file with --schedule-file, else "
-        f"{DEFAULTS['schedule']})"
-    )
-    flag("schedule", choices=SCHEDULE_NAMES, metavar="NAME", help=schedule)
-    treatment = (
-        f"{', '.join(VOCABULARY_TREATMENTS)} (default: {DEFAULTS['vocabulary']}, or that of "
-        "--schedule-file)"
-    )
-    flag("vocabulary", choices=VOCABULARY_TREATMENTS, metavar="TREATMENT", help=treatment)
-    chunks = f"model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}"
-    add("-v", *PLAN_FLAGS["chunks"], dest="chunks", type=number(1), metavar="CHUNKS", help=chunks)
-    limit = "microbatches of a rank that may be in flight"
-    flag("memory_limit", type=number(1, float), metavar="MICROBATCHES", help=limit)
-    file = "a plan in text form, as --save-plan of simulate-schedule writes it"
-    flag("file", type=Path, metavar="FILE", help=file)
-    ahead = (
-        "what B computes again becomes a pass of its own, R, which need not wait for the gradient; "
-        "a rank may hold so many chunks between R and B (default: within B)"
-    )
-    flag("recompute_ahead", type=number(1), metavar="CHUNKS", help=ahead)
-    add("--split-backward", action="store_const", const=True, help="make W a pass of its own")
-    seconds = (
-        "time to look for the plan; then the best so far is taken (default: no limit; for "
-        f"--pipeline-schedule optimal {DEFAULT_SECONDS:g})"
-    )
-    flag("seconds", type=number(0, float), metavar="SECONDS", help=seconds)
+    pipeline_model_parallel_size: int | None = flag(None, "Pipeline ranks.", COUNT, metavar="P",
+        names=("-p", *PLAN_FLAGS["ranks"][1:]),
+        unset=f"{DEFAULTS['ranks']}, or those of --schedule-file")
+    microbatches: int | None = flag(None, "Microbatches of an iteration.", COUNT, metavar="M",
+        names=("-m",), unset=f"{DEFAULTS['microbatches']}, or those of --schedule-file")
 
 
-def add_size_flags(add: Callable[..., object], default: str = "") -> None:
-    """Add the flags for the pipeline ranks and microbatches of a plan.
+@dataclass(frozen=True)
+class PlanFlags:
+    """The plan."""
 
-    Args:
-        add: ``add_argument`` of a parser or of a group in it.
-        default: where the numbers come from if they are not given, besides ``DEFAULTS``.
-    """
-    for letter, names, field in (
-        ("-p", PLAN_FLAGS["ranks"], "ranks"),
-        ("-m", ("--microbatches",), "microbatches"),
-    ):
-        usual = f"default: {DEFAULTS[field]}, or those of --schedule-file{default}"
-        add(letter, *names, dest=field, type=number(1), metavar=letter[1:].upper(), help=usual)
+    pipeline_schedule: str | None = flag(None, f"{', '.join(SCHEDULE_NAMES)}.", metavar="NAME",
+        choices=SCHEDULE_NAMES, names=PLAN_FLAGS["schedule"][1:],
+        unset=f"file with --schedule-file, else {DEFAULTS['schedule']}")
+    vocab_parallel: str | None = flag(None, f"{', '.join(VOCABULARY_TREATMENTS)}.",
+        metavar="TREATMENT", choices=tuple(VOCABULARY_TREATMENTS),
+        names=PLAN_FLAGS["vocabulary"][1:],
+        unset=f"{DEFAULTS['vocabulary']}, or that of --schedule-file")
+    num_virtual_stages_per_pipeline_rank: int | None = flag(None,
+        f"Model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}.", COUNT, metavar="CHUNKS",
+        names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
+    zero_bubble_max_pending_backward: float | None = flag(None,
+        "Microbatches of a rank that may be in flight.", COUNT, metavar="MICROBATCHES",
+        names=PLAN_FLAGS["memory_limit"][1:], unset="the schedule's")
+    schedule_file: Path | None = flag(None,
+        "A plan in text form, as --save-plan of simulate-schedule writes it.",
+        names=PLAN_FLAGS["file"][1:], unset="none")
+    recompute_ahead: int | None = flag(None,
+        "What B computes again becomes a pass of its own, R, which need not wait for the gradient; "
+        "a rank may hold so many chunks between R and B.", COUNT, metavar="CHUNKS",
+        unset="within B")
+    split_backward: bool = flag(False, "Make W a pass of its own.")
+    search_seconds: float | None = flag(None,
+        "Time to look for the plan; then the best so far is taken.", NOT_NEGATIVE,
+        names=PLAN_FLAGS["seconds"][1:],
+        unset=f"no limit; for --pipeline-schedule optimal {DEFAULT_SECONDS:g}")
+# fmt: on
 
 
-REQUEST_FIELDS: Final = (
-    *("schedule", "vocabulary", "ranks", "microbatches", "chunks", "memory_limit"),
-    *("split_backward", "file", "seconds", "recompute_ahead"),
-)
-"""Fields of ``Request`` that the flags give."""
-
-
-def request_of(arguments: argparse.Namespace, costs: Costs = UNIT_COSTS) -> Request:
+def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> Request:
     """Return the request of the flags; what they leave out comes from the plan's file, if any.
-
-    Args:
-        arguments: with an attribute for each of ``REQUEST_FIELDS``; ``None``: not given.
-        costs: of the request.
 
     Raises:
         ValueError: if the file holds no plan that can be run, or the flags make no request.
     """
-    given = {
-        field: value for field in REQUEST_FIELDS if (value := getattr(arguments, field)) is not None
+    asked = {
+        "schedule": plan.pipeline_schedule,
+        "vocabulary": plan.vocab_parallel,
+        "ranks": size.pipeline_model_parallel_size,
+        "microbatches": size.microbatches,
+        "chunks": plan.num_virtual_stages_per_pipeline_rank,
+        "memory_limit": plan.zero_bubble_max_pending_backward,
+        "split_backward": plan.split_backward or None,
+        "file": plan.schedule_file,
+        "seconds": plan.search_seconds,
+        "recompute_ahead": plan.recompute_ahead,
     }
-    return Request(costs=costs, **{**DEFAULTS, **_of_file(arguments.file), **given})
+    given = {field: value for field, value in asked.items() if value is not None}
+    return Request(costs=costs, **{**DEFAULTS, **_of_file(plan.schedule_file), **given})
 
 
 def _of_file(path: Path | None) -> dict[str, Any]:
@@ -189,3 +101,46 @@ def _of_file(path: Path | None) -> dict[str, Any]:
         "ranks": plan.ranks,
         "microbatches": plan.microbatches,
     }
+
+
+def window_flag(drawings: str) -> Window:
+    """Declare ``--window``.
+
+    Args:
+        drawings: the flags that draw, as a condition; without any the window is a mistake.
+    """
+    shown = (
+        "Draw this part only: FROM:TO in the unit of the times, counted from the first start, as "
+        "1.5:3; or mFROM:mTO, from the first microbatch's first pass to the last one's last, as "
+        "m8:m15; any of the numbers may be left out."
+    )
+    return flag(
+        WHOLE,
+        shown,
+        metavar="FROM:TO",
+        reads=Window.parse,
+        unset="all of it",
+        needs=drawings,
+        lack="is the part to draw",
+    )
+
+
+def picture_flag(help: str) -> Path | None:
+    """Declare ``--draw``."""
+    return flag(None, help, metavar="FILE.svg", reads=_picture_file, unset="none")
+
+
+def _picture_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() != ".svg":
+        raise ValueError("end it in .svg")
+    return path
+
+
+def write_picture(picture: Picture, path: Path) -> None:
+    """Write ``picture`` as SVG.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    path.write_text(paint_svg(picture))

@@ -11,13 +11,16 @@ each. Communications and the input layer are free, but for the first picture, 1f
 they can be seen.
 """
 
-import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from megatron.commands.arguments import Parser, add_window, check_window, write_picture
+from megatron.commands.arguments import window_flag, write_picture
+from megatron.flags.command import read
+from megatron.flags.declare import flag
+from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
@@ -156,19 +159,30 @@ def draw_gallery(folder: Path) -> None:
     print(folder / "README.md")
 
 
+@dataclass(frozen=True)
+class DrawFlags:
+    """What is drawn."""
+
+    into: Path | None = flag(None, "Draw the gallery into this folder.", unset="none")
+    timeline: Path | None = flag(
+        None, "Draw this recorded timeline.", unset="none", excludes="--into"
+    )
+    window: Window = window_flag("--timeline")
+
+
+def something_to_draw(flags: Flags) -> Iterator[str]:
+    """Yield a line if there is nothing to draw."""
+    if flags[DrawFlags].into is None and flags[DrawFlags].timeline is None:
+        yield "nothing to draw: give --into FOLDER or --timeline FILE"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; an error ends the process with one line."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--into", type=Path, metavar="FOLDER", help="draw the gallery into it")
-    what.add_argument("--timeline", type=Path, metavar="FILE", help="draw this recorded timeline")
-    add_window(parser.add_argument)
-    options = parser.parse_args(argv)
+    flags = read(argv, __doc__, DrawFlags, rules=(something_to_draw,))[DrawFlags]
     try:
-        check_window(options.window, {"--timeline": options.timeline is not None})
-        if options.timeline is not None:
-            draw_recorded(options.timeline, options.window)
-        else:
-            draw_gallery(options.into)
+        if flags.timeline is not None:
+            draw_recorded(flags.timeline, flags.window)
+        elif flags.into is not None:
+            draw_gallery(flags.into)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")

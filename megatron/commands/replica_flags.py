@@ -1,113 +1,103 @@
 """The flags of the commands on replicas of a pipeline, and what follows from them."""
 
-import argparse
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
-from megatron.commands.arguments import number
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, option_of
+from megatron.flags.groups import Flags
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.exchange import EvenBuckets, Overlap
 
-OVERLAP_FIELDS: Final = (
-    "overlap_grad_reduce",
-    "use_distributed_optimizer",
-    "overlap_param_gather",
-)
-"""What the flags of ``add_overlap_flags`` give."""
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class OverlapFlags:
+    """What replicas do together, as in training."""
+
+    overlap_grad_reduce: bool = flag(False,
+        "Reduce gradients (RG) beside passes; otherwise after the last one.")
+    use_distributed_optimizer: bool = flag(False,
+        "Replicas update (U) a part of the parameters each, and gather the others (AG).")
+    overlap_param_gather: bool = flag(False,
+        "Gather beside passes that do not read the parameters; otherwise before the first one.")
+
+    @property
+    def overlap(self) -> Overlap:
+        """What overlaps."""
+        return Overlap(
+            reduce=self.overlap_grad_reduce,
+            updates=self.use_distributed_optimizer,
+            gather=self.overlap_param_gather,
+        )
 
 
-def add_overlap_flags(add: Callable[..., object]) -> None:
-    """Add the flags that say what replicas do together; they have the names of training.
+@dataclass(frozen=True)
+class ReplicaFlags(OverlapFlags):
+    """Replicas."""
 
-    Args:
-        add: ``add_argument`` of a parser or of a group in it.
-    """
-    for name, meaning in zip(
-        OVERLAP_FIELDS,
-        (
-            "reduce gradients (RG) beside passes; otherwise after the last one",
-            "replicas update (U) a part of the parameters each, and gather the others (AG)",
-            "gather beside passes that do not read the parameters; otherwise before the first one",
-        ),
-        strict=True,
-    ):
-        add("--" + name.replace("_", "-"), action="store_true", help=meaning)
+    replicas: int = flag(1, "Pipelines.", COUNT, metavar="D")
+    buckets: int | None = flag(None,
+        "Of each chunk, and of each vocabulary layer that is split.", COUNT, unset="1")
+    parameters: float | None = flag(None, "Of a rank.", COUNT, unset="by the costs")
+    replica_bandwidth: float | None = flag(None,
+        "Bytes that a rank can send to its replica in a unit of time.", NOT_NEGATIVE,
+        unset="by the costs")
+    replica_latency: float | None = flag(None,
+        "Time of a step to it in addition to that of its bytes.", NOT_NEGATIVE, unset="0")
+# fmt: on
 
+    @property
+    def link_is_given(self) -> bool:
+        """Whether the time of RG and AG is to follow from a link."""
+        link = (self.parameters, self.replica_bandwidth, self.replica_latency)
+        return any(value is not None for value in link)
 
-def overlap_of(arguments: argparse.Namespace) -> Overlap:
-    """Return what those flags say."""
-    return Overlap(
-        reduce=arguments.overlap_grad_reduce,
-        updates=arguments.use_distributed_optimizer,
-        gather=arguments.overlap_param_gather,
-    )
-
-
-def add_replica_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of replicas; ``read_buckets`` and ``with_exchange`` read them."""
-    add = parser.add_argument_group("replicas").add_argument
-    add("--replicas", type=number(1), default=1, metavar="D", help="pipelines (default: 1)")
-    add_overlap_flags(add)
-    cut = "of each chunk, and of each vocabulary layer that is split (default: 1)"
-    add("--buckets", type=number(1), metavar="N", help=cut)
-    add("--parameters", type=number(1, float), metavar="N", help="of a rank")
-    bandwidth = "bytes that a rank can send to its replica in a unit of time"
-    add("--replica-bandwidth", type=number(0, float), metavar="BYTES", help=bandwidth)
-    latency = "time of a step to it in addition to that of its bytes (default: 0)"
-    add("--replica-latency", type=number(0, float), metavar="TIME", help=latency)
+    @property
+    def cut(self) -> EvenBuckets | None:
+        """The buckets of every rank; ``None`` without replicas."""
+        return EvenBuckets(self.overlap, self.buckets or 1) if self.replicas > 1 else None
 
 
-LINK_FIELDS: Final = ("parameters", "replica_bandwidth", "replica_latency")
-"""What the time of RG and AG follows from, if the costs do not have it."""
+def about_replicas(flags: Flags) -> Iterator[str]:
+    """Yield the flags of replicas where there is one replica."""
+    own = flags[ReplicaFlags]
+    for field in fields(ReplicaFlags) if own.replicas == 1 else ():
+        if field.name != "replicas" and getattr(own, field.name):
+            yield f"{option_of(field.name)} is about replicas: add --replicas D, or leave it out"
 
 
-def read_buckets(arguments: argparse.Namespace) -> EvenBuckets | None:
-    """Return the buckets of every rank; ``None`` without replicas.
-
-    Raises:
-        ValueError: if flags of replicas are given and there is one replica.
-    """
-    if arguments.replicas > 1:
-        return EvenBuckets(overlap_of(arguments), arguments.buckets or 1)
-    for field in (*OVERLAP_FIELDS, "buckets", *LINK_FIELDS):
-        if getattr(arguments, field):
-            flag = "--" + field.replace("_", "-")
-            raise ValueError(f"{flag} is about replicas: add --replicas D, or leave it out")
-    return None
-
-
-def with_exchange(costs: Costs, arguments: argparse.Namespace, ranks: int) -> Costs:
+def with_exchange(costs: Costs, flags: ReplicaFlags, ranks: int) -> Costs:
     """Return ``costs`` with the time of RG and AG, if the flags give the link.
 
     Args:
         costs: as given.
-        arguments: the flags.
+        flags: on replicas.
         ranks: pipeline ranks.
 
     Raises:
         ValueError: if the time of RG is given twice, or not at all.
     """
-    if arguments.replicas == 1:
+    if flags.replicas == 1:
         return costs
     given = {*costs.comms, *costs.exchanges}.intersection(REPLICA_KINDS)
-    if arguments.parameters and arguments.replica_bandwidth and not given:
-        link = Link(arguments.replica_bandwidth, arguments.replica_latency or 0.0)
-        replicas = Replicas(arguments.replicas, sharded=arguments.use_distributed_optimizer)
-        parameters = [arguments.parameters] * ranks
+    if flags.parameters and flags.replica_bandwidth and not given:
+        link = Path(flags.replica_bandwidth, flags.replica_latency or 0.0)
+        replicas = Replicas(flags.replicas, sharded=flags.use_distributed_optimizer)
+        parameters = [flags.parameters] * ranks
         exchanges: dict[CommKind, Exchange] = {"RG": replicas.reduction(parameters, link)}
         if replicas.sharded:
             exchanges["AG"] = replicas.gathering(parameters, link)
         return replace(costs, exchanges=exchanges)
-    link_given = any(getattr(arguments, field) is not None for field in LINK_FIELDS)
-    if link_given == bool(given):
+    if flags.link_is_given == bool(given):
         raise ValueError(
-            f"--replicas {arguments.replicas}: give the time of RG as a cost (RG=3), or "
+            f"--replicas {flags.replicas}: give the time of RG as a cost (RG=3), or "
             "--parameters and --replica-bandwidth"
         )
-    if link_given:
+    if flags.link_is_given:
         raise ValueError(
             "the link between replicas needs both --parameters and --replica-bandwidth, above 0"
         )

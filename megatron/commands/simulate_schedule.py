@@ -26,27 +26,27 @@ buckets of a rank together; or RG and AG follow from --parameters and the link. 
 parameters in each chunk, and in each vocabulary layer that is split, as in the others.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
+from typing import Final
 
 from megatron.commands.arguments import (
-    Parser,
-    add_plan_flags,
-    add_size_flags,
-    add_window,
-    check_window,
-    number,
-    picture_file,
+    PlanFlags,
+    SizeFlags,
+    picture_flag,
     request_of,
+    window_flag,
     write_picture,
 )
-from megatron.commands.replica_flags import add_replica_flags, read_buckets, with_exchange
+from megatron.commands.replica_flags import ReplicaFlags, about_replicas, with_exchange
 from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
+from megatron.flags.command import read
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import COMM_KINDS
@@ -64,33 +64,56 @@ from megatron.simulator.costs.cost_file import (
 )
 from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.simulator.draw.picture import Panel, lay_out
+from megatron.simulator.draw.stretches import Window
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.draw.trace import chrome_trace
 from megatron.simulator.metrics import DEFINITIONS, headline
 from megatron.simulator.scenario import LAYERS_PER_STAGE, Scenario, Simulation, run
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        description=__doc__,
-        epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add_size_flags(add)
-    add_plan_flags(add)
-    _add_cost_flags(parser)
-    add_replica_flags(parser)
-    add("--json", action="store_true", help="print the figures and rows as one JSON object")
-    add("--text", action="store_true", help="draw the timeline as text")
-    add("--draw", type=picture_file, metavar="FILE.svg", help="draw it")
-    add_window(add)
-    trace = "write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond"
-    add("--trace", type=Path, metavar="FILE.json", help=trace)
-    save = "write the plan in text form, to be edited and given to --schedule-file"
-    add("--save-plan", type=Path, metavar="FILE", help=save)
-    return parser.parse_args(argv)
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class CostFlags:
+    """Costs."""
+
+    cost: str | None = flag(None,
+        f"Times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
+        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required; if "
+        "not given, R takes as long as F and the others no time.", metavar="KIND=TIME,...",
+        unset="F=1,B=1,W=1,S=0.25,T=0.25", excludes="--measured-costs")
+    measured_costs: Path | None = flag(None,
+        "Costs by rank and chunk, as --save-measured-costs of training saves them, or written by "
+        "hand, with bytes: see megatron/simulator/costs/cost_file.py.", metavar="FILE.json",
+        names=PLAN_FLAGS["costs"][1:], unset="none")
+    output_layer: float | None = flag(None,
+        "Forward of the whole output layer: S and T have their times from it.", NOT_NEGATIVE,
+        metavar="TIME", unset="by the costs")
+    vocab_recompute: bool = flag(False,
+        "The backward of --output-layer computes the logits again, which takes TIME once more.",
+        needs="--output-layer", lack="adds to the time of the output layer")
+    num_layers: int | None = flag(None, "Layers of the model, for redis.", COUNT,
+        names=PLAN_FLAGS["layers"][1:], unset=f"{LAYERS_PER_STAGE} a stage")
+    final_stage_num_layers: int | None = flag(None, "Layers of the last stage, for redis.",
+        NOT_NEGATIVE, names=PLAN_FLAGS["last_stage_layers"][1:], unset="balanced")
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """Output."""
+
+    json: bool = flag(False, "Print the figures and rows as one JSON object.")
+    text: bool = flag(False, "Draw the timeline as text.")
+    draw: Path | None = picture_flag("Draw it.")
+    window: Window = window_flag("--text or --draw")
+    trace: Path | None = flag(None,
+        "Write a Chrome trace, for Perfetto; a unit of time is shown as a microsecond.",
+        metavar="FILE.json", unset="none")
+    save_plan: Path | None = flag(None,
+        "Write the plan in text form, to be edited and given to --schedule-file.", unset="none")
+# fmt: on
+
+GROUPS: Final = (SizeFlags, PlanFlags, CostFlags, ReplicaFlags, OutputFlags)
 
 
 def _epilog() -> str:
@@ -104,34 +127,6 @@ def _epilog() -> str:
         for name in ("time", "idle", "in flight", "bubble")
     ]
     return "\n".join(["figures:", *meanings, "", "schedules:", *lines])
-
-
-def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
-    costs = parser.add_mutually_exclusive_group()
-    cost = (
-        f"times of passes ({' '.join(PASS_KINDS)}; several for the ranks, as in F=1:1:2) and "
-        f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required; if "
-        "not given, R takes as long as F and the others no time (default: "
-        "F=1,B=1,W=1,S=0.25,T=0.25)"
-    )
-    costs.add_argument("--cost", metavar="KIND=TIME,...", help=cost)
-    file = (
-        "costs by rank and chunk, as --save-measured-costs of training saves them, or written by "
-        "hand, with bytes: see megatron/simulator/costs/cost_file.py"
-    )
-    names = PLAN_FLAGS["costs"]
-    costs.add_argument(*names, dest="costs", type=Path, metavar="FILE.json", help=file)
-    add = parser.add_argument
-    layer = "forward of the whole output layer: S and T have their times from it"
-    add("--output-layer", type=number(0, float), metavar="TIME", help=layer)
-    again = "the backward of --output-layer computes the logits again, which takes TIME once more"
-    add("--vocab-recompute", action="store_true", help=again)
-    layers = f"of the model, for redis (default: {LAYERS_PER_STAGE} a stage)"
-    names = PLAN_FLAGS["layers"]
-    add(*names, dest="layers", type=number(1), metavar="LAYERS", help=layers)
-    last = "layers of the last stage, for redis (default: balanced)"
-    names = PLAN_FLAGS["last_stage_layers"]
-    add(*names, dest="last_stage_layers", type=number(0), metavar="LAYERS", help=last)
 
 
 def costs_of_file(path: Path, vocabulary: str) -> CostFile:
@@ -150,51 +145,49 @@ def costs_of_file(path: Path, vocabulary: str) -> CostFile:
     return file
 
 
-def read_costs(arguments: argparse.Namespace, vocabulary: str) -> CostFile:
+def read_costs(flags: CostFlags, vocabulary: str) -> CostFile:
     """Return the costs that the flags give.
 
     Raises:
         ValueError: if the flags give no valid costs, or costs measured with another treatment than
             ``vocabulary``; the message names the flag.
     """
-    flag = "--cost" if arguments.costs is None else "--measured-costs"
     try:
-        if arguments.cost is not None:
-            return CostFile(parse_costs(arguments.cost), None)
-        if arguments.costs is not None:
-            return costs_of_file(arguments.costs, vocabulary)
+        if flags.cost is not None:
+            return CostFile(parse_costs(flags.cost), None)
+        if flags.measured_costs is not None:
+            return costs_of_file(flags.measured_costs, vocabulary)
     except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from error
+        name = "--cost" if flags.measured_costs is None else "--measured-costs"
+        raise ValueError(f"{name}: {error}") from error
     return CostFile(DEFAULT_COSTS, None)
 
 
-def read_case(arguments: argparse.Namespace, request: Request) -> Scenario:
+def read_case(flags: Flags, request: Request) -> Scenario:
     """Return the scenario that the flags ask for.
 
     Args:
-        arguments: the flags.
+        flags: those of the command.
         request: the plan that they ask for, with its costs.
 
     Raises:
-        ValueError: if the flags give the time of the output layer twice, or not at all where it is
-            needed.
+        ValueError: if the flags give the time of the output layer twice.
     """
-    given, costs = arguments.cost is not None or arguments.costs is not None, request.costs
-    if arguments.output_layer is not None and given and (costs.passes["S"] or costs.passes["T"]):
+    own, replicas, times = flags[CostFlags], flags[ReplicaFlags], request.costs.passes
+    given = own.cost is not None or own.measured_costs is not None
+    if own.output_layer is not None and given and (times["S"] or times["T"]):
         raise ValueError(
-            f"--output-layer {arguments.output_layer:g} and the costs of S and T both give the "
+            f"--output-layer {own.output_layer:g} and the costs of S and T both give the "
             "time of the output layer: give only one of them"
         )
-    if arguments.vocab_recompute and arguments.output_layer is None:
-        raise ValueError("--vocab-recompute adds to --output-layer TIME: give it, or leave it out")
     return Scenario(
         request,
-        arguments.output_layer,
-        arguments.layers,
-        arguments.last_stage_layers,
-        arguments.replicas,
-        read_buckets(arguments),
-        arguments.vocab_recompute,
+        own.output_layer,
+        own.num_layers,
+        own.final_stage_num_layers,
+        replicas.replicas,
+        replicas.cut,
+        own.vocab_recompute,
     )
 
 
@@ -259,47 +252,47 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
     return "\n".join(lines)
 
 
-def write_files(arguments: argparse.Namespace, scenario: Scenario, done: Simulation) -> None:
+def write_files(flags: OutputFlags, scenario: Scenario, done: Simulation) -> None:
     """Write the files that are asked for in addition to the report."""
-    if arguments.draw:
+    if flags.draw is not None:
         panel = Panel(heading(scenario, done), done.timeline)
-        write_picture(lay_out([panel], window=arguments.window), arguments.draw)
-    if arguments.trace:
-        arguments.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
-    if arguments.save_plan:
-        arguments.save_plan.write_text(done.plan.to_text())
+        write_picture(lay_out([panel], window=flags.window), flags.draw)
+    if flags.trace is not None:
+        flags.trace.write_text(json.dumps(chrome_trace(done.plan, done.timeline)))
+    if flags.save_plan is not None:
+        flags.save_plan.write_text(done.plan.to_text())
 
 
 def simulate_schedule(argv: Sequence[str] | None) -> None:
     """Simulate the scenario of the command line, print the report and write the files.
 
     Raises:
-        ValueError: for arguments that make no simulation.
+        ValueError: for flags that make no simulation.
         OSError: if a file cannot be written.
     """
-    arguments = parse_arguments(argv)
-    check_window(arguments.window, {"--text": arguments.text, "--draw": bool(arguments.draw)})
-    request = request_of(arguments)
-    given = read_costs(arguments, request.vocabulary)
-    costs = with_exchange(given.costs, arguments, request.ranks)
-    scenario = read_case(arguments, replace(request, costs=costs))
-    watch = Watch(arguments.seconds, sys.stderr)
+    flags = read(argv, f"{__doc__}\n{_epilog()}", *GROUPS, rules=(about_replicas,))
+    shown, plan = flags[OutputFlags], flags[PlanFlags]
+    request = request_of(flags[SizeFlags], plan)
+    given = read_costs(flags[CostFlags], request.vocabulary)
+    costs = with_exchange(given.costs, flags[ReplicaFlags], request.ranks)
+    scenario = read_case(flags, replace(request, costs=costs))
+    watch = Watch(plan.search_seconds, sys.stderr)
     done = run(scenario, watch)
     watch.close()
     held = None if given.sizes is None else peak_bytes(done.program.plan, given.sizes)
-    write_files(arguments, scenario, done)
+    write_files(shown, scenario, done)
     print(
         json.dumps(figures(scenario, done, held), indent=1)
-        if arguments.json
+        if shown.json
         else report(scenario, done, held)
     )
-    besides = sys.stderr if arguments.json else sys.stdout
+    besides = sys.stderr if shown.json else sys.stdout
     for note in notes(scenario):
         print(f"note: {note}", file=besides)
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)
-    if arguments.text:
-        print(draw_text(done.timeline, window=arguments.window), file=besides)
+    if shown.text:
+        print(draw_text(done.timeline, window=shown.window), file=besides)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.declare import COUNT, flag
-from megatron.config.groups import Flags, copied
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags, copied
 
 
 # The formatter is off so that the flags read as a table.

@@ -4,18 +4,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from megatron.config.declare import RANKS, Range, flag, up_to
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
-from megatron.config.groups import Flags, options_of
 from megatron.config.log import DRY_RUN_GPU, LogFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import RANKS, Range, flag, up_to
+from megatron.flags.groups import Flags, declarations
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.simulator.costs.collective_time import Links
@@ -83,12 +84,7 @@ def ranks_of_machine(
 
 
 def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
-    """Return what connects the GPUs of a job.
-
-    Args:
-        flags: what is said of the links.
-        gpu: of every rank.
-    """
+    """Return what connects the GPUs of a job."""
     return gpu.links(
         (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
         (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),
@@ -185,44 +181,36 @@ def _cpu_multiplies(name: str) -> bool:
     return not words.isdisjoint((f"avx512_{name}", f"amx_{name}", on_arm))
 
 
-def _idle_on_cpus(flags: Flags) -> Iterator[str]:
-    if on_cuda(flags):
-        return
-    usual = dict(options_of(ClusterFlags, ClusterFlags()))
-    for option, value in options_of(ClusterFlags, flags[ClusterFlags]):
-        if value != usual[option] and option not in ("--ranks-per-node", "--rank-order"):
-            words = option if value is True else f"{option} {value}"
-            yield f"{words} changes nothing: {_on_cpus(option)}"
+_GLOO: Final = "ranks on CPUs communicate with gloo"
+_FREE: Final = "ranks on CPUs plan with free communication, until its time is measured"
+_IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
+    PrecisionFlags: {"fp32_matmul_precision": "CPUs multiply fp32 as it is"},
+    ClusterFlags: {
+        "nccl_max_ctas_p2p": _GLOO,
+        "nccl_max_ctas_vocab": _GLOO,
+        "nccl_max_ctas_data": _GLOO,
+        "no_numa_binding": "ranks on CPUs are bound to none",
+        "link_bandwidth": _FREE,
+        "link_latency": _FREE,
+        "network_bandwidth": _FREE,
+        "network_latency": _FREE,
+    },
+    LogFlags: {"record_memory_history": "PyTorch remembers allocations on GPUs only"},
+    TrainFlags: {"use_cpu_initialization": "ranks on CPUs draw their weights there"},
+}
+"""The flags that change nothing on CPUs, and why."""
 
 
-def _on_cpus(option: str) -> str:
-    if option.startswith("--nccl"):
-        return "ranks on CPUs communicate with gloo"
-    if option == "--no-numa-binding":
-        return "ranks on CPUs are bound to none"
-    return "ranks on CPUs plan with free communication, until its time is measured"
+def _idle_on_cpus(group: type, flags: Flags) -> Iterator[str]:
+    for declared in declarations(group) if not on_cuda(flags) else ():
+        reason = _IDLE_ON_CPUS[group].get(declared.name)
+        if reason and (value := getattr(flags[group], declared.name)) != declared.default:
+            yield f"{declared.shown(value)} changes nothing: {reason}"
 
 
-def _memory_of_cpus(flags: Flags) -> Iterator[str]:
-    if flags[LogFlags].record_memory_history and not on_cuda(flags):
-        yield "--record-memory-history changes nothing: PyTorch remembers allocations on GPUs only"
-
-
-def _drawn_by_cpus(flags: Flags) -> Iterator[str]:
-    if flags[TrainFlags].use_cpu_initialization and not on_cuda(flags):
-        yield "--use-cpu-initialization changes nothing: ranks on CPUs draw their weights there"
-
-
-def _precision_of_cpus(flags: Flags) -> Iterator[str]:
-    asked = flags[PrecisionFlags].fp32_matmul_precision
-    if asked != "highest" and not on_cuda(flags):
-        yield f"--fp32-matmul-precision {asked} changes nothing: CPUs multiply fp32 as it is"
-
-
-CLUSTER_NOTES: Final = (_precision_of_cpus, _idle_on_cpus, _memory_of_cpus, _drawn_by_cpus)
+CLUSTER_NOTES: Final = tuple(partial(_idle_on_cpus, group) for group in _IDLE_ON_CPUS)
 DEVICE_RULES: Final = (_device,)
 BACKEND_RULES: Final = (_backend,)
 """What a job asks of its devices; a dry run has none."""
 
 CLUSTER_OF_MACHINE: Final = (_backend_of_cpus, _narrow_products_on_cpus)
-"""Notes on what this machine has."""

@@ -1,33 +1,17 @@
 """Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from textwrap import fill
+from dataclasses import replace
 
-from megatron.config.checks import check
-from megatron.config.declare import Declaration
-from megatron.config.groups import Flags, declarations, filled
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
 from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, job_rules
 from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A command line that was read.
-
-    Attributes:
-        flags: the flags; those with a mistake have their default.
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
-    """
-
-    flags: Flags
-    mistakes: tuple[str, ...]
-    notes: tuple[str, ...]
+from megatron.flags.checks import check
+from megatron.flags.groups import Flags, Reading, filled
+from megatron.flags.help import help_text
 
 
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
@@ -64,7 +48,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         if speak:
-            print(help_text(GROUPS))
+            print(help_text("pretrain_gpt.py [flags]", _PURPOSE, GROUPS))
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)
@@ -83,22 +67,4 @@ def with_default_batch(flags: Flags) -> Flags:
     return flags.replaced(replace(train, global_batch_size=batch))
 
 
-def help_text(groups: Sequence[type]) -> str:
-    """Return the meaning of every flag, group by group."""
-    lines = ["usage: pretrain_gpt.py [flags]", "", _PURPOSE]
-    for group in groups:
-        lines += ["", f"{str(group.__doc__).rstrip('.')}:"]
-        for declared in declarations(group):
-            words = f"{declared.facts.help} ({_default(declared)})"
-            lines.append(f"  {declared.option} {declared.metavar}".rstrip())
-            lines.append(fill(words, 100, initial_indent=_INDENT, subsequent_indent=_INDENT))
-    return "\n".join(lines)
-
-
-def _default(declared: Declaration) -> str:
-    words = declared.default_words
-    return words if words == "required" else f"default: {words}"
-
-
 _PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."
-_INDENT = " " * 8

@@ -1,7 +1,7 @@
 """Which corpora a command line names, how they are blended, and which rules hold about them."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,6 @@ from megatron.config.data import (
     parse_data_path,
     parse_split,
 )
-from megatron.config.declare import cut, is_number
-from megatron.config.groups import Flags, declarations, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
@@ -23,6 +21,8 @@ from megatron.config.train import TrainFlags
 from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
 from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedDataset
+from megatron.flags.declare import cut, is_number
+from megatron.flags.groups import Flags, declarations, faults_of
 
 SPLITS: Final = ("train", "valid", "test")
 LONGEST_LINE: Final = 1000
@@ -198,22 +198,14 @@ def _data(flags: Flags) -> Iterator[str]:
                 "--data-path is missing: give the prefix of a .bin and .idx file, which "
                 "tools/sample_data.py makes in seconds and prints, or --mock-data"
             )
-        return
-    named: list[Callable[[], object]] = [partial(own_paths, flags)]
-    if not gives_splits(flags[CorpusFlags]):
-        named = [partial(shared_blend, flags)]
-    for read in named:
-        try:
-            read()
-        except ValueError as error:
-            yield str(error)
+    elif gives_splits(flags[CorpusFlags]):
+        yield from faults_of(lambda: own_paths(flags))
+    else:
+        yield from faults_of(lambda: shared_blend(flags))
 
 
 def _split(flags: Flags) -> Iterator[str]:
-    try:
-        parse_split(flags[DataFlags].split)
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: parse_split(flags[DataFlags].split))
 
 
 def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
@@ -250,7 +242,6 @@ def _why_nothing(flags: Flags) -> str:
 
 
 CORPUS_RULES: Final = (_data, _split, _several_corpora_at_once, _nothing_to_evaluate)
-"""The mistakes."""
 
 
 def _split_of_mock_data(flags: Flags) -> Iterator[str]:
@@ -278,7 +269,6 @@ def _idle_evaluation(flags: Flags) -> Iterator[str]:
 
 
 CORPUS_NOTES: Final = (_split_of_mock_data, _idle_evaluation)
-"""The flags that change nothing."""
 
 
 def _data_files(flags: Flags) -> Iterator[str]:
@@ -325,4 +315,3 @@ _DATA_FILES: Final = (
 )
 
 DRY_RUN_NOTES: Final = (_files_of_a_dry_run,)
-"""The notes of a dry run."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import Range, flag
 from megatron.data.config import Blend, EvaluationSet
+from megatron.flags.declare import Range, flag
 
 _SHARED: Final = "--data-path or --data-args-path or --mock-data"
 _IN_A_FILE: Final = "--per-split-data-args-path"

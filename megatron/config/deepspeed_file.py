@@ -5,47 +5,34 @@ that asks for something else is refused.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.groups import Flags
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import option_of
+from megatron.flags.groups import Flags
 
 _FLAG: Final = "--deepspeed-config"
-Setting = tuple[str, Callable[[Flags], object]]
-
-_SETTINGS: Final[Mapping[str, Setting]] = {
-    "train_micro_batch_size_per_gpu": (
-        "--micro-batch-size",
-        lambda f: f[TrainFlags].micro_batch_size,
-    ),
-    "train_batch_size": ("--global-batch-size", lambda f: f[TrainFlags].global_batch_size),
-    "gradient_clipping": ("--clip-grad", lambda f: f[OptimizerFlags].clip_grad),
-    "bf16.enabled": ("--bf16", lambda f: f[TrainFlags].bf16),
-    "fp16.enabled": ("--fp16", lambda f: f[PrecisionFlags].fp16),
-    "fp16.loss_scale": ("--loss-scale", lambda f: f[PrecisionFlags].loss_scale or 0),
-    "fp16.initial_scale_power": (
-        "the power of 2 of --initial-loss-scale",
-        lambda f: math.log2(f[PrecisionFlags].initial_loss_scale),
-    ),
-    "fp16.loss_scale_window": (
-        "--loss-scale-window",
-        lambda f: f[PrecisionFlags].loss_scale_window,
-    ),
-    "fp16.hysteresis": ("--hysteresis", lambda f: f[PrecisionFlags].hysteresis),
-    "fp16.min_loss_scale": ("--min-loss-scale", lambda f: f[PrecisionFlags].min_loss_scale),
-    "zero_optimization.stage": (
-        "the stage of --use-distributed-optimizer (0 without it, 1 with it)",
-        lambda f: int(f[ReplicaFlags].use_distributed_optimizer),
-    ),
+_SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
+    "train_micro_batch_size_per_gpu": (TrainFlags, "micro_batch_size"),
+    "train_batch_size": (TrainFlags, "global_batch_size"),
+    "gradient_clipping": (OptimizerFlags, "clip_grad"),
+    "bf16.enabled": (TrainFlags, "bf16"),
+    "fp16.enabled": (PrecisionFlags, "fp16"),
+    "fp16.loss_scale": (PrecisionFlags, "loss_scale"),
+    "fp16.initial_scale_power": (PrecisionFlags, "initial_loss_scale"),
+    "fp16.loss_scale_window": (PrecisionFlags, "loss_scale_window"),
+    "fp16.hysteresis": (PrecisionFlags, "hysteresis"),
+    "fp16.min_loss_scale": (PrecisionFlags, "min_loss_scale"),
+    "zero_optimization.stage": (ReplicaFlags, "use_distributed_optimizer"),
 }
-"""The settings of the file that decide a run, and what the flags say of them."""
+"""The settings of the file that decide a run, and the flags that say the same."""
 
 _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_accumulation_steps"))
 """Settings that decide no result, or follow from others."""
@@ -70,9 +57,22 @@ def deepspeed_file(flags: Flags) -> Iterator[str]:
                 "for as flags"
             )
             continue
-        flag, own = _SETTINGS[name][0], _SETTINGS[name][1](flags)
+        flag, own = _said_by_flags(name, flags)
         if value != own:
             yield f"{_FLAG} {file}: {name} is {value}, but {flag} is {own}: make the two the same"
+
+
+def _said_by_flags(name: str, flags: Flags) -> tuple[str, object]:
+    """Return the flag that says what a setting does, and the setting that the flag comes to."""
+    group, field = _SETTINGS[name]
+    flag, value = option_of(field), getattr(flags[group], field)
+    if name == "fp16.loss_scale":
+        return flag, value or 0
+    if name == "fp16.initial_scale_power":
+        return f"the power of 2 of {flag}", math.log2(value)
+    if name == "zero_optimization.stage":
+        return f"the stage of {flag} (0 without it, 1 with it)", int(value)
+    return flag, value
 
 
 def _content(file: Path) -> Mapping[str, Any]:

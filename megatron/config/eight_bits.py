@@ -7,13 +7,13 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.config.experts import experts_of
-from megatron.config.groups import Flags
 from megatron.config.layers import sound_model
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import MULTIPLE
 from megatron.layers.eight_bit_config import EightBitConfig, Recipe
@@ -247,10 +247,7 @@ def _experts(flags: Flags) -> Iterator[str]:
 
 
 EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens, _experts)
-"""The mistakes that they find make a run impossible."""
 
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
-"""What the GPUs of this machine lack."""
 
 EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _pytorch_for_transformer_engine)
-"""Notes on what this machine has."""

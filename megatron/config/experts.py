@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from megatron.config.declare import (
+from megatron.config.layer_patterns import parse_pattern
+from megatron.config.model import ModelFlags
+from megatron.flags.declare import (
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
@@ -13,9 +15,7 @@ from megatron.config.declare import (
     flag,
     option_of,
 )
-from megatron.config.groups import Flags, Rule
-from megatron.config.layer_patterns import parse_pattern
-from megatron.config.model import ModelFlags
+from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.layers.experts.router import Balance, Score
 from megatron.model.config import ModelConfig, Pattern
 
@@ -164,12 +164,8 @@ def expert_pattern(flags: Flags) -> Pattern:
 
 
 def _layers(flags: Flags) -> Iterator[str]:
-    if experts_of(flags) is None:
-        return
-    try:
-        expert_pattern(flags)
-    except ValueError as error:
-        yield str(error)
+    if experts_of(flags) is not None:
+        yield from faults_of(lambda: expert_pattern(flags))
 
 
 def _choices(flags: Flags) -> Iterator[str]:

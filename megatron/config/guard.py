@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.config.checkpoint import CheckpointFlags
-from megatron.config.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
-from megatron.config.groups import Flags
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
+from megatron.flags.groups import Flags, copied, faults_of
 
 
 # The formatter is off so that the flags read as a table.
@@ -65,57 +65,29 @@ class GuardFlags:
 
 
 @dataclass(frozen=True)
-class GuardConfig:
-    """What a long run does when something goes wrong, or its time is over.
+class GuardConfig(GuardFlags):
+    """What a long run does when something goes wrong, or its time is over: its flags, read.
 
     Attributes:
         exit_signals: names of the signals after which the run saves and leaves.
-        exit_seconds: after which it does so; ``None``: never.
-        exit_file: it does so too once this file exists; ``None``: no file ends it.
-        trigger_folder: whose files ``exit`` and ``save`` let the run leave or save, once each.
-        ends_if_not_finite: a loss or gradient norm that is not finite ends the run; otherwise its
-            iteration takes no step.
-        tells_spikes: tell of losses far above all others.
-        check_for_large_grads: tell of gradient norms far above all others.
         skipped: iterations, counted from 1, whose samples are passed over.
         hang_seconds: without progress, after which the job is given up.
-        tells_stragglers: tell which ranks are slower than the others.
-        collects_every: iterations from one collection of Python's garbage to the next; 0: none is
-            between evaluations; ``None``: Python decides.
-        collects_at_evaluations: unless Python decides, collect before and after evaluations.
     """
 
     exit_signals: tuple[str, ...] = ()
-    exit_seconds: float | None = None
-    exit_file: Path | None = None
-    trigger_folder: Path | None = None
-    ends_if_not_finite: bool = True
-    tells_spikes: bool = False
     skipped: frozenset[int] = frozenset()
     hang_seconds: float = 300.0
-    tells_stragglers: bool = False
-    collects_every: int | None = None
-    collects_at_evaluations: bool = True
-    check_for_large_grads: bool = False
 
 
 def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
     """What a long run does when something goes wrong, or its time is over."""
     names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
-    minutes = flags.exit_duration_in_mins
-    return GuardConfig(
+    return copied(
+        GuardConfig,
+        flags,
         exit_signals=tuple(names) if flags.exit_signal_handler else (),
-        exit_seconds=None if minutes is None else 60 * minutes,
-        exit_file=flags.kill_switch_path,
-        trigger_folder=flags.trigger_path,
-        ends_if_not_finite=not flags.no_check_for_nan_in_loss_and_grad,
-        tells_spikes=flags.check_for_spiky_loss,
         skipped=parse_iterations(flags.iterations_to_skip),
         hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
-        tells_stragglers=flags.log_straggler,
-        collects_every=flags.manual_gc_interval if flags.manual_gc else None,
-        collects_at_evaluations=not flags.no_manual_gc_eval,
-        check_for_large_grads=flags.check_for_large_grads,
     )
 
 
@@ -135,10 +107,7 @@ def parse_iterations(words: Sequence[str]) -> frozenset[int]:
 
 
 def _iterations_to_skip(flags: Flags) -> Iterator[str]:
-    try:
-        parse_iterations(flags[GuardFlags].iterations_to_skip)
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: parse_iterations(flags[GuardFlags].iterations_to_skip))
 
 
 def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
@@ -151,9 +120,11 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
 
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
-    beyond = [
-        i for i in sorted(parse_iterations(flags[GuardFlags].iterations_to_skip)) if i > total
-    ]
+    try:
+        skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
+    except ValueError:
+        return  # a rule tells it
+    beyond = [number for number in sorted(skipped) if number > total]
     if beyond and total > 0:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "
@@ -217,7 +188,6 @@ def _trigger_folder(flags: Flags) -> Iterator[str]:
 
 
 GUARD_RULES: Final = (_iterations_to_skip, _trigger_folder)
-"""The rules about mistakes."""
 
 GUARD_NOTES: Final = (
     _idle_check,
@@ -226,4 +196,3 @@ GUARD_NOTES: Final = (
     _nothing_saved_at_the_exit,
     _restart_from_nothing,
 )
-"""The rules about flags that change nothing, or less than they promise."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 from megatron.config.data import CorpusFlags
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
 from megatron.config.experts import expert_fields
-from megatron.config.groups import Flags, Rule, copied, options_of
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
+from megatron.flags.groups import Flags, Rule, copied, faults_of, options_of
 from megatron.model.config import ModelConfig, Pattern
 
 _ROPE: Final = "--position-embedding-type rope"
@@ -166,24 +166,15 @@ def _mlp(flags: Flags) -> Iterator[str]:
 
 
 def _window(flags: Flags) -> Iterator[str]:
-    try:
-        parse_window(flags[LayerFlags].window_size)
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: parse_window(flags[LayerFlags].window_size))
 
 
 def _window_layers(flags: Flags) -> Iterator[str]:
-    try:
-        window_pattern(flags)
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: window_pattern(flags))
 
 
 def _unrotated_layers(flags: Flags) -> Iterator[str]:
-    try:
-        no_rope_pattern(flags)
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: no_rope_pattern(flags))
 
 
 def _predicted_tokens(flags: Flags) -> Iterator[str]:
@@ -229,7 +220,5 @@ LAYER_RULES: Final[tuple[Rule, ...]] = (
     _unrotated_layers,
     _predicted_tokens,
 )
-"""The rules about the flags of layers; see ``megatron.config.topics``."""
 
 LAYER_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)
-"""The rules about flags of layers that change nothing beside the others."""

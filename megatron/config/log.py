@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
-from megatron.config.groups import Flags, copied
 from megatron.config.records import RecordConfig
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+from megatron.flags.groups import Flags, copied
 from megatron.simulator.costs.gpus import GPUS
 
 DRY_RUN_GPU: Final = "A100"
@@ -79,49 +79,14 @@ class LogFlags:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """Printed lines and measurements of a run, and their files.
+class LogConfig(LogFlags):
+    """Printed lines and measurements of a run: its flags, and beside them other records.
 
     Attributes:
-        log_interval: iterations per printed line.
-        peak_tflops: peak of one rank in TFLOP/s for the MFU; ``None``: from the table or measured.
-        profile: write a torch profiler trace of some iterations.
-        profile_step_start: first traced iteration (counted from 1).
-        profile_step_end: first iteration that is no longer traced.
-        profile_dir: folder of the traces, one file per rank.
-        profile_ranks: ranks of the job that are traced; none: all of them.
-        pytorch_profiler_collect_shapes: traces have the shapes of what operations read.
-        record_timeline: file for the measured timeline in the simulator's format.
-        profile_schedule_start: first iteration (counted from 1) whose passes are timed; ``None``:
-            none is.
-        profile_schedule_end: first iteration whose passes are no longer timed.
-        save_measured_costs: file for the measured costs.
-        replan: make the plan anew from the measured costs.
-        log_num_zeros_in_grad: count the zeros of the gradient in every iteration.
-        log_params_norm: find the norm of all weights after every iteration.
         records: what is recorded besides the printed lines.
-        record_memory_history: remember who allocates GPU memory.
-        memory_snapshot_path: where a rank that is out of memory writes what it holds.
     """
 
-    log_interval: int
-    peak_tflops: float | None
-    profile: bool
-    profile_step_start: int
-    profile_step_end: int
-    profile_dir: Path
-    record_timeline: Path | None
-    profile_schedule_start: int | None = None
-    profile_schedule_end: int | None = None
-    save_measured_costs: Path | None = None
-    replan: bool = False
-    log_num_zeros_in_grad: bool = False
-    log_params_norm: bool = False
     records: RecordConfig = field(default_factory=RecordConfig)
-    record_memory_history: bool = False
-    memory_snapshot_path: Path = Path("snapshot.pickle")
-    profile_ranks: tuple[int, ...] = ()
-    pytorch_profiler_collect_shapes: bool = False
 
 
 @dataclass(frozen=True)

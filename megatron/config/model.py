@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.config.declare import (
+from megatron.flags.declare import (
     COUNT,
-    DEPTH,
     LENGTH,
     NOT_NEGATIVE,
     PERCENT,
@@ -17,9 +16,11 @@ from megatron.config.declare import (
     required,
     up_to,
 )
-from megatron.config.groups import Flags
+from megatron.flags.groups import Flags
 from megatron.model.config import PositionEmbedding
+from megatron.simulator.costs.redistribute import MOST_LAYERS
 
+DEPTH: Final = up_to(MOST_LAYERS)
 _ROPE: Final = "--position-embedding-type rope"
 
 
@@ -122,4 +123,3 @@ def _rotation(flags: Flags) -> Iterator[str]:
 
 
 MODEL_RULES: Final = (_heads, _positions, _rotation)
-"""The mistakes that they find make a run impossible."""

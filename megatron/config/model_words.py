@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from megatron.config.declare import option_of
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
-from megatron.config.groups import all_declarations
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
+from megatron.flags.declare import option_of
+from megatron.flags.groups import all_declarations
 
 FREE: Final = frozenset(
     {
@@ -55,9 +55,6 @@ def model_flags(model: Model) -> dict[str, list[str]]:
     """Return the flags that make a model, each with the words behind it.
 
     What has its default is left out, and so is what this version has no flag for.
-
-    Args:
-        model: its fields.
     """
     found: dict[str, list[str]] = {}
     for name in model:

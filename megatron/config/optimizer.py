@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag, option_of, required
-from megatron.config.groups import Flags, Rule
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag, option_of, required
+from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import (
     AnnealingStyle,
     Coefficients,
@@ -267,10 +267,8 @@ OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
     _annealing,
     _weight_decay,
 )
-"""The mistakes that they find make a run impossible."""
 
 OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
     _idle_decay,
     _idle_ends,
 )
-"""The flags that they find change nothing beside the others."""

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
-from megatron.config.declare import option_of
 from megatron.config.experts import experts_of
-from megatron.config.groups import Flags, Rule, copied
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
 from megatron.config.parallelism import on_cuda
 from megatron.config.precision import PrecisionFlags, loss_scale_config, narrow_types
 from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import option_of
+from megatron.flags.groups import Flags, Rule, copied
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.optimizer.config import Implementation, MuonConfig, OptimizerConfig
 from megatron.optimizer.newton_schulz import coefficients

@@ -7,12 +7,12 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.declare import MINUTES, RANKS, WIDTH, flag
 from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.groups import Flags
 from megatron.config.layers import LayerFlags, sound_model
 from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
+from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
+from megatron.flags.groups import Flags
 from megatron.model.cut_faults import faults_of_cut
 from megatron.schedules.treatments import TREATMENTS
 

@@ -5,9 +5,8 @@ Flags that ask for different things are refused together.
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
-from megatron.config.groups import Flags, Rule, faults_of
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import (
@@ -22,7 +21,6 @@ from megatron.config.schedule import (
     compares_treatments,
     distributions,
     given_flags,
-    leaves_one_chunk,
     schedule_of,
     schedules_asked,
     treatment_of,
@@ -31,7 +29,8 @@ from megatron.config.schedule import (
 )
 from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
 from megatron.config.train import TrainFlags
-from megatron.model.distribution import LayerDistribution, distribute
+from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.model.distribution import distribute
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
@@ -39,46 +38,13 @@ from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
 
 
-class Pipeline(NamedTuple):
-    """The pipeline that the flags ask for.
-
-    Attributes:
-        schedule: a name of ``TRAINABLE_SCHEDULES``.
-        treatment: treatment of the vocabulary.
-        virtual_stages: chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``.
-        layers: how the transformer layers are spread over the stages.
-    """
-
-    schedule: str
-    treatment: str
-    virtual_stages: int | None
-    layers: LayerDistribution
-
-
-def settle_pipeline(flags: Flags, treatment: str | None = None) -> Pipeline:
-    """Return the pipeline that ``flags`` ask for; they must break no rule of ``PIPELINE_RULES``.
-
-    Args:
-        flags: as given.
-        treatment: of ``treatments_of`` the flags; ``None``: the first.
-    """
-    treatment = treatment_of(flags) if treatment is None else treatment
-    chunks = None if leaves_one_chunk(flags) else chunks_of(flags)
-    return Pipeline(schedule_of(flags), treatment, chunks, distribution_of(flags, treatment))
-
-
-def size_faults(flags: Flags, replicas: int) -> Iterator[str]:
+def _plan_size(flags: Flags) -> Iterator[str]:
     """Refuse numbers of which no plan can be made, before anybody waits for it.
 
-    Args:
-        flags: as given.
-        replicas: of the model.
-
-    Yields:
-        A line that begins with the flag of the largest number.
+    The line begins with the flag of the largest number.
     """
     train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
-    of_a_microbatch = train.micro_batch_size * replicas
+    of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
     microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
     forwards = ranks * chunks * microbatches
@@ -167,7 +133,6 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 
 
 PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
-"""The rules about flags of the pipeline that change nothing beside the others."""
 
 PIPELINE_RULES: Final[tuple[Rule, ...]] = (
     _one_schedule,
@@ -178,11 +143,6 @@ PIPELINE_RULES: Final[tuple[Rule, ...]] = (
     _limit_of_schedule,
     *STAGE_RULES,
 )
-"""The rules about the flags of the pipeline; see ``megatron.config.topics``."""
-
-
-def _plan_size(flags: Flags) -> Iterator[str]:
-    yield from size_faults(flags, number_of_replicas(flags))
 
 
 def _plan_file(flags: Flags) -> Iterator[str]:
@@ -211,7 +171,7 @@ def _plan_file(flags: Flags) -> Iterator[str]:
 def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     """Spread the layers over the stages of a plan's file, if that needs no costs."""
     try:
-        layers = settle_pipeline(flags).layers
+        layers = distribution_of(flags, treatment_of(flags))
     except ValueError:
         return  # the rules about the flags tell it
     if layers.kind != "redis":

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.declare import cut
+from megatron.flags.declare import cut
 from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
@@ -23,9 +23,6 @@ _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d+)")
 
 def parse_layout(text: str) -> tuple[int, ...]:
     """Read a layout whose first stage has the embedding and whose last stage has the loss.
-
-    Args:
-        text: the value of the flag.
 
     Returns:
         Transformer layers of every stage; a stage may have none.

@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.declare import COUNT, POSITIVE, flag, option_of
-from megatron.config.groups import Flags, Rule
 from megatron.config.log import LogFlags
 from megatron.config.train import TrainFlags
+from megatron.flags.declare import COUNT, POSITIVE, flag, option_of
+from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 
 _FP16: Final = "--fp16"
@@ -138,7 +138,5 @@ PRECISION_RULES: Final[tuple[Rule, ...]] = (
     _narrow_types,
     _counted_type,
 )
-"""The mistakes that they find make a run impossible."""
 
 PRECISION_NOTES: Final[tuple[Rule, ...]] = (_idle_awareness,)
-"""The flags that they find change nothing beside the others."""

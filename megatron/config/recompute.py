@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.config.declare import COUNT, flag
-from megatron.config.groups import Flags
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 
 _FULL: Final = "--recompute-granularity full"

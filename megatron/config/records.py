@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import COUNT, flag
-from megatron.config.groups import Flags, copied
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags, copied
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
 TENSORBOARD: Final = ("tensorboard", "tensorboardX")
@@ -57,42 +57,14 @@ class RecordFlags:
 
 
 @dataclass(frozen=True)
-class RecordConfig:
-    """What a run records besides its printed lines.
+class RecordConfig(RecordFlags):
+    """What a run records besides its printed lines: its flags, and where progress is told.
 
     Attributes:
-        log_jsonl: file of JSON lines; ``None``: none.
-        tensorboard_dir: folder of curves; ``None``: none.
-        tensorboard_log_interval: iterations between two points of a curve of every iteration.
-        tensorboard_queue_size: points that may wait to be written.
-        log_timers_to_tensorboard: curves of times, throughput and idle time too.
-        log_memory_to_tensorboard: curves of memory too.
-        log_validation_ppl_to_tensorboard: curves of perplexities too.
-        log_loss_scale_to_tensorboard: a curve of the loss scale, if losses are scaled.
-        log_world_size_to_tensorboard: a curve of the number of ranks too.
-        wandb_project: project of Weights & Biases; ``None``: nothing is sent there.
-        wandb_exp_name: name of the run there; ``None``: it makes one up.
-        wandb_entity: owner of the project; ``None``: who is logged in.
-        wandb_save_dir: folder of its files; ``None``: its own choice.
         progress_folder: of the file with a line for every start and save; ``None``: there is none.
-        live_display: show a display where rank 0 prints to a terminal.
     """
 
-    log_jsonl: Path | None = None
-    tensorboard_dir: Path | None = None
-    tensorboard_log_interval: int = 1
-    tensorboard_queue_size: int = 1000
-    log_timers_to_tensorboard: bool = False
-    log_memory_to_tensorboard: bool = False
-    log_validation_ppl_to_tensorboard: bool = False
-    log_loss_scale_to_tensorboard: bool = True
-    log_world_size_to_tensorboard: bool = False
-    wandb_project: str | None = None
-    wandb_exp_name: str | None = None
-    wandb_entity: str | None = None
-    wandb_save_dir: Path | None = None
     progress_folder: Path | None = None
-    live_display: bool = True
 
 
 def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
@@ -102,8 +74,6 @@ def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> Re
         flags,
         wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
         progress_folder=save if flags.log_progress and not skip_train else None,
-        live_display=not flags.no_live_display,
-        log_loss_scale_to_tensorboard=not flags.no_log_loss_scale_to_tensorboard,
     )
 
 

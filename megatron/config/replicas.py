@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.cluster import ClusterFlags, ranks_of_machine
-from megatron.config.declare import COUNT, flag
-from megatron.config.groups import Flags, options_of
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.train import TrainFlags, growth_of
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags, options_of
 from megatron.parallel.grid import Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.counted import counted
@@ -73,12 +73,7 @@ class ReplicaConfig:
 
 
 def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
-    """Data parallelism; all its flags change nothing where no rank has the parameters of another.
-
-    Args:
-        given: all flags.
-        replicas: of the model.
-    """
+    """Data parallelism; its flags change nothing where no rank has the parameters of another."""
     alike = replicas * given[ParallelFlags].context_parallel_size
     if alike == 1:
         return ReplicaConfig()

@@ -29,23 +29,29 @@ from megatron.config.corpora import (
 )
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
-from megatron.config.groups import Flags, copied
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import ModelFlags
 from megatron.config.optimizer_kind import optimizer_config
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
-from megatron.config.pipeline import settle_pipeline
 from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
 from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordFlags, record_config
 from megatron.config.replicas import ReplicaConfig, replica_config
-from megatron.config.schedule import PipelineFlags, treatments_of
+from megatron.config.schedule import (
+    PipelineFlags,
+    chunks_of,
+    leaves_one_chunk,
+    schedule_of,
+    treatments_of,
+)
+from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
 from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
+from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
@@ -61,6 +67,8 @@ from megatron.simulator.costs.gpus import Gpu
 class ParallelConfig:
     """How the model is laid out over the ranks of the job.
 
+    What is not listed here is the flag of its name.
+
     Attributes:
         pipeline_size: pipeline ranks p.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
@@ -72,16 +80,12 @@ class ParallelConfig:
         virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
             ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
-        schedule_file: file of the plan in text form, for the schedule ``file``.
         memory_limit: the most microbatches that a rank may have in flight.
         recompute_ahead: the most chunks that a rank may hold between R and B, where layers are
             computed again in passes of their own (R); ``None``: layers are computed again in B.
-        measured_costs: file of measured costs to plan with; ``None``: by FLOPs.
         replicas: data parallelism.
-        search_seconds: limit of the search for a plan; ``None``: the search takes as long as it
-            needs, and comparing schedules on a known GPU takes up to 20 s. With a limit the plan
-            depends on the machine, so all ranks take the plan of rank 0.
-        advice_seconds: limit of the search for other settings, where a dry run does not fit.
+        search_seconds: as the flag; with a limit the plan depends on the machine, so all ranks
+            take the plan of rank 0.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
             outside of attention and MLP.
@@ -145,16 +149,8 @@ class ParallelConfig:
 
 
 def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
-    """The layout; the vocabulary is padded so that every shard has the same, round, size.
-
-    Args:
-        flags: as given.
-        vocab_size: entries of the vocabulary.
-        replicas: of the model.
-        treatment: of the vocabulary.
-    """
-    parallel, pipeline = flags[ParallelFlags], settle_pipeline(flags, treatment)
-    cuda, own_gpu = on_cuda(flags), known_gpu(flags)
+    """The layout; the vocabulary is padded so that every shard has the same, round, size."""
+    parallel, cuda, own_gpu = flags[ParallelFlags], on_cuda(flags), known_gpu(flags)
     layout = copied(
         ParallelConfig,
         flags[PipelineFlags],
@@ -163,13 +159,13 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
         vocab_parallel=treatment,
-        pipeline_schedule=pipeline.schedule,
+        pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,
         device="cuda" if cuda else "cpu",
         backend="nccl" if cuda else "gloo",
         timeout_minutes=parallel.distributed_timeout_minutes,
-        virtual_stages=pipeline.virtual_stages,
-        layers=pipeline.layers,
+        virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
+        layers=distribution_of(flags, treatment),
         memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
         recompute_ahead=flags[RecomputeFlags].recompute_ahead,
         replicas=replica_config(flags, replicas),
@@ -188,14 +184,6 @@ class RunConfig:
     """Everything that decides a run.
 
     Attributes:
-        model: shape and mathematics of the model.
-        parallel: layout over the ranks.
-        train: length, batch and precision.
-        optimizer: AdamW, clipping and learning rate.
-        data: corpus and sampling.
-        log: printed lines, traces.
-        checkpoint: saving and loading.
-        guard: what happens when something goes wrong, or the time is over.
         notes: sentences about accepted flags that change nothing here, for the log.
         dry_run: what to predict instead of training; ``None``: train.
         alternatives: layouts with other treatments of the vocabulary, of which the plan takes the
@@ -224,15 +212,7 @@ class RunConfig:
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
-    """Turn flags without a mistake into the configuration of a run.
-
-    Args:
-        flags: as given.
-        notes: carried over for the log.
-
-    Returns:
-        The configuration; nothing in it is left to derive.
-    """
+    """Turn flags without a mistake into a run, in which nothing is left to derive."""
     vocab_size, eod_token = vocabulary(flags)
     replicas, train = number_of_replicas(flags), flags[TrainFlags]
     layouts = tuple(

@@ -12,21 +12,16 @@ from typing import Any, Final
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
-from megatron.config.conditions import alternatives
-from megatron.config.declare import Declaration
 from megatron.config.model_words import model_flags
-from megatron.config.words import SortedWords
+from megatron.flags.conditions import alternatives
+from megatron.flags.declare import Declaration
+from megatron.flags.words import SortedWords
 
 USE: Final = "--use-checkpoint-args"
 
 
 def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> None:
-    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none.
-
-    Args:
-        words: of the command line.
-        declared: all flags, as they stand on a command line.
-    """
+    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
     if USE not in words.given or "--load" not in words.given:
         return
     root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]

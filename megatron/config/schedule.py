@@ -6,15 +6,14 @@ this project.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.declare import COUNT, DEPTH, NOT_NEGATIVE, flag, option_of
-from megatron.config.groups import Flags
-from megatron.config.model import ModelFlags
+from megatron.config.model import DEPTH, ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, option_of
+from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 
@@ -209,29 +208,18 @@ def schedules_asked(flags: Flags) -> Iterator[Ask]:
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:
     """Yield the flags that ask for a treatment of the vocabulary."""
-    return chain(
-        _split_vocabulary(flags[ParallelFlags]), _redistributed(flags[PipelineFlags]), _named(flags)
-    )
-
-
-def _split_vocabulary(flags: ParallelFlags) -> Iterator[Ask]:
-    if flags.use_interlaced_schedule:
+    parallel, pipeline = flags[ParallelFlags], flags[PipelineFlags]
+    if parallel.use_interlaced_schedule:
         yield Ask("--use-interlaced-schedule", ("interlaced",))
-    elif flags.enable_vocab_parallel and flags.disable_backward_fusion:
+    elif parallel.enable_vocab_parallel and parallel.disable_backward_fusion:
         yield Ask("--enable-vocab-parallel --disable-backward-fusion", ("vocab-1",))
-    elif flags.enable_vocab_parallel:
+    elif parallel.enable_vocab_parallel:
         yield Ask("--enable-vocab-parallel", ("vocab-2",))
-
-
-def _redistributed(flags: PipelineFlags) -> Iterator[Ask]:
-    if flags.enable_layer_redistribution:
+    if pipeline.enable_layer_redistribution:
         yield Ask("--enable-layer-redistribution", ("redis",))
-    if flags.layer_distribution == "redis":
+    if pipeline.layer_distribution == "redis":
         yield Ask("--layer-distribution redis", ("redis",))
-
-
-def _named(flags: Flags) -> Iterator[Ask]:
-    if (name := flags[ParallelFlags].vocab_parallel) is not None:
+    if (name := parallel.vocab_parallel) is not None:
         compared = name == AUTO_TREATMENT
         yield Ask(f"--vocab-parallel {name}", COMPARED_TREATMENTS if compared else (name,))
 

@@ -22,12 +22,7 @@ def text_of(flag: str, file: Path) -> str:
 
 
 def json_of(flag: str, file: Path, remedy: str) -> Any:
-    """Return the content of a JSON file that a flag names.
-
-    Args:
-        flag: the flag.
-        file: its value.
-        remedy: what to do if it is none.
+    """Return the content of a JSON file that a flag names; ``remedy``: what to do if it is none.
 
     Raises:
         ValueError: it cannot be read, or is no JSON.

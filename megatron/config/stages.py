@@ -6,7 +6,6 @@ Several flags say so in their own way. Those that do not go together are refused
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from megatron.config.groups import Flags, Rule
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags
@@ -27,6 +26,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatment_of,
 )
+from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
@@ -47,7 +47,7 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
         return LayerDistribution("explicit", counts=layout, written=written)
     if text == "remainder":
         return LayerDistribution("remainder")
-    if text is not None and text != "even":
+    if text not in (None, "even", "redis"):  # redis beside another treatment is refused
         return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
     return LayerDistribution(
         first=pipeline.decoder_first_pipeline_num_layers,
@@ -176,22 +176,15 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
 def _spread_rule(flags: Flags) -> Iterator[str]:
     """Refuse layers that fit no stages, unless the flags on the stages have another mistake."""
     traits = TRAITS[schedule_of(flags)]
-    if traits.compares or "file" in traits.options or any(_faults_of_stages(flags)):
+    others = (fault for rule in _FLAG_RULES for fault in rule(flags))
+    if traits.compares or "file" in traits.options or any(others):
         return
     distribution = distribution_of(flags, treatment_of(flags))
     if distribution.kind == "redis":
         return
     chunks = chunks_of(flags) or traits.chunks
-    try:
-        stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
-        distribute(distribution, flags[ModelFlags].num_layers, stages)
-    except ValueError as error:
-        yield str(error)
-
-
-def _faults_of_stages(flags: Flags) -> Iterator[str]:
-    for rule in _FLAG_RULES:
-        yield from rule(flags)
+    stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
+    yield from faults_of(lambda: distribute(distribution, flags[ModelFlags].num_layers, stages))
 
 
 def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
@@ -200,7 +193,6 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
 
 
 STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _layout_note)
-"""The rules about flags of the stages that change nothing beside the others."""
 
 _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _chunk_rule,
@@ -215,4 +207,3 @@ _FLAG_RULES: Final[tuple[Rule, ...]] = (
 """What each of these flags may say, and beside which others."""
 
 STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)
-"""The rules about the flags of the stages; see ``megatron.config.topics``."""

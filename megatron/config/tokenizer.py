@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from megatron.config.declare import NOT_NEGATIVE, Range, flag, up_to
 from megatron.data.config import FillConfig
 from megatron.data.tokenizers.build import TYPES, build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.flags.declare import NOT_NEGATIVE, Range, flag, option_of, up_to
 
 _GPT2 = "--tokenizer-type GPT2BPETokenizer"
 _TIKTOKEN = "--tokenizer-type TikTokenizer"
@@ -57,6 +57,11 @@ def tokenizer_config(flags: TokenizerFlags, tokenizer_type: str) -> TokenizerCon
     return TokenizerConfig(**(named | {"tokenizer_type": tokenizer_type}))
 
 
+def tokenizer_of(flags: TokenizerFlags) -> TokenizerConfig | None:
+    """Return the tokenizer that the flags name; ``None``: they name none."""
+    return None if flags.tokenizer_type is None else tokenizer_config(flags, flags.tokenizer_type)
+
+
 # The formatter is off so that the flags read as a table.
 # fmt: off
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def fill_config(flags: FillFlags, tokenizer: TokenizerFlags) -> FillConfig | Non
     built = build_tokenizer(config)
 
     def id_of(name: str) -> int:
-        return _id_of(getattr(flags, name), "--" + name.replace("_", "-"), built)
+        return _id_of(getattr(flags, name), option_of(name), built)
 
     return FillConfig(
         config,

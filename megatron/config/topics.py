@@ -24,7 +24,6 @@ from megatron.config.eight_bits import (
     EightBitFlags,
 )
 from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
-from megatron.config.groups import Flags, Rule, all_declarations
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
@@ -45,6 +44,7 @@ from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
+from megatron.flags.groups import Flags, Rule, all_declarations
 
 GROUPS: Final = (
     ModelFlags,

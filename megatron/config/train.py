@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
-from megatron.config.groups import Flags
 from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 from megatron.data.config import EvaluationSet
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
+from megatron.flags.groups import Flags, faults_of
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.config import Precision
@@ -178,13 +178,11 @@ def growth_of(flags: TrainFlags) -> Growth | None:
 class TrainConfig:
     """How long to train, on batches of which size, in which precision.
 
+    What is not listed here is the flag of its name.
+
     Attributes:
-        micro_batch_size: samples b of a microbatch.
         global_batch_size: samples of an iteration, once batches grow no more.
         train_iters: iterations of the whole job, if it begins at sample 0.
-        exit_interval: stop after the first iteration that this number divides; ``None``: never.
-        seed: seed of the initial weights, the data order and dropout.
-        use_cpu_initialization: draw initial weights of GPUs on the CPU.
         dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
             activations.
         gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
@@ -192,15 +190,10 @@ class TrainConfig:
         wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
             ``dtype`` has 16 bits.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
-        eval_iters: batches of ``global_batch_size`` samples per evaluation.
         replicas: that share a global batch.
         rampup: how batches grow before; ``None``: they do not.
         length: samples of the whole job; ``None``: it ends by its iterations.
-        full_validation: an evaluation reads every validation set whole.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
-        skip_train: only evaluate.
-        vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
-            them again.
         recomputation: what the backward computes again.
         eight_bits: what is multiplied in 8 bits; ``None``: nothing.
     """
@@ -260,10 +253,7 @@ def _batches(flags: Flags) -> Iterator[str]:
 
 
 def _growing_batches(flags: Flags) -> Iterator[str]:
-    try:
-        growth_of(flags[TrainFlags])
-    except ValueError as error:
-        yield str(error)
+    yield from faults_of(lambda: growth_of(flags[TrainFlags]))
 
 
 def _length(flags: Flags) -> Iterator[str]:
@@ -280,4 +270,3 @@ def _length(flags: Flags) -> Iterator[str]:
 
 
 TRAIN_RULES: Final = (_batches, _growing_batches, _length)
-"""The mistakes that they find make a run impossible."""

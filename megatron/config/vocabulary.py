@@ -5,10 +5,10 @@ from functools import partial
 from typing import Final
 
 from megatron.config.data import DataFlags
-from megatron.config.groups import Flags, faults_of
 from megatron.config.log import LogFlags
 from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.build import build_tokenizer
+from megatron.flags.groups import Flags, faults_of
 
 
 def vocabulary(flags: Flags) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from megatron.config.data import CorpusFlags
-from megatron.config.declare import cut
 from megatron.config.side_files import text_of
 from megatron.data.config import OwnPaths, Share
+from megatron.flags.declare import cut
 
 _FORM: Final = "give 'NAME: WEIGHT START:END PREFIX, ...', as in 'train: 1 0:0.95 corpus'"
 Group = tuple[str, tuple[Share, ...]]

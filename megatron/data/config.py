@@ -17,13 +17,7 @@ EvaluationSet = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class DocumentsConfig:
-    """What becomes of the documents in a sample.
-
-    Attributes:
-        eod_token: id of the token that ends a document.
-        reset_attention_mask: a token sees none of another document.
-        reset_position_ids: positions begin anew with every document.
-    """
+    """What becomes of the documents in a sample, as in ``DataConfig``."""
 
     eod_token: int
     reset_attention_mask: bool

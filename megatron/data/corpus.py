@@ -58,14 +58,11 @@ def standard_library() -> Corpus:
 
 
 def text_files(paths: Sequence[Path]) -> Corpus:
-    """The user's own text files.
+    """The user's own text files, in UTF-8.
 
     Each file is cut into documents at the first blank line after every 64 KiB, so that even one
     large file has documents to divide among train, validation and test. The name is a hash of the
     files' paths, sizes and modification times.
-
-    Args:
-        paths: UTF-8 files.
 
     Raises:
         ValueError: a path is no file, or all of them are empty.

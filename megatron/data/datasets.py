@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +24,7 @@ class Datasets:
     """One dataset per split; ``None`` where no samples were asked for.
 
     Attributes:
-        train: to train on.
         valid: the validation set, or the first of several.
-        test: the test set.
         more_valid: the other validation sets.
     """
 
@@ -136,11 +133,7 @@ def _blended(
 ) -> SampleDataset:
     """Return the dataset of a blend; only one of a single corpus can be read just once.
 
-    Args:
-        parts: of the blend.
-        num_samples: of the blend.
-        builder: of the blend's index.
-        index: makes the dataset of a part, with so many samples.
+    ``index`` makes the dataset of a part, with so many samples.
     """
     if len(parts) == 1:
         return index(parts[0], num_samples)
@@ -209,7 +202,7 @@ def _one_corpus(
     part: Part,
     num_samples: int | None,
 ) -> GPTDataset:
-    cache = config.cache_path or _default_cache(part.source.prefix)
+    cache = config.cache_path or part.source.prefix.parent / "sample_indices"
     indices = build_sample_indices(
         part.source,
         part.sequences,
@@ -222,7 +215,3 @@ def _one_corpus(
     )
     masked = config.eod_token if config.eod_mask_loss else None
     return GPTDataset(part.source, indices, config.seq_length, vocab_size, masked)
-
-
-def _default_cache(prefix: Path) -> Path:
-    return prefix.parent / "sample_indices"

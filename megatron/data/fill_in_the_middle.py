@@ -55,14 +55,7 @@ class FilledDataset:
 def rearranged(
     tokens: list[int], config: FillConfig, tokenizer: Tokenizer, random: np.random.RandomState
 ) -> list[int]:
-    """Return a sample's tokens with the middles of some documents moved to their ends.
-
-    Args:
-        tokens: of the sample, with the ends of documents.
-        config: how often, and with which tokens.
-        tokenizer: turns ids to text and back.
-        random: decides.
-    """
+    """Return a sample's tokens with the middles of some documents moved to their ends."""
     found: list[int] = []
     for document, end in _parts(tokens, config.end_token):
         pieces = list(_parts(document, config.split_token))

@@ -1,6 +1,6 @@
 // The two sequential loops of sampling, for corpora with many millions of documents.
 //
-// `NumpyIndexBuilder` in index_builder.py computes the same arrays without a compiler; its
+// `IndexBuilder` in index_builder.py computes the same arrays without a compiler; its
 // docstrings define shapes, dtypes and meaning. Arguments are validated there, by the callers.
 
 #include <pybind11/numpy.h>

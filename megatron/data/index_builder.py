@@ -6,7 +6,7 @@ ranks on different machines always agree.
 
 import logging
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from megatron.native.extensions import INDEX_BUILDER, LOAD_ERRORS, load_extensio
 _LOG = logging.getLogger(__name__)
 
 
-class IndexBuilder(Protocol):
-    """The interface of both builders."""
+class IndexBuilder:
+    """Both loops in NumPy; the C++ module has the same two functions."""
 
     def sample_index(
         self,
@@ -39,37 +39,6 @@ class IndexBuilder(Protocol):
             int64 [N + 1, 2]: position in ``document_index`` and offset within that document of
             token i * s, for i = 0 ... N. Sample i runs from row i to row i + 1, both included.
         """
-        ...
-
-    def blend_index(
-        self, weights: NDArray[np.float64], size: int
-    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Interleaves datasets so that every prefix of the blend is close to the weights.
-
-        Step i goes to the dataset with the largest ``weights[k] * max(i, 1) - drawn[k]``, the
-        first one among equals, as in Megatron-LM.
-
-        Args:
-            weights: share of each dataset, float64 [k], summing to one.
-            size: draws in all.
-
-        Returns:
-            int16 [size] the dataset of each draw, and int64 [size] its running number within it.
-        """
-        ...
-
-
-class NumpyIndexBuilder:
-    """Index building without a compiler; see `IndexBuilder` for the contract."""
-
-    def sample_index(
-        self,
-        lengths: NDArray[np.int32],
-        document_index: NDArray[np.int32],
-        seq_length: int,
-        num_samples: int,
-    ) -> NDArray[np.int64]:
-        """Finds all starts at once by bisection in the documents' cumulative lengths."""
         sizes = lengths[document_index].astype(np.int64)
         ends = np.cumsum(sizes)
         starts = np.arange(num_samples + 1, dtype=np.int64) * seq_length
@@ -79,7 +48,18 @@ class NumpyIndexBuilder:
     def blend_index(
         self, weights: NDArray[np.float64], size: int
     ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Takes the steps one by one: each depends on all before it."""
+        """Interleaves datasets so that every prefix of the blend is close to the weights.
+
+        Step i goes to the dataset with the largest ``weights[k] * max(i, 1) - drawn[k]``, the
+        first one among equals, as in Megatron-LM. Each step depends on all before it.
+
+        Args:
+            weights: share of each dataset, float64 [k], summing to one.
+            size: draws in all.
+
+        Returns:
+            int16 [size] the dataset of each draw, and int64 [size] its running number within it.
+        """
         dataset = np.empty(size, np.int16)
         dataset_sample = np.empty(size, np.int64)
         drawn = np.zeros(len(weights), np.int64)
@@ -104,4 +84,4 @@ def load_index_builder(cache: Path) -> IndexBuilder:
         return cast(IndexBuilder, load_extension(INDEX_BUILDER, cache))
     except LOAD_ERRORS as error:
         _LOG.warning("sampling indices are built in NumPy, slower but the same: %s", reason(error))
-        return NumpyIndexBuilder()
+        return IndexBuilder()

@@ -68,10 +68,7 @@ class Index:
 def write_index(path: Path, dtype: np.dtype[np.integer], parts: Sequence[Sequences]) -> None:
     """Write the index of tokens whose sequences come in parts, without copying whole arrays.
 
-    Args:
-        path: the file.
-        dtype: of the token ids, little-endian.
-        parts: the sequences, in the order of their tokens.
+    ``dtype`` is that of the token ids, little-endian.
     """
     code = next(code for code, name in _DTYPES.items() if np.dtype(name) == dtype)
     sequences = sum(len(part.lengths) for part in parts)

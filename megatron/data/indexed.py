@@ -37,13 +37,9 @@ def idx_path(prefix: Path) -> Path:
 class IndexedDataset:
     """Read-only view of the sequences of one prefix; nothing is loaded before it is asked for.
 
-    Args:
-        prefix: the path without ``.bin`` / ``.idx``.
-        flag: that names it, for messages.
-
     Attributes:
-        prefix: as above.
-        named: the flag and the prefix.
+        prefix: the path without ``.bin`` / ``.idx``.
+        named: the flag and the prefix, for messages.
         lengths: tokens of each sequence, int32 [n].
         document_indices: first sequence of each document and, last, n; int64 [d + 1].
         dtype: of the token ids.
@@ -156,11 +152,16 @@ class IndexedWriter:
         lengths = np.asarray(self._lengths, dtype="<i4")
         documents = np.arange(len(lengths) + 1, dtype="<i8")
         write_index(self._idx, self._dtype, [Sequences(lengths, documents)])
-        sync(self._bin)
-        sync(self._idx)
-        idx_path(self._prefix).unlink(missing_ok=True)
-        self._bin.replace(bin_path(self._prefix))
-        self._idx.replace(idx_path(self._prefix))
+        put_in_place(self._bin, self._idx, self._prefix)
+
+
+def put_in_place(tokens: Path, index: Path, prefix: Path) -> None:
+    """Give a written pair its names; a reader finds a whole pair or none at any moment."""
+    sync(tokens)
+    sync(index)
+    idx_path(prefix).unlink(missing_ok=True)
+    tokens.replace(bin_path(prefix))
+    index.replace(idx_path(prefix))
 
 
 def _check_files(prefix: Path) -> None:

@@ -111,11 +111,7 @@ class MicrobatchLoader:
         Raises:
             ValueError: the dataset ends before the batch does, or holds foreign token ids.
         """
-        microbatches = self._read_all(
-            self._starts(self.consumed_samples, self._replica, self._replicas)
-        )
-        self.consumed_samples += self.batch_size
-        return microbatches
+        return self.next_prepared(list)
 
     def next_prepared(self, prepare: Callable[[list[Microbatch]], T]) -> T:
         """Read the next global batch, and return what ``prepare`` makes of it.
@@ -126,7 +122,10 @@ class MicrobatchLoader:
         Raises:
             ValueError: as ``next_batch``.
         """
-        return prepare(self.next_batch())
+        starts = self._starts(self.consumed_samples, self._replica, self._replicas)
+        batch = self._prepared(starts, prepare)
+        self.consumed_samples += self.batch_size
+        return batch
 
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
         """Begin with the batch that ``next_prepared`` will be asked for; here nothing begins."""
@@ -134,10 +133,7 @@ class MicrobatchLoader:
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
         """Reads whole microbatches of the global batch that begins with sample ``first``.
 
-        Args:
-            first: number of the sample.
-            begin: first microbatch to read.
-            step: read every so many microbatches from there on.
+        Those are every ``step``-th, from ``begin`` on.
 
         Raises:
             ValueError: as ``next_batch``.
@@ -177,6 +173,9 @@ class MicrobatchLoader:
     def whole_batches(self) -> int:
         """Global batches that the dataset fills."""
         return len(self._dataset) // self.batch_size
+
+    def _prepared(self, starts: range, prepare: Callable[[list[Microbatch]], T]) -> T:
+        return prepare(self._read_all(starts))
 
     def _read_all(self, starts: range) -> list[Microbatch]:
         return [self._read(start).part(self._kept) for start in starts]
@@ -232,24 +231,14 @@ class PrefetchingLoader(MicrobatchLoader):
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._ahead: _Ahead | None = None
 
-    def next_batch(self) -> list[Microbatch]:
-        """As ``MicrobatchLoader.next_batch``; the batch after is read from now on."""
-        batch = self.next_prepared(_as_it_is)
-        self.read_ahead(_as_it_is)
-        return batch
-
-    def next_prepared(self, prepare: Callable[[list[Microbatch]], T]) -> T:
-        """As ``MicrobatchLoader.next_prepared``."""
-        starts = self._starts(self.consumed_samples, self._replica, self._replicas)
+    def _prepared(self, starts: range, prepare: Callable[[list[Microbatch]], T]) -> T:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.starts, ahead.prepare) == (starts, prepare):
             batch: T = ahead.outcome.result()
-        else:
-            if ahead is not None:
-                wait([ahead.outcome])  # batches are prepared one at a time
-            batch = prepare(self._read_all(starts))
-        self.consumed_samples += self.batch_size
-        return batch
+            return batch
+        if ahead is not None:
+            wait([ahead.outcome])  # batches are prepared one at a time
+        return super()._prepared(starts, prepare)
 
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
         """As ``MicrobatchLoader.read_ahead``."""
@@ -259,18 +248,10 @@ class PrefetchingLoader(MicrobatchLoader):
             self._ahead = _Ahead(after, prepare, outcome)
 
 
-def _as_it_is(batch: list[Microbatch]) -> list[Microbatch]:
-    return batch
-
-
 def document_starts(tokens: Tensor, eod_token: int) -> Tensor:
     """Return for every token the first position of its document in the sample, int64 [b, s].
 
-    As in Megatron-LM the token that ends a document belongs to it.
-
-    Args:
-        tokens: input ids [b, s].
-        eod_token: id of the token that ends a document.
+    As in Megatron-LM the token that ends a document, ``eod_token``, belongs to it.
     """
     begins = torch.zeros_like(tokens)
     ended = tokens[:, :-1] == eod_token

@@ -32,14 +32,7 @@ _UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
 def prepare(
     corpus: Corpus, vocab_size: int, cache: Path, progress: Progress, num_threads: int = 1
 ) -> Path:
-    """Makes a tokenizer of ``vocab_size`` entries for ``corpus`` and tokenises it, once.
-
-    Args:
-        corpus: the text.
-        vocab_size: size of the vocabulary, special tokens and bytes included.
-        cache: folder of all prepared corpora.
-        progress: told about every step.
-        num_threads: threads that encode.
+    """Makes a tokenizer of so many entries, bytes included, for ``corpus`` and tokenises it, once.
 
     Returns:
         A folder with ``tokenizer.model``, ``text_document.bin`` and ``text_document.idx``. When it
@@ -149,15 +142,7 @@ def unused_pieces(model: Path) -> int:
 def tokenise(
     corpus: Corpus, model: bytes, prefix: Path, progress: Progress, num_threads: int
 ) -> None:
-    """Writes every non-empty document, ended by ``</s>``, to ``PREFIX.bin`` and ``PREFIX.idx``.
-
-    Args:
-        corpus: the text.
-        model: serialized sentencepiece model.
-        prefix: where to write.
-        progress: told about the bytes encoded.
-        num_threads: threads that encode.
-    """
+    """Writes every non-empty document, ended by ``</s>``, to ``PREFIX.bin`` and ``PREFIX.idx``."""
     processor = SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     end = processor.eos_id()

@@ -94,12 +94,8 @@ class Epochs:
 class GPTDataset:
     """Samples of one range of one corpus; a `SampleDataset`.
 
-    Args:
-        source: the corpus.
-        indices: from `build_sample_indices` for the same corpus and s.
-        seq_length: tokens per sample s.
-        vocab_size: every id read must be below it.
-        masked_token: input token that bears no loss.
+    Every id that is read must be below ``vocab_size``; the indices are from `build_sample_indices`
+    for the same corpus and s.
     """
 
     def __init__(
@@ -168,9 +164,6 @@ def build_sample_indices(
         cache: folder of the arrays, made when missing.
         builder: from `load_index_builder`.
         asked_by: flags that say how many samples are needed, for messages.
-
-    Returns:
-        Indices of these samples.
 
     Raises:
         ValueError: the range is too short for one sample, or the cache cannot be written.

@@ -20,9 +20,7 @@ from megatron.layers.forward_pass import ForwardPass
 class Slots:
     """Which slots of a batch hold tokens; shared by all layers of a rank.
 
-    Args:
-        padding_b: slots without a token at the beginning of every row, int64.
-        capacity: slots of a row.
+    Every row has ``capacity`` slots, and the first ``padding_b`` of them, int64, hold no token.
 
     Attributes:
         filled: slots that have been filled.
@@ -67,12 +65,7 @@ class Slots:
 
 
 class CachedAttention(nn.Module):
-    """A layer's attention with its parameters, for the forward alone.
-
-    Args:
-        attention: the layer's.
-        slots: of the batch.
-    """
+    """A layer's attention with its parameters, for the forward alone."""
 
     def __init__(self, attention: SelfAttention, slots: Slots) -> None:
         super().__init__()
@@ -85,9 +78,7 @@ class CachedAttention(nn.Module):
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return the attention's output for the next tokens.
 
-        Args:
-            x_bsh: their input.
-            forward_pass: brings the rotation of the layer at their positions, or none.
+        ``forward_pass`` brings the rotation of the layer at their positions, or none.
         """
         own, shape, rope = self._attention, self._attention.shape, forward_pass.rope
         qkv_bsgcd = own.linear_qkv(x_bsh).unflatten(

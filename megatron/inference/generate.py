@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from megatron.inference.model import InferenceModel, Rows
 from megatron.inference.sampling import Sampling, choose_tokens
@@ -20,13 +19,8 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every prompt; every rank runs it to the end.
 
-    Args:
-        model: this rank's part.
-        prompts: tokens of each; none is empty.
-        how: tokens are chosen.
-        most_tokens: of an answer.
-        end: token after which an answer is complete.
-        cached: remember keys and values; otherwise every step runs all tokens again.
+    Answers have ``most_tokens``, or are complete after the token ``end``. Unless keys and values
+    are ``cached``, every step runs all tokens again.
 
     Yields:
         A token for each prompt, ``None`` for those whose answers are complete. The last token of an
@@ -44,7 +38,8 @@ def generate(
     for step in range(most_tokens):
         if rows is None or not cached:
             rows, new_bs = model.start(padding_b, longest + most_tokens), tokens_bs
-        chosen_b = _next(model, rows, new_bs, how, step).cpu()
+        logits_bv = model.logits(model.advance(rows, new_bs)[:, -1])
+        chosen_b = choose_tokens(logits_bv, model.first_row, model.column, how, step).cpu()
         yield [int(token) if on else None for token, on in zip(chosen_b, running, strict=True)]
         running = [on and int(token) != end for token, on in zip(chosen_b, running, strict=True)]
         if not any(running):
@@ -61,11 +56,6 @@ def answers(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
             if token is not None:
                 answer.append(token)
     return found
-
-
-def _next(model: InferenceModel, rows: Rows, new_bs: Tensor, how: Sampling, step: int) -> Tensor:
-    last_bh = model.advance(rows, new_bs)[:, -1]
-    return choose_tokens(model.logits(last_bh), model.first_row, model.column, how, step)
 
 
 def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:

@@ -25,8 +25,7 @@ from megatron.parallel.environment import launched
 class Request(Protocol):
     """One question of a task.
 
-    Attributes:
-        args: what the method that answers it takes.
+    ``args`` is what the method that answers it takes.
     """
 
     args: tuple[Any, ...]

@@ -96,9 +96,7 @@ class InferenceModel:
     def start(self, padding_b: Tensor, capacity: int) -> "Rows":
         """Return a batch of rows without tokens.
 
-        Args:
-            padding_b: slots at the beginning of every row that will hold none, int64.
-            capacity: slots of a row.
+        Every row has ``capacity`` slots, of which the first ``padding_b``, int64, will hold none.
         """
         assert capacity <= self.config.seq_length, "tables are not made for it"
         return Rows(self._model, Slots(padding_b.to(self.device), capacity))
@@ -138,12 +136,7 @@ class InferenceModel:
 
 
 class Rows:
-    """A batch that is being run: the layers of this rank with what they remember.
-
-    Args:
-        model: the rank's part.
-        slots: of the batch.
-    """
+    """A batch that is being run: the layers of this rank with what they remember."""
 
     def __init__(self, model: RankModel, slots: Slots) -> None:
         self._model, self._slots = model, slots

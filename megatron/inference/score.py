@@ -39,11 +39,6 @@ def score(model: InferenceModel, row: Sequence[int], count: int) -> Scored:
     """Return how likely the last ``count`` tokens of a row are after those before them.
 
     Every rank calls it with the same arguments.
-
-    Args:
-        model: this rank's part.
-        row: tokens, at least one more than ``count``.
-        count: of tokens to score.
     """
     assert 0 < count < len(row), f"{count} of {len(row)} tokens, and one before them"
     tokens_s = torch.tensor(row)
@@ -82,10 +77,8 @@ def _log_probabilities(
 def windows(tokens: Sequence[int], longest: int, stride: int) -> Iterator[tuple[list[int], int]]:
     """Cut a long text so that every token but the first is scored once.
 
-    Args:
-        tokens: of the text.
-        longest: tokens of a row.
-        stride: tokens that are scored at a time; the rest of a row is what comes before them.
+    Of a row with the ``longest`` number of tokens ``stride`` are scored at a time; the rest of a
+    row is what comes before them.
 
     Yields:
         A row, and how many tokens at its end are to be scored.
@@ -102,9 +95,7 @@ def windows(tokens: Sequence[int], longest: int, stride: int) -> Iterator[tuple[
 class Perplexity:
     """Of a text.
 
-    Attributes:
-        tokens: that were scored.
-        log_probability: natural logarithm of that of all of them.
+    ``log_probability`` is the natural logarithm of that of all its tokens.
     """
 
     tokens: int
@@ -126,11 +117,7 @@ def perplexity(
 ) -> Perplexity:
     """Return the perplexity of a text under a model; every rank calls it.
 
-    Args:
-        model: this rank's part.
-        tokens: at least two.
-        longest: tokens of a row.
-        stride: see ``windows``.
+    ``longest`` and ``stride`` are those of ``windows``.
 
     Raises:
         ValueError: there is nothing to score.

@@ -31,10 +31,8 @@ class Words:
     def of(cls, config: TokenizerConfig, end: int | None, vocab_size: int) -> "Words":
         """Return what works with the tokenizer of a model.
 
-        Args:
-            config: the tokenizer, as in the model's training.
-            end: token that ends an answer; ``None``: the end of a document.
-            vocab_size: entries of the model.
+        An answer ends with the token ``end``; ``None``: the end of a document. The model has
+        ``vocab_size`` entries.
 
         Raises:
             ValueError: there is no such tokenizer, or it has more tokens than the model.

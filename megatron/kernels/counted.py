@@ -22,11 +22,8 @@ from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, can_pack_on
-from megatron.kernels.scores import PLAIN, Scores
-
-Capability = tuple[int, int]
-"""Major and minor compute capability, as CUDA numbers generations of GPUs."""
+from megatron.kernels.reference.packed_attention import knows_packed
+from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
 """Makes the results of an operator, without values."""
@@ -44,17 +41,16 @@ _LIBRARY: Final = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 
 @cache
-def counted_kernels(dtype: torch.dtype, capability: Capability = (9, 0)) -> Kernels:
-    """Return the kernels that a GPU of NVIDIA would choose for activations of ``dtype``.
+def counted_kernels(dtype: torch.dtype) -> Kernels:
+    """Return the kernels that a GPU of NVIDIA, Ampere or later, chooses for activations.
 
     The packages apex, flash-attn and Transformer Engine count as absent. This PyTorch's version is
     taken for the GPU's.
 
     Args:
         dtype: of activations; of another one than bf16, fp16 and fp32 a GPU takes PyTorch's own.
-        capability: of the GPU.
     """
-    return _CountedKernels(dtype, capability) if dtype in TYPES else _CountedReference()
+    return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
 
 
 class _CountedGroups:
@@ -76,10 +72,6 @@ class _CountedReference(_CountedGroups, ReferenceKernels):
 
 
 class _CountedKernels(_CountedGroups, CudaKernels):
-    def __init__(self, dtype: torch.dtype, capability: Capability) -> None:
-        super().__init__(_META, dtype)
-        self._capability = capability
-
     def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
         return Products(device, dtype, add_of_this_version())
 
@@ -91,27 +83,18 @@ class _CountedKernels(_CountedGroups, CudaKernels):
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         is_there = find_spec(_PACKED_ATTENTION) is not None
-        return is_there and can_pack_on(self._capability, q_basd, scores, dropout)
+        return is_there and knows_packed(q_basd, scores, dropout)
 
-    def causal_attention(
+    def _attend_within(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
         v_bgsd: Tensor,
-        *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
+        scores: Scores,
+        documents: Documents,
     ) -> Tensor:
-        """See ``Kernels``; documents are whole samples.
-
-        The kernel that packs them then does the work that attention does without documents.
-        """
-        if documents is not None and documents.are_of(q_basd, k_bgsd):
-            documents = None if self._packs(q_basd, scores, dropout) else documents
-        return super().causal_attention(
-            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
-        )
+        """Do the work that attention does without documents: each counts as a whole sample."""
+        return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
@@ -124,16 +107,14 @@ class _CountedKernels(_CountedGroups, CudaKernels):
         keep tensors of the same sizes, so the count says flash attention for either.
         """
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
-        is_recent = self._capability >= LEAST_CAPABILITY
-        if not is_wide and channels <= _WIDEST_HEAD and is_recent:
+        if not is_wide and channels <= _WIDEST_HEAD:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
         copies = q_basd.shape[1] // k_bgsd.shape[1]
         if is_wide and copies > 1:
             k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
             copies = 1
         is_aligned = channels * q_basd.element_size() % _BYTES_AT_ONCE == 0
-        has_type = is_recent or q_basd.dtype != torch.bfloat16
-        if copies == 1 and is_aligned and has_type:
+        if copies == 1 and is_aligned:
             keeps_sums = torch.is_grad_enabled() and q_basd.requires_grad
             efficient_basd: Tensor = _aten._scaled_dot_product_efficient_attention(
                 q_basd, k_bgsd, v_bgsd, None, keeps_sums, dropout, True, scale=scale

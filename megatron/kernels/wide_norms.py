@@ -1,7 +1,5 @@
 """Norms of a residual stream in fp32, where parameters and the layers' activations have 16 bits."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -15,15 +13,12 @@ class WideNorms(ReferenceKernels):
 
     Args:
         device: where the stream lives.
-        folder: folder of compiled libraries, by default the project's.
         kernels: form the norms in fp32; ``None``: the fastest for the device do.
     """
 
-    def __init__(
-        self, device: torch.device, folder: Path | None = None, kernels: Kernels | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, kernels: Kernels | None = None) -> None:
         super().__init__()
-        self._wide = kernels or kernels_for(device, torch.float32, folder)
+        self._wide = kernels or kernels_for(device, torch.float32)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; the result has the type of ``weight_h``."""

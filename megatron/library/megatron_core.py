@@ -1,7 +1,7 @@
 """Megatron-Core's models under our plans: what stands in for its ``get_forward_backward_func()``.
 
 Megatron-Core's schedules are functions that call the user's ``forward_step_func`` and send tensors
-between stages. ``forward_backward_func`` returns one with the same arguments and results in which a
+between stages. ``forward_backward_func`` makes one with the same arguments and results in which a
 plan decides the order, and our executor runs it. A stage's forward and backward remain
 Megatron-Core's own functions, so that losses, scales and token counts are what they are there.
 """
@@ -42,25 +42,24 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 class ForwardBackward:
-    """A plan in the form of Megatron-Core's ``forward_backward_func``.
+    """What replaces the result of Megatron-Core's ``get_forward_backward_func()``.
+
+    The model is a chunk, or a list of them, of this rank; stages lie where the plan has them, so
+    that for ``1f1b`` and ``interleaved`` they are where Megatron-Core builds them. For a V the
+    chunks are to be built for it: ``megatron.library.plans.own_stages`` says which are whose.
 
     Args:
         schedule: name of a schedule, or a plan with a vocabulary that is not split.
         options: as ``megatron.library.plans.plan`` takes them beside ranks and microbatches.
     """
 
-    def __init__(self, schedule: str | Plan, options: Mapping[str, Any]) -> None:
-        self._schedule, self._options = schedule, dict(options)
+    def __init__(self, schedule: str | Plan = "1f1b", **options: Any) -> None:
+        self._schedule, self._options = schedule, options
         self._plans: dict[int, Plan] = {}
         self._connected: dict[object, Any] = {}
 
     def plan(self, ranks: int, microbatches: int, chunks: int) -> Plan:
         """Return the plan of an iteration.
-
-        Args:
-            ranks: of the pipeline.
-            microbatches: of the iteration.
-            chunks: of the model on each rank.
 
         Raises:
             ValueError: if there is none, or it is not of this many ranks, microbatches and chunks.
@@ -166,18 +165,8 @@ class ForwardBackward:
         return reported
 
 
-def forward_backward_func(schedule: str | Plan = "1f1b", **options: Any) -> ForwardBackward:
-    """Return what replaces the result of Megatron-Core's ``get_forward_backward_func()``.
-
-    The model is a chunk, or a list of them, of this rank; stages lie where the plan has them, so
-    that for ``1f1b`` and ``interleaved`` they are where Megatron-Core builds them. For a V the
-    chunks are to be built for it: ``megatron.library.plans.own_stages`` says which are whose.
-
-    Args:
-        schedule: name of a schedule, or a plan with a vocabulary that is not split.
-        options: as ``megatron.library.plans.plan`` takes them beside ranks and microbatches.
-    """
-    return ForwardBackward(schedule, options)
+forward_backward_func = ForwardBackward
+"""What is called in place of Megatron-Core's ``get_forward_backward_func``."""
 
 
 class CorePasses:
@@ -251,13 +240,10 @@ class CorePasses:
     def _hand(self, tensor: Tensor, i: int, stage: int, other: int) -> None:
         """Leave a tensor for a neighbouring stage, or for the link to it."""
         same_rank = self.plan.stages[other][0] == self.rank
+        name = "output_gradient" if same_rank else "input_gradient"
         if other > stage:
-            self.store.put(
-                "input" if same_rank else "output", i, tensor, other if same_rank else stage
-            )
-        else:
-            name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, tensor, other if same_rank else stage)
+            name = "input" if same_rank else "output"
+        self.store.put(name, i, tensor, other if same_rank else stage)
 
 
 def _check_plan(made: Plan, ranks: int, microbatches: int, chunks: int) -> None:
@@ -293,9 +279,7 @@ def _forwards(row: Sequence[Pass]) -> Iterator[tuple[int, list[int]]]:
 def check_arguments(config: Any, *unused: object) -> None:
     """Refuse what would have no effect.
 
-    Args:
-        config: of the model.
-        unused: ``decoder_seq_length``, ``adjust_tensor_shapes_fn`` and ``p2p_communicator``.
+    ``unused`` are ``decoder_seq_length``, ``adjust_tensor_shapes_fn`` and ``p2p_communicator``.
 
     Raises:
         ValueError: if one is given, or a field of ``REFUSED`` is.

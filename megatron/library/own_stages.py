@@ -130,13 +130,8 @@ class WholeVocabulary(VocabularyPasses):
     As with the project's own layers, the head's gradients are formed in the last stage's F and the
     embedding's in the first stage's B.
 
-    Args:
-        model: of this rank.
-        plan: the plan.
-        rank: pipeline rank.
-        store: holds the values that passes leave for others.
-        embedding: token ids [b, s] -> [b, s, h]; needed with the first stage.
-        head: the loss; needed with the last stage.
+    ``embedding`` makes [b, s, h] of token ids [b, s], and is needed with the first stage, ``head``
+    with the last one.
     """
 
     def __init__(
@@ -189,12 +184,7 @@ class WholeVocabulary(VocabularyPasses):
 class OwnPasses(StagePasses):
     """The passes of a rank over ``OwnStages``.
 
-    Args:
-        model: this rank's stages.
-        plan: the plan.
-        rank: pipeline rank.
-        store: holds the values that passes leave for others.
-        whole: embedding and head, if the vocabulary is not split.
+    ``whole`` has embedding and head, if the vocabulary is not split.
     """
 
     def __init__(

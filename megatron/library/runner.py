@@ -238,10 +238,7 @@ def _refuse_shard(part: object, kind: type[nn.Module], plan: Plan, rank: int) ->
 def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.device) -> Groups:
     """Return a pipeline's groups; only its own ranks take part in making them.
 
-    Args:
-        group: of the pipeline; ``None``: all ranks.
-        ranks: as many as the group must have.
-        device: of this rank.
+    Without ``group`` the pipeline has all ranks.
 
     Raises:
         ValueError: if the group has another size.

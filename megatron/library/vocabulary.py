@@ -6,6 +6,7 @@ call the modules, and the backward, in the same order; each has the whole input,
 the tokens (``sequence_parallel``). No [n, V] tensor exists on any rank.
 """
 
+from dataclasses import replace
 from typing import Final, Literal, cast
 
 import torch
@@ -28,22 +29,20 @@ IGNORED: Final = -100
 class _SplitVocabulary(nn.Module):
     """A matrix [V, h] whose rows are split over the ranks of a group.
 
-    Attributes:
-        weight: this rank's rows, ceil(V / P) on every rank; the last ranks' may be padding, which
-            is never predicted, never looked up, and stays as it is.
-        shard: which rows of the whole matrix these are.
+    Every rank has ceil(V / P) rows; the last ranks' may be padding, which is never predicted, never
+    looked up, and stays as it is.
     """
 
     def __init__(
         self,
         vocab_size: int,
         hidden_size: int,
-        group: dist.ProcessGroup | None,
-        sequence_parallel: bool,
-        recompute: bool,
-        weight: nn.Parameter | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        weight: nn.Parameter | None = None,
+        sequence_parallel: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if min(vocab_size, hidden_size) < 1:
@@ -67,7 +66,7 @@ class _SplitVocabulary(nn.Module):
         else:
             self.weight = weight
         ranks = tensor_parallel(axis, self.weight.device, sequence_parallel=sequence_parallel)
-        self._sharded = Sharded(self.shard, ranks, recompute)
+        self._sharded = Sharded(self.shard, ranks)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -154,7 +153,13 @@ class VocabParallelHead(_SplitVocabulary):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            vocab_size, hidden_size, group, sequence_parallel, recompute, weight, device, dtype
+            vocab_size,
+            hidden_size,
+            group=group,
+            weight=weight,
+            sequence_parallel=sequence_parallel,
+            device=device,
+            dtype=dtype,
         )
         if not 0 <= label_smoothing <= 1 or z_loss < 0 or logit_softcap < 0:
             raise ValueError(
@@ -164,6 +169,7 @@ class VocabParallelHead(_SplitVocabulary):
         self.options = LossOptions(vocab_size, label_smoothing, z_loss, logit_softcap)
         self.ignore_index = ignore_index
         self.recompute = recompute
+        self._sharded = replace(self._sharded, recompute=recompute)
 
     def forward(self, x: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
         """Return the loss in fp32 (float64 for float64 input).
@@ -201,9 +207,7 @@ class VocabParallelHead(_SplitVocabulary):
         Label smoothing and z-loss have no part in it, soft-capping has. For a temperature t give
         ``x / t``.
 
-        Args:
-            x: as in ``forward``.
-            targets: as in ``forward``.
+        ``x`` and ``targets`` are as in ``forward``.
 
         Returns:
             [...], of the tokens that this rank has.
@@ -264,21 +268,6 @@ class VocabParallelEmbedding(_SplitVocabulary):
     Raises:
         ValueError: for sizes that make no matrix, or a weight of another shape.
     """
-
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        group: dist.ProcessGroup | None = None,
-        weight: nn.Parameter | None = None,
-        sequence_parallel: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            vocab_size, hidden_size, group, sequence_parallel, False, weight, device, dtype
-        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., h] of token ids [...].

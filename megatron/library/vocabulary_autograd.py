@@ -72,14 +72,8 @@ class TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         """Run S and C1.
 
-        Args:
-            ctx: keeps what S leaves.
-            x_uh: input of the output layer.
-            weight: this rank's rows, padding included.
-            targets_u: target ids; one outside of the vocabulary has no target's logit.
-            how: how the ranks hold the vocabulary.
-            options: form of the loss.
-            differentiated: whether there is a backward.
+        A target outside of the vocabulary has no target's logit; ``differentiated``: there is a
+        backward.
         """
         keep = differentiated and not how.recompute
         x_nh = how.all_tokens(x_uh).contiguous()

@@ -2,7 +2,7 @@
 
 Its kernel takes a list of tensors at once, and reads and writes gradient, master and both moments
 in 28 bytes a parameter. Clipping and the loss scale (8 bytes) and rounding to the weights (6) take
-passes of their own, so a step moves up to 42; ``OnePassAdamW`` moves 30.
+passes of their own, so a step moves up to 42; those of ours that update at once move 30.
 
 The package is NVIDIA's, from its repository. PyPI's project of the same name is another one.
 """
@@ -17,9 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from megatron.optimizer.adamw import in_slices, moments_of
+from megatron.kernels.reference.optimizer import divide, in_slices
+from megatron.optimizer.adamw import moments_of
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.mixed_precision import Master, Step, divide, groups_of
+from megatron.optimizer.mixed_precision import Master, Step, groups_of
 
 USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
 """The arguments that it is given; rates and steps are set in its groups."""

@@ -26,6 +26,7 @@ from megatron.layers.main_grad import (
     main_grad_of,
     take_main_grad,
 )
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
 
@@ -143,6 +144,11 @@ class Bucket:
             give_main_grad(parameter, main_grad)
             parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
         self._is_full = full
+
+    @property
+    def owned(self) -> tuple[OwnedParameter, ...]:
+        """The parameters, as the model owns them."""
+        return tuple(entry.owned for entry in self._parameters)
 
     def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
         """Return the ranks of which each has a shard; see ``OwnedParameter.summed_over``."""

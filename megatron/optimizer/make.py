@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from megatron.kernels.face import Kernels
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
-from megatron.optimizer.adamw import AdamW, OnePassAdamW, keeps_16_bits
+from megatron.optimizer.adamw import AdamW, keeps_16_bits
 from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
@@ -52,9 +53,9 @@ def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels)
     if config.implementation == "apex":
         assert not keeps_16_bits(masters, config), "FusedAdam takes one type for all"
         return ApexAdamW(masters, config)
-    if config.implementation == "local" and kernels.updates_at_once:
-        return OnePassAdamW(masters, config, kernels)
-    return AdamW(masters, config)
+    return AdamW(
+        masters, config, kernels if config.implementation == "local" else ReferenceKernels()
+    )
 
 
 def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:

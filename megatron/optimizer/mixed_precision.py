@@ -191,24 +191,6 @@ class MixedPrecisionOptimizer:
             torch._foreach_copy_(self._rounded, self._masters)
 
 
-def last_divisor(gradients: Sequence[Tensor], step: Step) -> Tensor | None:
-    """Divide by all divisors but the last; return that one as a scalar, or ``None`` for 1.
-
-    Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
-    quotients. This saves the pass over memory that a division before would take.
-    """
-    if not step.divisors:
-        return None
-    divide(gradients, step.divisors[:-1])
-    return torch.full((), step.divisors[-1], device=gradients[0].device)
-
-
-def divide(gradients: Sequence[Tensor], divisors: Sequence[float]) -> None:
-    """Divide gradients, of which there may be none, by one number after the other, in place."""
-    for divisor in divisors if gradients else ():
-        torch._foreach_div_(list(gradients), torch.full((), divisor, device=gradients[0].device))
-
-
 def _scales(factor: float, clipping: float) -> list[float]:
     """Return what gradients are scaled by, one after the other.
 

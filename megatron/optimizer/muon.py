@@ -17,8 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from megatron.kernels.reference.optimizer import divide
 from megatron.optimizer.config import MuonConfig, ScaleMode
-from megatron.optimizer.mixed_precision import Master, Step, divide
+from megatron.optimizer.mixed_precision import Master, Step
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis

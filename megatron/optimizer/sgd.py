@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from megatron.kernels.reference.optimizer import last_divisor
 from megatron.optimizer.config import OptimizerConfig
-from megatron.optimizer.mixed_precision import Master, Step, groups_of, last_divisor
+from megatron.optimizer.mixed_precision import Master, Step, groups_of
 
 
 class SGD:
@@ -38,7 +39,7 @@ class SGD:
     @torch.no_grad()
     def step(self, step: Step) -> None:
         """As in ``Rule``; one pass of the fused kernel."""
-        divisor = last_divisor(self._gradients, step)
+        divisor = last_divisor(self._gradients, step.divisors)
         for group in self._groups:
             sgd(
                 group.weights,

@@ -13,7 +13,7 @@ Shapes: b batch, s tokens of a sequence, u those that a rank has outside of atte
 s / t with sequence parallelism), h hidden.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,34 +23,32 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.lanes import Done, Lane, Pending, make_lane
 
 
-class TensorParallel(Protocol):
-    """A strategy; every rank of the axis calls its methods in the same order."""
+class TensorParallel:
+    """A strategy; every rank of the axis calls its methods in the same order.
 
-    @property
-    def rank(self) -> int:
-        """This rank's place tp on the axis."""
-        ...
+    This one is that of a rank that holds its layers alone.
 
-    @property
-    def size(self) -> int:
-        """Ranks t of the axis."""
-        ...
+    Attributes:
+        rank: this rank's place tp on the axis.
+        size: ranks t of the axis.
+        sequence_parts: parts of the sequence outside of attention and MLP: t with sequence
+            parallelism, or 1.
+    """
 
-    @property
-    def sequence_parts(self) -> int:
-        """Parts of the sequence outside of attention and MLP: t with sequence parallelism or 1."""
-        ...
+    rank = 0
+    size = 1
+    sequence_parts = 1
 
     def gather(self, x_buh: Tensor) -> Tensor:
         """Return all tokens [b, s, h] of what every rank has a part of."""
-        ...
+        return x_buh
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """Begin ``gather``, beside what the caller does until it waits for the result.
 
         The caller waits before it calls any other method.
         """
-        ...
+        return Done(x_buh)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """Return the sum of the ranks' parts, for the tokens that this rank has.
@@ -63,19 +61,19 @@ class TensorParallel(Protocol):
         Returns:
             [b, u, h].
         """
-        ...
+        return partial_bsh
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """Begin ``reduce``, as ``start_gather`` begins ``gather``."""
-        ...
+        return Done(partial_bsh)
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """Return the tokens of this rank, [b, u, h], of a tensor that every rank has whole."""
-        ...
+        return x_bsh
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return [t, ...]: the ``tensor`` of every rank, by place."""
-        ...
+        return tensor.unsqueeze(0)
 
     def gather_parts(self, x_buh: Tensor) -> Tensor:
         """Return all tokens, [n, h], in the order of the ranks' parts of the sequence.
@@ -83,7 +81,7 @@ class TensorParallel(Protocol):
         No activation is put back into the order of samples. For work token by token, such as that
         of the vocabulary layers, any order will do.
         """
-        ...
+        return x_buh.flatten(0, 1)
 
     def reduce_parts(self, partial_nh: Tensor) -> Tensor:
         """Return the ranks' sum as ``reduce`` does, for tokens in the order of ``gather_parts``.
@@ -94,59 +92,16 @@ class TensorParallel(Protocol):
         Returns:
             The tokens that this rank has, one-dimensional.
         """
-        ...
-
-
-class AllTokens:
-    """What is the same for every rank that has all tokens: only sums need the other ranks."""
-
-    sequence_parts = 1
-
-    def gather(self, x_buh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_buh
-
-    def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
-        """As in ``TensorParallel``."""
-        return Done(x_buh)
-
-    def own_tokens(self, x_bsh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_bsh
-
-    def gather_parts(self, x_buh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return x_buh.flatten(0, 1)
-
-
-class Alone(AllTokens):
-    """A rank that holds its layers alone, t = 1."""
-
-    rank = 0
-    size = 1
-
-    def reduce(self, partial_bsh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return partial_bsh
-
-    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
-        """As in ``TensorParallel``."""
-        return Done(partial_bsh)
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return tensor.unsqueeze(0)
-
-    def reduce_parts(self, partial_nh: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
         return partial_nh.view(-1)
 
 
-ALONE: Final = Alone()
+ALONE: Final = TensorParallel()
 
 
-class _Connected:
-    """What is the same for every rank that shares its layers with others.
+class SharedTokens(TensorParallel):
+    """Every rank has all tokens outside of attention and MLP, and does the same work on them.
+
+    Only sums need the other ranks.
 
     Args:
         axis: the tensor axis, with a process group for what passes wait for.
@@ -158,14 +113,6 @@ class _Connected:
         self._axis = axis
         self._lane = lane
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """As in ``TensorParallel``."""
-        return collectives.all_gather(tensor, self._axis)
-
-
-class SharedTokens(_Connected, AllTokens):
-    """Every rank has all tokens outside of attention and MLP, and does the same work on them."""
-
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
         return collectives.all_reduce(partial_bsh, collectives.SUM, self._axis)
@@ -174,21 +121,25 @@ class SharedTokens(_Connected, AllTokens):
         """As in ``TensorParallel``."""
         return self._lane.submit(lambda: self.reduce(partial_bsh))
 
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """As in ``TensorParallel``."""
+        return collectives.all_gather(tensor, self._axis)
+
     def reduce_parts(self, partial_nh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
         return self.reduce(partial_nh).view(-1)
 
 
-class SplitTokens(_Connected):
+class SplitTokens(SharedTokens):
     """Every rank has its own part of the sequence outside of attention and MLP.
 
-    Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample.
+    Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample. Arguments as those of
+    ``SharedTokens``.
     """
 
-    @property
-    def sequence_parts(self) -> int:
-        """As in ``TensorParallel``."""
-        return self.size
+    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
+        super().__init__(axis, lane)
+        self.sequence_parts = axis.size
 
     def gather(self, x_buh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-gather."""
@@ -202,10 +153,6 @@ class SplitTokens(_Connected):
         """As in ``TensorParallel``: a reduce-scatter."""
         parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
         return self.reduce_parts(parts_tbuh).view(parts_tbuh.shape[1:])
-
-    def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
-        """As in ``TensorParallel``."""
-        return self._lane.submit(lambda: self.reduce(partial_bsh))
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""

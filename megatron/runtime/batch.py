@@ -96,8 +96,7 @@ class DeviceMicrobatch:
         which would cost a copy of each: the first part of every sample comes first, then the
         second part of every sample, and so on. Whoever works token by token needs no other order.
 
-        Args:
-            parts: into which every sample is cut; with 1 nothing changes.
+        Every sample is cut into ``parts``; with one nothing changes.
         """
         assert self.ahead_n is None, "further tokens come last"
         if parts == 1:
@@ -180,11 +179,8 @@ class HostStep:
     ) -> list[DeviceMicrobatch]:
         """Return the microbatches whose tensors lie in ``buffer``, a copy of the own one.
 
-        Args:
-            buffer: on any device; it may be longer.
-            dtype: of the weights.
-            replicas: as for ``to_device``.
-            loss_scale: as for ``to_device``.
+        The buffer may be on any device, and longer; further arguments as of ``to_device``, with
+        ``dtype`` that of the weights.
         """
         scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
         tensors = _tensors(self.microbatches)

@@ -97,10 +97,7 @@ def make_buckets(
 def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summands, ...]:
     """Return which ranks of the replica have summands of a gradient, in the order of the sums.
 
-    Args:
-        owned: the parameter; all of a bucket have the same answer.
-        model: the part of the model that this rank owns.
-        plan: tells where the vocabulary is.
+    All parameters of a bucket have the same answer.
     """
     copied = model.config.embeds_at_both_ends and not plan.treatment.is_sharded
     twin = copied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
@@ -129,11 +126,7 @@ def described(
 ) -> list[Bucket]:
     """Return what a program must know of this rank's buckets.
 
-    Args:
-        buckets: from ``make_buckets``, maybe of another plan with the same stages.
-        model: the part of the model that this rank owns.
-        plan: the plan of the program.
-        replicas: as for ``make_buckets``.
+    The ``buckets`` may be of another plan with the same stages than the program's ``plan``.
     """
     touched, read = touches(model, plan), reads(model, plan)
     sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]

@@ -39,9 +39,7 @@ class Offset:
 def clock_offset(hosts: ConnectedAxis, clock: Clock = time.perf_counter) -> Offset:
     """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule.
 
-    Args:
-        hosts: all ranks of the job, connected by their CPUs.
-        clock: returns the time in seconds.
+    ``hosts`` are all ranks of the job, connected by their CPUs.
     """
     offset = Offset()
     for other in range(1, hosts.size):

@@ -18,11 +18,8 @@ from megatron.runtime.batch import DeviceMicrobatch, HostMicrobatch, HostStep
 class Staged:
     """A batch on its way to the device.
 
-    Attributes:
-        step: the batch on the host.
-        buffer: its bytes on the device, once they are copied.
-        place: number of the buffer.
-        copied: is recorded after the copy; ``None``: there was none to make.
+    ``copied`` is recorded after the copy to the buffer number ``place``; ``None``: there was none
+    to make.
     """
 
     step: HostStep
@@ -38,9 +35,7 @@ class Feed:
     was read by an iteration before, all of whose work was issued when this one's batch was taken.
     So a copy waits for an event of that moment.
 
-    Args:
-        device: of this rank.
-        kept: batches that were taken last and must stay as they are, 1 or more.
+    The ``kept`` batches that were taken last, 1 or more, must stay as they are.
     """
 
     def __init__(self, device: torch.device, kept: int = 1) -> None:

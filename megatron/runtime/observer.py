@@ -36,9 +36,7 @@ class NamedRanges:
 
     Collectives on CPUs run on a lane's own thread, which PyTorch's profiler does not see.
 
-    Args:
-        device: a CUDA device adds NVTX ranges.
-        also: another observer, which is told everything too.
+    Another observer is told everything ``also``.
     """
 
     def __init__(self, device: torch.device, also: Observer | None = None) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
+from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel.groups import ConnectedAxis, Groups
 from megatron.parallel.lanes import make_lane
@@ -17,7 +17,7 @@ from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
-from megatron.runtime.replica_work import HasGradients, ReplicaWork
+from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
@@ -33,9 +33,7 @@ class Replication:
     """What a rank does together with its replicas, and with ranks that have summands of gradients.
 
     Attributes:
-        buckets: the parameters of every bucket.
-        gradients: where their gradients are, in the same order.
-        sizes: of the shards into which each is cut.
+        buckets: the parameters, and where their gradients are.
         overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
             end.
         dtype: in which gradients travel and add up; ``None``: their own.
@@ -44,9 +42,7 @@ class Replication:
         overlap_gather: gather parameters beside passes that do not read them.
     """
 
-    buckets: Sequence[Sequence[OwnedParameter]]
-    gradients: Sequence[HasGradients]
-    sizes: Sequence[Sequence[int]]
+    buckets: Sequence[Bucket]
     overlap_reduce: bool = False
     dtype: torch.dtype | None = None
     optimizer: ShardedOptimizer | None = None
@@ -155,9 +151,8 @@ class PipelineRank:
 
         What it adds to gradients is the caller's to clear. No parameter changes.
 
-        Args:
-            microbatch: like those of the run; its loss counts for nothing.
-            trains: train on it too; otherwise the run will only evaluate.
+        With ``trains`` false the run will only evaluate. The loss of the microbatch counts for
+        nothing.
         """
         plan, replicas = self.train_program.plan, self._replication
         running = self._install(plan_of_one(plan), self.costs, with_steps=False)
@@ -207,15 +202,14 @@ class PipelineRank:
         It holds what all pipeline ranks do with their replicas, and with other ranks that have
         summands of gradients.
 
-        Args:
-            plan: as in ``replace_plan``.
-            costs: as there.
-            with_steps: take the step of the iteration before, if steps are deferred.
+        The plan is as in ``replace_plan``. If steps are deferred, that of the iteration before is
+        taken in the program, unless ``with_steps`` is false.
         """
         program, replication, groups = lower(plan, costs), self._replication, self._groups
         if replication is None:
             return program
-        own = described(replication.buckets, self.model, plan, groups.gradients.size)
+        owned = [bucket.owned for bucket in replication.buckets]
+        own = described(owned, self.model, plan, groups.gradients.size)
         everywhere = groups.pipeline.all_gather_object(own)
         program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
         if not (replication.deferred and with_steps):
@@ -228,13 +222,13 @@ class PipelineRank:
             return None
         axes = {"tensor": groups.partial_gradients, "ends": groups.ends}
         within: list[list[ConnectedAxis]] = [
-            [axes[name] for name in summands(bucket[0], self.model, plan)]
+            [axes[name] for name in summands(bucket.owned[0], self.model, plan)]
             for bucket in replication.buckets
         ]
         return ReplicaWork(
-            replication.gradients,
-            replication.sizes,
-            [bucket[0].summed_over(groups.gradients) for bucket in replication.buckets],
+            replication.buckets,
+            [bucket.layout.sizes for bucket in replication.buckets],
+            [bucket.summed_over(groups.gradients) for bucket in replication.buckets],
             self._gradient_lane,
             replication.dtype,
             replication.optimizer,
@@ -273,9 +267,7 @@ class PipelineRank:
     ) -> torch.Tensor:
         """Run only the forward; return this rank's part of the loss as ``train`` does.
 
-        Args:
-            batch: as for ``train``.
-            predicts_ahead: whether further tokens than the next are predicted, if the model can.
+        With ``predicts_ahead`` further tokens than the next are predicted, if the model can.
         """
         running = self._installed
         running.passes.begin(batch, 0, training=False, predicts_ahead=predicts_ahead)

@@ -45,16 +45,8 @@ class PlaceholderState(HasStatistics):
 class PlaceholderPasses:
     """The passes of one rank in training, without their work.
 
-    Args:
-        plan: the training plan.
-        rank: pipeline rank.
-        store: holds the values that passes leave for others.
-        activation_shape: [b, u, h], the shape of the tensors between stages.
-        dtype: of activations.
-        device: where the tensors live.
-        sequence_parts: parts of u tokens that every sample is cut into.
-        stream_dtype: of the tensors between stages; ``None``: as activations.
-        depths: further tokens that every token predicts besides the next one.
+    Shapes and types of its tensors are those of ``Communicator``; every token predicts ``depths``
+    further tokens besides the next one.
     """
 
     def __init__(
@@ -98,9 +90,7 @@ class PlaceholderPasses:
     def result(self, item: Pass, *taken: Any) -> float:
         """Return the result of ``item``, a number that fills its tensors; here always the same.
 
-        Args:
-            item: the pass.
-            *taken: its inputs: received tensors, and results of earlier passes.
+        ``taken`` are the inputs of the pass: received tensors, and results of earlier passes.
         """
         return 0.0
 

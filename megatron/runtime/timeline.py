@@ -30,9 +30,7 @@ class _Mark(NamedTuple):
 class Recorder:
     """Records one rank's iteration; an ``Observer``.
 
-    Args:
-        rank: pipeline rank.
-        device: decides the clock.
+    The device decides the clock.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:

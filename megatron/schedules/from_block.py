@@ -10,14 +10,13 @@ from megatron.schedules.blocks.interlaced import interlaced
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, Schedule
 from megatron.schedules.held import Held, in_flight, peak_held
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
 from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.timing import earliest
-from megatron.schedules.with_recomputation import with_recomputation
 
 LATE: Final = (0.0, 0.25, 0.5, 0.75)
 """Shares of an interval by which S may wait for the output of the last stage."""

@@ -16,7 +16,7 @@ from megatron.schedules.from_block import (
     promised,
 )
 from megatron.schedules.held import in_flight
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.bound import least_time
@@ -24,7 +24,6 @@ from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.timing import earliest
-from megatron.schedules.with_recomputation import with_recomputation
 
 _P = ParamSpec("_P")
 
@@ -158,7 +157,7 @@ def _optimum(request: Request, watch: Watch) -> Optimum:
     limit = request.memory_limit
     limit = float(request.ranks + request.treatment.delay) if limit is None else limit
     hint = plan_within(request, limit, watch)
-    return optimal(hint, request.costs, [limit] * request.ranks, seconds=request.seconds)
+    return optimal(hint, request.costs, limit, seconds=request.seconds)
 
 
 @dataclass(frozen=True)

@@ -217,3 +217,21 @@ def plan_of_one(plan: Plan) -> Plan:
     """
     rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
     return replace(plan, rows=rows, microbatches=1)
+
+
+def with_recomputation(plan: Plan) -> Plan:
+    """Return ``plan`` with R, which computes a chunk again for its backward, before every B.
+
+    Where layers are computed again within B, that begins when the gradient has arrived. As a pass
+    of its own it needs nothing but its F. So a rank that waits for a gradient can do it meanwhile,
+    and the ranks that wait for its B get their gradient earlier. No pass ends later than in
+    ``plan``, where B takes the time of both. A plan that has R passes stays as it is.
+    """
+    if plan.recomputes:
+        return plan
+
+    def parts(item: Pass) -> tuple[Pass, ...]:
+        return (item._replace(kind="R"), item) if item.kind == "B" else (item,)
+
+    rows = (tuple(part for item in row for part in parts(item)) for row in plan.rows)
+    return replace(plan, rows=tuple(rows))

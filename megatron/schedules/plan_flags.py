@@ -1,8 +1,8 @@
 """The command-line names of what a plan is made from, the same for every command.
 
-Training and the tools read their flags with different parsers, so the names stand here. The first
-name of a flag is the one of training, and it stands in all help, messages and documents. The others
-are accepted in its place.
+Training and the tools declare flags of a plan each in its own words, so the names stand here. The
+first name of a flag is the one of training, and it stands in messages and documents. The others are
+accepted in its place.
 """
 
 from collections.abc import Mapping

@@ -52,12 +52,7 @@ class Bubble:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Mean times of one kind of pass.
-
-    Attributes:
-        mean: mean over all ranks.
-        by_rank: for every rank that has such passes, its mean.
-    """
+    """Mean times of one kind of pass, over all ranks and of every rank that has such passes."""
 
     mean: Pair
     by_rank: Mapping[int, Pair]
@@ -111,12 +106,12 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
     """
     _check_same_passes(planned, real)
     both = (planned, real)
-    kinds = sorted({span.kind for span in planned.spans if span.lane == "compute"}, key=_order)
+    present = {span.kind for span in planned.spans if span.lane == "compute"}
     overlaps = [overlap(timeline) for timeline in both]
     return Comparison(
         total=Pair(*map(total, both)),
         idle=Pair(*map(idle, both)),
-        passes={kind: _pass_times(kind, planned, real) for kind in kinds},
+        passes={kind: _pass_times(kind, planned, real) for kind in PASS_KINDS if kind in present},
         overlap={
             kind: Pair(*(own.get(kind, 1.0) for own in overlaps))
             for kind in COMM_KINDS
@@ -170,7 +165,7 @@ def overlap(timeline: Timeline) -> dict[str, float]:
     computing: dict[str, float] = defaultdict(float)
     for spans in meetings(timeline).values():
         for span in spans:
-            lengths[span.kind] += span.end - span.start
+            lengths[span.kind] += span.length
             computing[span.kind] += _computing(timeline, starts[span.rank], span)
     return {kind: computing[kind] / length for kind, length in lengths.items() if length}
 
@@ -209,7 +204,7 @@ def _pass_times(kind: str, planned: Timeline, real: Timeline) -> PassTimes:
 def _sums(kind: str, timeline: Timeline) -> list[tuple[int, float]]:
     """Return for every rank the number of its passes of ``kind`` and their total time."""
     rows = ([s for s in timeline.compute(r) if s.kind == kind] for r in range(timeline.ranks))
-    return [(len(row), sum(span.end - span.start for span in row)) for row in rows]
+    return [(len(row), sum(span.length for span in row)) for row in rows]
 
 
 def _check_same_passes(planned: Timeline, real: Timeline) -> None:
@@ -227,10 +222,6 @@ def _check_same_passes(planned: Timeline, real: Timeline) -> None:
     idle = set(range(planned.ranks)) - {rank for rank, _ in passes[0]}
     if idle:
         raise ValueError(f"rank {min(idle)} has no passes: give timelines of whole iterations")
-
-
-def _order(kind: str) -> int:
-    return [str(known) for known in PASS_KINDS].index(kind)
 
 
 def _json(pair: Pair) -> dict[str, float | None]:

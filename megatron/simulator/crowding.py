@@ -56,13 +56,7 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
 def occupied(
     program: Program, timeline: Timeline, kinds: Collection[CommKind] = _VOCABULARY
 ) -> list[float]:
-    """Return for every rank the time of its passes beside which a collective is under way.
-
-    Args:
-        program: of an iteration.
-        timeline: of the program.
-        kinds: of the collectives.
-    """
+    """Return for every rank the time of its passes beside which a collective is under way."""
     ends = {span.label: span.end for span in timeline.spans if span.lane == "comm"}
     found = []
     for rank, row in enumerate(program.rows):
@@ -78,14 +72,7 @@ def _under_way(
     ends: Mapping[str, float],
     kinds: Collection[CommKind],
 ) -> list[Interval]:
-    """Return from when to when a collective is under way on a rank, in order and without overlap.
-
-    Args:
-        row: of the rank.
-        passes: begin and end of its passes, by name.
-        ends: of communications, by name.
-        kinds: of the collectives.
-    """
+    """Return from when to when a collective is under way, in order and without overlap."""
     clock = 0.0
     found: list[Interval] = []
     for step in row:
@@ -119,11 +106,5 @@ def _scaled(time: Time, factors: Sequence[float]) -> Time:
     """Return times by rank, each with its rank's factor."""
     if isinstance(time, (int, float)):
         return [time * factor for factor in factors]
-    own = iter(factors)
-    return [_times(part, next(own)) for part in time]
-
-
-def _times(time: float | Sequence[float], factor: float) -> list[float]:
-    """Return the times of a rank's chunks; one time is that of its only chunk."""
-    own = [time] if isinstance(time, (int, float)) else time
-    return [each * factor for each in own]
+    rows = ([own] if isinstance(own, (int, float)) else own for own in time)  # a rank's chunks
+    return [[each * factor for each in row] for row, factor in zip(rows, factors, strict=True)]

@@ -11,7 +11,8 @@ from megatron.schedules.lower import Program
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.simulate import comm_time, simulate
 
 _TINY: Final = 1e-9
@@ -34,12 +35,7 @@ class Overlap:
     gather: bool = False
 
     def added_to(self, program: Program, buckets: Sequence[Sequence[Bucket]]) -> Program:
-        """Return a program with all that.
-
-        Args:
-            program: of a training iteration of one replica.
-            buckets: of every pipeline rank.
-        """
+        """Return the program of a replica's iteration with all that; ``buckets`` of every rank."""
         program = with_reductions(program, buckets, overlap=self.reduce)
         return with_updates(program, buckets, overlap=self.gather) if self.updates else program
 
@@ -95,7 +91,7 @@ class Exchanges:
     """
 
     replicas: Replicas
-    link: Link
+    link: Path
     buckets: Sequence[Sequence[Bucket]]
     parameters: Sequence[float]
     update: Sequence[float]
@@ -119,12 +115,7 @@ class Exchanges:
         )
 
     def added_to(self, program: Program, costs: Costs) -> tuple[Program, Costs]:
-        """Return a program and its costs with the exchange.
-
-        Args:
-            program: of a training iteration, without an exchange.
-            costs: of its passes and communications, in the unit of the link.
-        """
+        """Return a program and its costs, in the unit of the link, with the exchange."""
         program = self.overlap.added_to(program, self.buckets)
         exchanges: dict[CommKind, Exchange] = {
             "RG": self.replicas.reduction(self.parameters, self.link)
@@ -159,10 +150,6 @@ def hidden(program: Program, costs: Costs) -> Mapping[CommKind, Hidden]:
     """Return how much of RG and AG is hidden; what takes no time is left out.
 
     The iteration is simulated with and without the time of each.
-
-    Args:
-        program: of an iteration, with the exchange.
-        costs: of its passes and communications.
     """
     whole = simulate(program, costs).end
     times: dict[CommKind, dict[int, float]] = defaultdict(lambda: defaultdict(float))

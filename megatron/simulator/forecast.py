@@ -42,15 +42,10 @@ class Forecast:
         step: float = 0.0,
         once: float = 0.0,
     ) -> "Forecast":
-        """Return the forecast of a simulated iteration.
+        """Return the forecast of a simulated iteration, with the attributes' units.
 
-        Args:
-            timeline: of the iteration, in seconds.
-            peak: for every rank, the most bytes that it holds.
-            model_flops: useful FLOPs of an iteration, of the pipeline's ranks together.
-            peak_flops: FLOP/s of one rank by its data sheet.
-            step: seconds of the optimizer's step on the slowest rank.
-            once: as the attribute.
+        ``model_flops`` are the useful FLOPs of the pipeline's ranks together, ``peak_flops`` the
+        FLOP/s of one rank by its data sheet.
         """
         seconds = timeline.end + once + step
         mfu = model_flops / (timeline.ranks * peak_flops * seconds)

@@ -43,11 +43,6 @@ def definitions(*names: str) -> str:
 
 
 def headline(timeline: Timeline, in_flight: Sequence[float]) -> str:
-    """Return the figures that say what a plan is worth, time and idle share first.
-
-    Args:
-        timeline: of the plan.
-        in_flight: for every rank, its peak of microbatches in flight.
-    """
+    """Return the figures that say what a plan is worth, time and idle share first."""
     held = counted(max(in_flight), "microbatch in flight")
     return f"time {timeline.end:.4g}, idle {timeline.idle():.1%}, {held}"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from megatron.schedules.costs import Costs
-from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.make_plan import find_plan, stages_of
@@ -19,6 +18,7 @@ from megatron.simulator.costs.output_layer_costs import (
     redistribute_layers,
     spread_output_layer,
 )
+from megatron.simulator.costs.peak_bytes import check_counts
 from megatron.simulator.exchange import EvenBuckets, Hidden, hidden
 from megatron.simulator.simulate import Timeline, simulate
 
@@ -80,23 +80,19 @@ class Simulation:
 
 
 def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
-    """Make the plan of ``scenario`` and simulate it.
-
-    Args:
-        scenario: what to simulate.
-        watch: ends the search for the plan when its time is up, and shows how far it is.
+    """Make the plan of ``scenario``, whose search ``watch`` ends and shows, and simulate it.
 
     Raises:
         ValueError: if ``find_plan`` raises it, if the costs are for other ranks or chunks, or if an
             option does not apply to the treatment of the vocabulary.
     """
-    _check_ranks(scenario.request.costs, scenario.request.ranks)
+    _check(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))
     plan, schedule, bound = find_plan(request, watch)
     costs = request.costs
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
-    _check_chunks(costs, plan.chunks)
+    _check(costs, plan.ranks, plan.chunks)
     program = lower(plan, costs)
     kept: Mapping[CommKind, Hidden] = {}
     if scenario.buckets is not None:
@@ -135,26 +131,8 @@ def _costs(scenario: Scenario) -> Costs:
     return redistribute_layers(costs, stages, layers, time or 0.0, last, recompute=again)
 
 
-def _check_ranks(costs: Costs, ranks: int) -> None:
-    for exchanged, exchange in costs.exchanges.items():
-        if len(exchange.times) != ranks:
-            raise ValueError(
-                f"{exchanged} has {len(exchange.times)} times for {ranks} ranks: give one, or one "
-                "for each rank"
-            )
-    for kind, time in costs.passes.items():
-        if not isinstance(time, (int, float)) and len(time) != ranks:
-            raise ValueError(
-                f"{kind} has {counted(len(time), 'time')} for {counted(ranks, 'rank')}: give "
-                "one, or one for each rank"
-            )
-
-
-def _check_chunks(costs: Costs, chunks: int) -> None:
-    for kind, time in costs.passes.items():
-        for own in () if isinstance(time, (int, float)) else time:
-            if not isinstance(own, (int, float)) and len(own) != chunks:
-                raise ValueError(
-                    f"{kind} has {counted(len(own), 'time')} for "
-                    f"{counted(chunks, 'chunk of a rank')}: give one, or one for each chunk"
-                )
+def _check(costs: Costs, ranks: int, chunks: int | None = None) -> None:
+    for kind, exchange in costs.exchanges.items():
+        check_counts(kind, "time", exchange.times, ranks)
+    for name, time in costs.passes.items():
+        check_counts(name, "time", time, ranks, chunks)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from megatron.schedules.buckets import gathering
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
-from megatron.schedules.needs import Comm, participants
+from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
 from megatron.schedules.passes import Pass
 from megatron.schedules.timing import longest_span, working
 
@@ -21,14 +21,9 @@ class Span(NamedTuple):
     """A pass, a communication or a wait on one rank.
 
     Attributes:
-        rank: the rank.
         lane: ``compute``, ``comm``, or ``wait`` where the rank waited for a communication.
         label: text form of the pass or communication.
-        kind: its kind.
-        microbatch: its microbatch.
         chunk: its model chunk; 0 for communications.
-        start: start time.
-        end: end time.
     """
 
     rank: int
@@ -40,13 +35,22 @@ class Span(NamedTuple):
     start: float
     end: float
 
+    @property
+    def length(self) -> float:
+        """Time from its start to its end."""
+        return self.end - self.start
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether it is a communication with replicas."""
+        return self.lane == "comm" and self.kind in REPLICA_KINDS
+
 
 @dataclass(frozen=True)
 class Timeline:
     """When every pass, communication and wait took place: simulated, or recorded by the runtime.
 
     Attributes:
-        ranks: number of ranks.
         spans: all passes and communications, in no particular order.
         waits: all waits of ranks, labelled by the communication; in no particular order.
     """
@@ -85,7 +89,7 @@ class Timeline:
 
     def work(self, rank: int) -> float:
         """Return the time that ``rank`` spends in passes."""
-        return sum(s.end - s.start for s in self.compute(rank))
+        return sum(span.length for span in self.compute(rank))
 
     def bubble_rate(self) -> float:
         """Return 1 - work / span over all ranks.

@@ -6,12 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Unit(NamedTuple):
-    """A unit by its name.
-
-    Attributes:
-        name: as it is written.
-        size: in seconds, or in bytes.
-    """
+    """A unit by its name, with its size in seconds or in bytes."""
 
     name: str
     size: float

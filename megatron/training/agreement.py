@@ -73,17 +73,13 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     The first and the last training batch are hashed, and the first batch of every set that is
     evaluated.
 
-    Args:
-        train: length and batches of the run.
-        data: the data that the run reads.
-
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
         OSError: the data cannot be read.
     """
     last = train.dataset_samples - train.global_batch_size
     found = {"training data": _batches(data.train, (0, last))}
-    for name, loader in data.validation_sets:
+    for name, loader in data.validation.items():
         found[f"{name} data"] = _batches(loader, (0,))
     if data.test is not None:
         found["test data"] = _batches(data.test, (0,))
@@ -96,9 +92,7 @@ def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
     Replicas, tied embeddings on two stages, and what tensor ranks do not split are drawn by every
     rank for itself, so all GPUs must draw alike; unless all that is drawn will be loaded.
 
-    Args:
-        config: the run.
-        local_rank: number of this rank's GPU.
+    ``local_rank`` is the number of this rank's GPU.
     """
     own_weights = config.checkpoint.load is None or not config.checkpoint.must_load
     draws = own_weights and not config.train.use_cpu_initialization
@@ -125,11 +119,7 @@ def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
 
 
 def disagreement(by_rank: Sequence[Digests]) -> str | None:
-    """Return a message with the differences between ranks and the way out; ``None`` if equal.
-
-    Args:
-        by_rank: the digests of every rank.
-    """
+    """Return a message with the differences between ranks and the way out; ``None`` if equal."""
     names = list(dict.fromkeys(name for own in by_rank for name in own))
     differing: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for rank, own in enumerate(by_rank):

@@ -147,10 +147,6 @@ class Checkpoints:
             self._say(outcome)
             self._tell_unless_failed("Saved async checkpoint", self._being_saved)
 
-    def _tensors(self, *, moments: bool) -> dict[str, BoxedTensor]:
-        state = self._state
-        return tensors_of(state.updated, state.optimizer, moments=moments)
-
     def _own_share(self) -> dict[str, BoxedTensor]:
         """Return what this rank writes: replicas share what they hold, and copies are left out."""
         state, moments = self._state, self._config.save_optimizer
@@ -241,7 +237,7 @@ class Checkpoints:
         return None
 
     def _read(self, where: Path) -> Progress:
-        config, optimizer = self._config, self._state.optimizer
+        config, state, optimizer = self._config, self._state, self._state.optimizer
         if problem := storage.check_files(where, self._hosts):
             raise DamagedError(problem)
         common = self._read_common(where)
@@ -255,12 +251,13 @@ class Checkpoints:
         if moments:
             self._check_optimizer(where, common)
         scales = self._saved_scales(where, moments)
-        storage.read(where, self._tensors(moments=moments) | scales, self._hosts)
-        if scales and self._state.delayed_scales is not None:
-            self._state.delayed_scales.loaded()
+        tensors = tensors_of(state.updated, optimizer, moments=moments)
+        storage.read(where, tensors | scales, self._hosts)
+        if scales and state.delayed_scales is not None:
+            state.delayed_scales.loaded()
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
         if moments:
-            self._state.loss_scaler.load(common.get("loss_scale"))
+            state.loss_scaler.load(common.get("loss_scale"))
         if config.finetune:
             return Progress()
         known = {field.name for field in fields(Progress)} & common.keys()

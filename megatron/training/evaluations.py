@@ -1,6 +1,7 @@
 """The evaluations of a run: of the validation set between iterations, of all sets at the end."""
 
 import time
+from dataclasses import dataclass
 
 from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
@@ -12,59 +13,50 @@ from megatron.training.open_data import Data, evaluations_of_validation
 from megatron.training.setup import TrainState
 
 
+@dataclass(frozen=True)
 class Evaluations:
     """Evaluates, and records the losses; all ranks call every method alike.
 
     Each evaluation has samples of its own, which follow from the iterations that are done.
 
-    Args:
-        config: what is evaluated, and when.
-        state: this rank.
-        data: of all sets.
-        meter: does not count the time for any iteration.
-        log: takes the records.
+    The time of an evaluation counts for no iteration of ``meter``.
     """
 
-    def __init__(
-        self, config: TrainConfig, state: TrainState, data: Data, meter: Meter, log: Log
-    ) -> None:
-        self._config = config
-        self._state = state
-        self._data = data
-        self._meter = meter
-        self._log = log
+    config: TrainConfig
+    state: TrainState
+    data: Data
+    meter: Meter
+    log: Log
 
     def is_due(self, iteration: int) -> bool:
         """Whether there is an evaluation after ``iteration``, counted from 0."""
-        interval = self._config.eval_interval
+        interval = self.config.eval_interval
         return (
-            interval is not None
-            and self._data.valid is not None
-            and (iteration + 1) % interval == 0
+            interval is not None and bool(self.data.validation) and (iteration + 1) % interval == 0
         )
 
     def between(self, iteration: int) -> None:
         """Evaluate after ``iteration``, counted from 0; its step must be final."""
-        assert self._config.eval_interval is not None
-        self._validate(iteration + 1, iteration // self._config.eval_interval, at_end=False)
+        assert self.config.eval_interval is not None
+        self._validate(iteration + 1, iteration // self.config.eval_interval, at_end=False)
 
     def at_end(self, iterations: int) -> None:
         """Evaluate every set that there is, after so many iterations."""
-        if "validation" in self._config.final_sets:
-            interval = self._config.eval_interval
+        if "validation" in self.config.final_sets:
+            interval = self.config.eval_interval
             self._validate(iterations, iterations // interval if interval else 0, at_end=True)
-        if "test" in self._config.final_sets and self._data.test is not None:
-            batches = self._config.eval_iters
-            self._evaluate("test", self._data.test, iterations, batches, at_end=True)
+        if "test" in self.config.final_sets and self.data.test is not None:
+            batches = self.config.eval_iters
+            self._evaluate("test", self.data.test, iterations, batches, at_end=True)
 
     def _validate(self, iterations: int, before: int, at_end: bool) -> None:
         """Evaluate the validation sets, with the samples that follow those of ``before`` others."""
-        sets, config = self._data.validation_sets, self._config
+        sets, config = self.data.validation, self.config
         assert sets, "without data nothing is evaluated"
         # A resumed run with smaller batches has more evaluations than there is data for: again.
         number = before % evaluations_of_validation(config)
         first = number * config.eval_iters * config.global_batch_size
-        for name, loader in sets:
+        for name, loader in sets.items():
             loader.consumed_samples = 0 if config.full_validation else first
             batches = loader.whole_batches if config.full_validation else config.eval_iters
             self._evaluate(name, loader, iterations, batches, at_end=at_end)
@@ -79,13 +71,13 @@ class Evaluations:
         at_end: bool,
     ) -> None:
         started = time.perf_counter()
-        with self._meter.paused("evaluation"):
-            loss = evaluate(self._state, loader, batches)
-        self._log.write(
+        with self.meter.paused("evaluation"):
+            loss = evaluate(self.state, loader, batches)
+        self.log.write(
             Evaluation(
                 time=now(),
                 iteration=iterations,
-                consumed_samples=self._data.train.consumed_samples,
+                consumed_samples=self.data.train.consumed_samples,
                 dataset=dataset,
                 at_end=at_end,
                 lm_loss=loss,

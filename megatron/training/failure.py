@@ -104,11 +104,11 @@ def is_lost_connection(error: Exception) -> bool:
     )
 
 
-def end_with_reason(reason: str, code: int = 1) -> NoReturn:
+def end_with_reason(reason: str) -> NoReturn:
     """Say why the job ends, and end this process at once; any thread may call it."""
     say(reason)
     _let_others_be_silent(GRACE_SECONDS)
-    os._exit(code)
+    os._exit(1)
 
 
 def end_silently(code: int) -> NoReturn:

@@ -15,18 +15,13 @@ from megatron.runtime.pipeline import Installed
 from megatron.schedules.search.watch import Watch
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
-from megatron.training.planning.shared_plan import from_json, to_json
 from megatron.training.setup import TrainState
 
 
 class GrowingBatches:
     """The batches of a run on one rank; all ranks call every method alike, between iterations.
 
-    Args:
-        config: the run.
-        state: this rank, with the plan of the last size.
-        loader: the training data.
-        say: prints on the first rank.
+    At first the rank has the plan of the last size.
     """
 
     def __init__(
@@ -83,12 +78,13 @@ class GrowingBatches:
 
     def _plan(self, size: int) -> RunPlan:
         """Return the plan that the first rank makes for batches of this size."""
-        config, world = self._config, self._state.groups.world
-        own = ""
+        config, world, own = self._config, self._state.groups.world, None
         if world.rank == 0:
             train = replace(config.train, global_batch_size=size, rampup=None)
             smaller = replace(config, train=train)
             watch = Watch.of_rank(0, config.parallel.search_seconds)
-            own = to_json(make_run_plan(smaller, watch=watch))
+            own = make_run_plan(smaller, watch=watch)
             watch.close()
-        return from_json(world.all_gather_object(own)[0])
+        found = world.all_gather_object(own)[0]
+        assert found is not None, "the first rank has made one"
+        return found

@@ -29,15 +29,8 @@ def run_iteration(
 ) -> Finished | None:
     """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
 
-    Args:
-        step: runs the schedule, reduces the gradients and takes the optimizer's step.
-        optimizer: rates by samples.
-        loader: the training data.
-        groups: this rank's view of the job.
-        iteration: counted from 0.
-        observer: is told of passes and communication.
-        feed: brings the next batch to the device during this iteration; ``None``: each is brought
-            when it is needed.
+    ``feed`` brings the next batch to the device during this iteration, which is counted from 0.
+    Without one, each batch is brought when it is needed.
 
     Raises:
         FloatingPointError: as ``train``.

@@ -21,13 +21,13 @@ from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.log import open_log
 from megatron.training.metrics.records import Saved, SaveEvent, now
 from megatron.training.open_checkpoints import open_checkpoints, sole_writer, writer_hosts
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.progress import Progress, last_iteration, total_iterations
@@ -46,12 +46,8 @@ def train(
 ) -> None:
     """Train from where a checkpoint stopped, or from the start, to the end of ``config``.
 
-    Args:
-        config: the run.
-        state: this rank.
-        data: what ``open_data`` returned.
-        signals: what this rank has got, and goes on to get; ``None``: it dies of signals.
-        begin: when the process has begun, by ``time.monotonic``; ``None``: now.
+    Without ``signals`` the rank dies of them. The process has begun at ``begin``, by
+    ``time.monotonic``; ``None``: now.
 
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
@@ -80,12 +76,7 @@ def train(
 class _Loop:
     """Iterations with all that happens between them, on one rank.
 
-    Attributes:
-        start: what an earlier run has trained.
-        last: iterations after which this run ends.
-        log: takes records, and prints on rank 0.
-        meter: times the iterations, and records them.
-        collector: collects Python's garbage between iterations.
+    It begins where an earlier run has come to, ``start``, and ends after ``last`` iterations.
     """
 
     def __init__(
@@ -101,35 +92,37 @@ class _Loop:
         self.log = open_log(config.log.records, world.rank, world.size)
         self._say = self.log.say
         self._checkpoints = open_checkpoints(
-            config, state, hosts, self._tell, self._record_save, lock
+            config, state, hosts, self._say, self._record_save, lock
         )
         self._position = state.pipeline.position
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()
         self._skip_consumed()
         if note := self.start.other_order(data.train, config.train.dataset_samples):
-            self._tell(note)
+            self._say(note)
         self._total = total_iterations(config.train, self.start)
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
-            self._tell(note)
+            self._say(note)
         # A guess on the last step may turn out wrong: then its batch is looked at again.
         kept = 2 if config.optimizer.post_validation else 1
         self._feed = Feed(state.groups.device, kept) if config.data.prefetch else None
-        self._batches = GrowingBatches(config, state, data.train, self._tell)
+        self._batches = GrowingBatches(config, state, data.train, self._say)
         self.meter = introduce(config, state, self.start, self.log)
         if state.groups.device.type == "cuda":
             with self.meter.paused(), self._position.within("the warm-up"):
                 warm_up(config, state)
+        is_checked = not config.guard.no_check_for_nan_in_loss_and_grad
         self._step = make_train_step(
-            config.optimizer, state, config.log, ends_if_not_finite=config.guard.ends_if_not_finite
+            config.optimizer, state, config.log, ends_if_not_finite=is_checked
         )
         self._losses = LossWatch(config.guard)
         self._leaves = ""
         guard = config.guard
-        self.collector = Collector(guard.collects_every, guard.collects_at_evaluations)
-        interval = config.log.log_interval if config.guard.tells_stragglers else None
-        self._stragglers = StragglerWatch(interval, state, self._tell)
+        every = guard.manual_gc_interval if guard.manual_gc else None
+        self.collector = Collector(every, not guard.no_manual_gc_eval)
+        interval = config.log.log_interval if guard.log_straggler else None
+        self._stragglers = StragglerWatch(interval, state, self._say)
         self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
         self._observation = Observation(
             config.log,
@@ -141,14 +134,14 @@ class _Loop:
 
     def run_all(self, agreed_exit: AgreedExit) -> None:
         """Train all iterations, or until the ranks agree to leave."""
-        with profiler(self._config.log, self._state.groups.world.rank) as step_profiler:
+        with profiler(self._config.log, self._state.groups.world.rank) as profiler_step:
             for iteration in range(self.start.iteration, self.last):
                 self.run(iteration)
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
-                    step_profiler.step()  # may write its trace
+                    profiler_step()  # may write its trace
                 reason, saves = agreed_exit.decide()
-                if saves:
-                    self._save_out_of_turn(iteration)
+                if saves and self._config.checkpoint.save is not None:  # a file asks for it
+                    self._save_unless_due(iteration)
                 if reason:
                     self.leave(iteration, reason)
                     break
@@ -178,10 +171,9 @@ class _Loop:
             self._save(iteration)
         self.collector.ended(iteration)
 
-    def _save_out_of_turn(self, iteration: int) -> None:
-        """Save because a file asks for it, if it is not the turn of ``iteration`` anyway."""
-        config = self._config.checkpoint
-        if config.save is not None and not _is_due(iteration, config.save_interval):
+    def _save_unless_due(self, iteration: int) -> None:
+        """Save if it is not the turn of ``iteration`` anyway."""
+        if not _is_due(iteration, self._config.checkpoint.save_interval):
             self._save(iteration)
 
     def leave(self, iteration: int, reason: str) -> None:
@@ -189,7 +181,7 @@ class _Loop:
         early = iteration + 1 < self.last
         self.last, self._leaves = iteration + 1, reason
         if early and self._config.log.record_timeline is not None:
-            self._tell("--record-timeline: the run leaves early, and nothing is recorded")
+            self._say("--record-timeline: the run leaves early, and nothing is recorded")
 
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
@@ -224,7 +216,7 @@ class _Loop:
         end = first + self._config.train.batches.at(first)
         self._data.train.consumed_samples = end
         samples = range(first, end)
-        self._tell(
+        self._say(
             f"iteration {iteration + 1} is skipped (--iterations-to-skip): "
             f"{samples_in_words(samples)} of the data are passed over"
         )
@@ -247,7 +239,7 @@ class _Loop:
         """Note an iteration that has become final."""
         self.meter.report(finished)
         for remark in self._losses.remarks(finished):
-            self._tell(remark)
+            self._say(remark)
 
     def end(self) -> None:
         """Make the last iteration final, save, and print what is known only now.
@@ -260,23 +252,21 @@ class _Loop:
         self._report(self._step.settle())
         meter.report_rest()
         if config.train.skip_train:
-            self._tell("training is skipped (--skip-train)")
+            self._say("training is skipped (--skip-train)")
         elif self.last == self.start.iteration:
-            self._tell(f"nothing to train: the checkpoint is of iteration {self.last} already")
-        elif config.checkpoint.save is not None and not _is_due(
-            self.last - 1, config.checkpoint.save_interval
-        ):
-            self._save(self.last - 1)
+            self._say(f"nothing to train: the checkpoint is of iteration {self.last} already")
+        elif config.checkpoint.save is not None:
+            self._save_unless_due(self.last - 1)
         exit_interval = config.train.exit_interval
         if self._leaves:
             saved = "" if config.checkpoint.save else "; nothing is saved, without --save"
-            self._tell(f"exiting at iteration {self.last} {self._leaves}{saved}")
+            self._say(f"exiting at iteration {self.last} {self._leaves}{saved}")
         elif config.train.skip_train or self.last >= self._total:
             phase = "the last evaluations"
             with self._batches.largest(), self._position.within(phase):
                 self._evaluations.at_end(self.last)
         elif exit_interval is not None and self.last % exit_interval == 0:
-            self._tell(f"exiting at iteration {self.last} (--exit-interval)")
+            self._say(f"exiting at iteration {self.last} (--exit-interval)")
         with meter.paused("save"):
             self.let_save_end()
         meter.report_memory(self.last)
@@ -324,9 +314,6 @@ class _Loop:
 
     def _record_save(self, event: SaveEvent, progress: Progress) -> None:
         self.log.write(Saved(now(), event, progress.iteration, progress.consumed_samples))
-
-    def _tell(self, text: str) -> None:
-        self.log.say(text)
 
 
 def _is_due(iteration: int, interval: int | None) -> bool:

@@ -22,12 +22,7 @@ def report_not_finite(
 
     All ranks call it.
 
-    Args:
-        state: this rank.
-        number: of the iteration, counted from 0.
-        batch: its microbatches.
-        loss: of the whole model.
-        samples: of the global batch, by their place in the order of training.
+    Samples are those of the global batch, by their place in the order of training.
 
     Raises:
         FloatingPointError: always.

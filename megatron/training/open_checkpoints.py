@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
@@ -20,6 +20,9 @@ from megatron.training.metrics.records import SaveEvent
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
+
+if TYPE_CHECKING:
+    from megatron.training.checkpointing import Checkpoints
 
 Tell = Callable[[SaveEvent, Progress], None]
 
@@ -65,26 +68,8 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
         yield own
 
 
-class SavesAndLoads(Protocol):
-    """What a run does with its checkpoints; see ``Checkpoints``."""
-
-    failed: bool
-
-    def load(self) -> Progress:
-        """Load what the configuration asks for; return how far that run had come."""
-        ...
-
-    def save(self, progress: Progress) -> None:
-        """Write a checkpoint."""
-        ...
-
-    def report(self, *, wait: bool = False) -> None:
-        """Say how an asynchronous save ended, if it has."""
-        ...
-
-
 class NoCheckpoints:
-    """Of a run that neither saves nor loads; see ``SavesAndLoads``."""
+    """In place of ``Checkpoints`` in a run that neither saves nor loads."""
 
     failed = False
 
@@ -113,7 +98,7 @@ def open_checkpoints(
     say: Callable[[str], None],
     tell: Tell,
     own_lock: lock.FolderLock | None = None,
-) -> SavesAndLoads:
+) -> "NoCheckpoints | Checkpoints":
     """Return the object that saves and loads a rank; for the arguments, see ``Checkpoints``."""
     if not _uses_any(config.checkpoint):
         return NoCheckpoints()

@@ -1,7 +1,7 @@
 """Opens the data of a run: exactly the samples that training and its evaluations will read."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from megatron.config.train import TrainConfig
@@ -22,29 +22,15 @@ class Data:
 
     Attributes:
         train: microbatches of the training iterations.
-        valid: microbatches of the evaluations; ``None`` if there are no evaluations.
+        validation: microbatches of every set that is evaluated, by its name in the log.
         test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
         notes: lines about what is left out, and about the numbers of validation sets.
-        more_valid: microbatches of further validation sets.
-        valid_names: of several validation sets.
     """
 
     train: MicrobatchLoader
-    valid: MicrobatchLoader | None
+    validation: Mapping[str, MicrobatchLoader] = field(default_factory=dict)
     test: MicrobatchLoader | None = None
     notes: tuple[str, ...] = ()
-    more_valid: tuple[MicrobatchLoader, ...] = ()
-    valid_names: tuple[str, ...] = ()
-
-    @property
-    def validation_sets(self) -> tuple[tuple[str, MicrobatchLoader], ...]:
-        """The name of every validation set, as in the log, and its microbatches."""
-        if self.valid is None:
-            return ()
-        if not self.more_valid:
-            return (("validation", self.valid),)
-        names = (f"validation-{name}" for name in self.valid_names)
-        return tuple(zip(names, (self.valid, *self.more_valid), strict=True))
 
 
 def open_data(
@@ -56,12 +42,8 @@ def open_data(
 ) -> Data:
     """Index the samples that the run will read. Needs no other rank.
 
-    Args:
-        config: corpus and sampling.
-        train: length and batches of the run.
-        vocab_size: entries of the vocabulary; every token must be below it.
-        place: of this rank: its replica, and its part of every sequence.
-        context_size: ranks that share every sequence.
+    ``place`` tells the replica of this rank, and its part of every sequence, which ``context_size``
+    ranks share.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -90,18 +72,21 @@ def open_data(
         )
 
     assert datasets.train is not None
-    data = Data(
+    sets = [datasets.valid, *datasets.more_valid] if datasets.valid else []
+    names = ["validation"][: len(sets)]
+    if len(sets) > 1 and config.own_paths is not None:
+        names = [f"validation-{name}" for name in config.own_paths.valid_names]
+    validations = dict(zip(names, map(loader, sets), strict=True))
+    notes += tuple(_on_validation_sets(config, validations))
+    return Data(
         loader(datasets.train, PrefetchingLoader if config.prefetch else MicrobatchLoader),
-        loader(datasets.valid) if datasets.valid else None,
+        validations,
         loader(test) if test else None,
-        more_valid=tuple(map(loader, datasets.more_valid)),
-        valid_names=config.own_paths.valid_names if config.own_paths else (),
+        notes,
     )
-    notes += tuple(_on_validation_sets(config, data))
-    return replace(data, notes=notes)
 
 
-def _on_validation_sets(config: DataConfig, data: Data) -> Iterator[str]:
+def _on_validation_sets(config: DataConfig, sets: Mapping[str, MicrobatchLoader]) -> Iterator[str]:
     """Yield a line on the name of every one of several sets, and on samples that are left out.
 
     Raises:
@@ -109,9 +94,9 @@ def _on_validation_sets(config: DataConfig, data: Data) -> Iterator[str]:
     """
     own = config.own_paths
     blends = () if own is None else own.valid
-    for number, (name, loader) in enumerate(data.validation_sets):
+    for number, (name, loader) in enumerate(sets.items()):
         told = ""
-        if data.more_valid:
+        if len(sets) > 1:
             told = f"{name} is {', '.join(str(share.prefix) for share in blends[number])}"
         if config.full_validation:
             whole = _read_whole(name, loader)

@@ -35,11 +35,8 @@ class OutOfMemoryError(UserError):
 class Device:
     """The GPU of a rank.
 
-    Attributes:
-        name: by the driver.
-        memory: bytes.
-        allocated: bytes of tensors.
-        reserved: bytes that PyTorch has taken from the driver.
+    ``reserved`` are the bytes that PyTorch has taken from the driver, ``allocated`` those of
+    tensors.
     """
 
     name: str
@@ -75,12 +72,7 @@ def explained(
 
     Nothing is searched for now: the other ranks wait for this one to end.
 
-    Args:
-        error: why the rank cannot go on.
-        log: says where the allocator's state is written.
-        state: this rank, if it is built already.
-        rank: of the job.
-        advice: lines that were prepared before training.
+    ``advice`` was prepared before training; ``state`` is this rank, if it is built already.
     """
     of_gpu = isinstance(error, torch.OutOfMemoryError)
     if not of_gpu and not _is_of_host(error):

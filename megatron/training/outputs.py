@@ -22,10 +22,7 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
 
     Only the folders are left behind, and existing files keep their content.
 
-    Args:
-        log: traces, measurements and records.
-        rank: of the job.
-        save: folder of the checkpoints, to which every rank writes.
+    Every rank writes to ``save``, the folder of the checkpoints.
 
     Raises:
         ValueError: a file cannot be written, or the run would append to a file of another kind;
@@ -44,12 +41,7 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
 
 
 def why_unwritten(flag: str, write: Callable[[], object]) -> str | None:
-    """Write files; if that fails, return why, for the log of a run that goes on.
-
-    Args:
-        flag: that asks for them.
-        write: writes them.
-    """
+    """Write files; if that fails, return why, for the log of a run that goes on."""
     try:
         write()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Iterations whose steps are taken on a guess, and checked later.
+"""Iterations whose steps are taken on a guess, and checked later; and which runs have such.
 
 Each rank steps on the norm that it knows (optimizer post-validation, arXiv 2401.10241). An
 iteration is reported one iteration late, because only then it is known whether its step stands.
@@ -6,6 +6,8 @@ iteration is reported one iteration late, because only then it is known whether 
 
 from dataclasses import replace
 
+from megatron.config.log import LogConfig
+from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.runtime.batch import rescaled
@@ -15,6 +17,8 @@ from megatron.training.step import (
     Figures,
     Finished,
     Iteration,
+    SynchronousTrainStep,
+    TrainStep,
     end_not_finite,
     finish,
     own_rates,
@@ -27,11 +31,7 @@ class PostValidatedTrainStep:
 
     The next iteration's first forwards run before the check; a wrong guess makes them run again.
 
-    Args:
-        state: this rank, one of two or more.
-        clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        figures: that are logged of the model.
-        ends_if_not_finite: see ``make_train_step``.
+    The state is of one of two or more pipeline ranks. A limit of 0 switches clipping off.
     """
 
     def __init__(
@@ -115,3 +115,30 @@ class PostValidatedTrainStep:
             self._state.zero_gradients()
         figures = self._num_zeros, self._figures.params_norm()
         return finish(self._state, iteration, full, figures, step_redone=not right)
+
+
+def make_train_step(
+    config: OptimizerConfig,
+    state: TrainState,
+    log: LogConfig | None = None,
+    *,
+    ends_if_not_finite: bool = True,
+) -> TrainStep:
+    """Return the way that ``config`` asks for; a single rank gains nothing from a guess.
+
+    Args:
+        config: whether steps are post-validated.
+        state: this rank.
+        log: which figures of the model are logged; ``None``: no more than loss and norm.
+        ends_if_not_finite: an iteration with a loss or gradient norm that is not finite ends the
+            run; otherwise it takes no step. With a loss scale that changes it never ends the run,
+            as in Megatron: the scale is found by overflows.
+    """
+    scaling = config.loss_scale
+    ends_if_not_finite = ends_if_not_finite and (scaling is None or scaling.constant is not None)
+    figures = Figures(state)
+    if log is not None:
+        figures = Figures(state, log.log_num_zeros_in_grad, log.log_params_norm)
+    if config.post_validation and state.groups.pipeline.size > 1:
+        return PostValidatedTrainStep(state, config.clip_grad, figures, ends_if_not_finite)
+    return SynchronousTrainStep(state, figures, ends_if_not_finite)

@@ -3,7 +3,9 @@
 So most mistakes are found before any rank waits for another.
 """
 
+import pickle
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -31,9 +33,10 @@ from megatron.training.planning.run_plan import (
     make_run_plan,
     settled,
 )
-from megatron.training.planning.shared_plan import shared_plan
 from megatron.training.rendezvous import Rendezvous
 from megatron.training.setup import TrainState, build_train_state, connect
+
+_PLAN_KEY: Final = "plan of rank 0"
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _with_advice(prepared: Prepared, rank: int) -> Prepared:
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:
-    """Return the plan; if it depends on time, rank 0 alone searches (``shared_plan``)."""
+    """Return the plan; if it depends on time, rank 0 alone searches, for all (``agreed``)."""
     own = rank == 0 or not depends_on_time(config)
     watch = Watch.of_rank(rank, config.parallel.search_seconds if own else 0.0)
     found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
@@ -95,13 +98,18 @@ def _planned(config: RunConfig, rank: int) -> RunPlan:
     return found
 
 
+def shared_plan(rendezvous: Rendezvous, own: RunPlan) -> RunPlan:
+    """Return the plan that rank 0 has found, on all ranks; call it once in a job."""
+    if rendezvous.rank == 0:
+        rendezvous.store.set(_PLAN_KEY, pickle.dumps(own).hex())
+    found: RunPlan = pickle.loads(bytes.fromhex(rendezvous.store.get(_PLAN_KEY).decode()))
+    return found
+
+
 def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepared:
     """Return what all ranks that have met agree on; with a limited search the plan of rank 0.
 
-    Args:
-        prepared: what ``prepare`` returned.
-        rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, which is also the number of its GPU.
+    ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
 
     Raises:
         UserError: the ranks would run different things.
@@ -119,10 +127,7 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
 def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> TrainState:
     """Connect the ranks that have met, and build this rank's row, stages and executor.
 
-    Args:
-        prepared: what ``agreed`` returned.
-        rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, which is also the number of its GPU.
+    ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
     """
     config = prepared.config
     ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)

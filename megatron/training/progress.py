@@ -34,9 +34,7 @@ class Progress:
         Megatron's order of real data depends on the epochs that a run needs, and thereby on its
         length. A run that is made longer may so see other data.
 
-        Args:
-            loader: of the run that goes on.
-            train_samples: samples that its data are shuffled for.
+        ``loader`` is of the run that goes on, whose data are shuffled for ``train_samples``.
         """
         now = loader.digest(self.consumed_samples - 1)
         if "" in (now, self.last_sample) or now == self.last_sample:

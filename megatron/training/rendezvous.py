@@ -78,9 +78,6 @@ class Rendezvous:
 
         Rank 0 returns last, because it may host the store and may end next. That costs a job of n
         ranks 2 n + 1 operations of the store.
-
-        Args:
-            value: the word of rank 0; ``None`` on the others.
         """
         if value is None:
             value = self.store.get("word").decode()
@@ -103,9 +100,7 @@ class Rendezvous:
 def check_meeting_place(world_size: int, seconds: float = RESOLVE_SECONDS) -> None:
     """Check that the ranks can know where they meet, before they wait for each other there.
 
-    Args:
-        world_size: ranks of the job.
-        seconds: how long the name of a host may be unknown.
+    The name of a host may be unknown for so many ``seconds``.
 
     Raises:
         ValueError: a variable is missing, or names a host that is not known.
@@ -172,11 +167,7 @@ def meet(store: dist.Store, rank: int, size: int, seconds: float) -> str:
     all have heard its answer. That costs a job of n ranks 6 (n - 1) operations of the store if no
     rank was here before.
 
-    Args:
-        store: of all ranks, perhaps with keys of earlier launches.
-        rank: this rank.
-        size: number of ranks.
-        seconds: how long to wait for the others.
+    The store may hold keys of earlier launches.
 
     Raises:
         ValueError: some ranks have not come in time.
@@ -207,12 +198,7 @@ def meet(store: dist.Store, rank: int, size: int, seconds: float) -> str:
 
 
 class _Patience:
-    """Waits for keys, and says for whom.
-
-    Args:
-        store: of all ranks.
-        seconds: how long to wait in all.
-    """
+    """Waits for keys, and says for whom."""
 
     def __init__(self, store: dist.Store, seconds: float) -> None:
         self._store = store

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig
-from megatron.config.train import TrainConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
@@ -20,8 +19,9 @@ from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
+from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.loss_scaler import LossScaler
-from megatron.optimizer.make import make_idle_optimizer, make_optimizer
+from megatron.optimizer.make import keeps_whole, make_idle_optimizer, make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
@@ -35,9 +35,9 @@ from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
+from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
-from megatron.training.gradient_buckets import bucketed
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -130,13 +130,8 @@ def connect(
 ) -> Groups:
     """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
 
-    Args:
-        config: device, backend and timeout.
-        grid: of all ranks of the job.
-        rendezvous: where the ranks have met.
-        local_rank: this rank's number on its machine, which is also the number of its GPU.
-        ends: pipeline ranks that hold copies of the embedding (see ``ends_with_copies``).
-        links: between stages (see ``links_of``); with NCCL each is a communicator.
+    The pipeline ranks ``ends`` hold copies of the embedding (see ``ends_with_copies``). With NCCL
+    each of the ``links`` between stages (see ``links_of``) is a communicator.
     """
     device = torch.device(config.device)
     timeout = timedelta(minutes=config.timeout_minutes)
@@ -183,26 +178,12 @@ def leave(groups: Groups) -> NoReturn:
     os._exit(0)
 
 
-def make_model(
-    config: ModelConfig,
-    train: TrainConfig,
-    parallel: ParallelConfig,
-    groups: Groups,
-    run_plan: RunPlan,
-) -> RankModel:
-    """Build this rank's part of the model with its initial weights.
-
-    Args:
-        config: the whole model.
-        train: precision, the seed of the weights and what draws them, and what is kept for the
-            backward.
-        parallel: padding of the vocabulary, and whether the sequence is split.
-        groups: this rank's view of the job.
-        run_plan: tells on which rank each stage is, and how many layers it has.
-    """
-    plan, vocabulary, axis = run_plan.plan, groups.vocabulary, groups.tensor
+def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:
+    """Build this rank's part of the model with its initial weights."""
+    train, parallel, axis = config.train, config.parallel, groups.tensor
+    plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
-        config,
+        config.model,
         plan.stages,
         groups.pipeline.rank,
         layers=run_plan.layers,
@@ -222,38 +203,23 @@ def make_model(
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
     )
-    model = RankModel(config, placement, site, vocab_recompute=train.vocab_recompute)
+    model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
     return model
 
 
-def make_pipeline(
-    train: TrainConfig,
+def _pipeline(
+    config: RunConfig,
     groups: Groups,
     run_plan: RunPlan,
     model: RankModel,
-    replication: Replication | None = None,
+    replication: Replication,
 ) -> PipelineRank:
-    """Return the pipeline rank that runs the plan on this rank's ``model``.
-
-    Args:
-        train: size of a microbatch, precision, and the seed of dropout.
-        groups: this rank's view of the job.
-        run_plan: the plan, and the costs by which communication is placed.
-        model: the part of the model that this rank owns.
-        replication: what is done together with replicas, if there are any.
-    """
-    tokens = model.config.seq_length // (model.context.size * model.tensor.sequence_parts)
-    return PipelineRank(
-        model,
-        run_plan.plan,
-        groups,
-        (train.micro_batch_size, tokens, model.config.hidden_size),
-        train.dtype,
-        train.seed,
-        run_plan.costs,
-        replication,
-    )
+    train = config.train
+    tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
+    shape = train.micro_batch_size, tokens, config.model.hidden_size
+    plan, costs = run_plan.plan, run_plan.costs
+    return PipelineRank(model, plan, groups, shape, train.dtype, train.seed, costs, replication)
 
 
 def build_train_state(
@@ -261,38 +227,57 @@ def build_train_state(
 ) -> TrainState:
     """Build this rank's model with its initial weights, its pipeline and its optimizer.
 
-    Args:
-        config: the run.
-        groups: this rank's view of the job.
-        run_plan: the result of ``make_run_plan(config)``, if it exists already; the same on
-            every rank.
+    ``run_plan`` is the result of ``make_run_plan(config)``, if it exists already; the same on every
+    rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    model = make_model(config.model, config.train, config.parallel, groups, run_plan)
+    model = make_model(config, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     axis = groups.gradients
-    gradients = bucketed(config, model, run_plan.plan, axis.size)
+    buckets = _buckets(config, model, run_plan.plan, axis.size)
     whole = tuple(map(ParameterPart.whole, parameters))
-    own = tuple(
-        part for bucket in gradients.buckets for part in bucket.parts(bucket.summed_over(axis).rank)
-    )
+    own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
     make = _maker_of_optimizers(config, groups, model.kernels)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
-        sharded = ShardedOptimizer(gradients.buckets, make, axis)
+        sharded = ShardedOptimizer(buckets, make, axis)
     deferred = sharded is not None and not config.optimizer.post_validation
-    replication = gradients.replication(config.parallel.replicas, sharded, deferred=deferred)
+    replicas = config.parallel.replicas
+    replication = Replication(
+        buckets,
+        overlap_reduce=replicas.overlap,
+        dtype=replicas.reduce_dtype,
+        optimizer=sharded,
+        deferred=deferred,
+        overlap_gather=replicas.overlap_gather,
+    )
     return TrainState(
         groups=groups,
         run_plan=run_plan,
-        pipeline=make_pipeline(config.train, groups, run_plan, model, replication),
+        pipeline=_pipeline(config, groups, run_plan, model, replication),
         parameters=parameters,
-        buckets=gradients.buckets,
+        buckets=buckets,
         counted=whole if axis.size == 1 else own,
         updated=whole if sharded is None else own,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
         sharded=sharded if deferred else None,
+    )
+
+
+def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tuple[Bucket, ...]:
+    """Put this rank's gradients into buckets, which ``ranks`` ranks reduce together."""
+    replicas, whole_ones = config.parallel.replicas, keeps_whole(config.optimizer)
+    owned = make_buckets(model, plan, ranks, replicas.bucket_size, replicas.buckets, whole_ones)
+    return tuple(
+        Bucket(
+            list(map(OptimizedParameter.of, bucket)),
+            model.kernels,
+            layout,
+            together=replicas.shard_optimizer,
+            gradient_dtype=config.train.gradient_dtype,
+        )
+        for bucket, layout in zip(owned, bucket_layouts(owned, ranks, whole_ones), strict=True)
     )
 
 

@@ -1,7 +1,7 @@
 """An iteration of training: its inputs, its outcome, and the way that waits before its step.
 
 All ranks wait for the gradient norm of the whole model, and then step together. The other way, to
-step on a guess, is in ``post_validated_step``; ``make_step`` chooses between them. Both do the same
+step on a guess, is in ``post_validated_step``, which chooses between them. Both do the same
 arithmetic in the same order. Losses and weights are therefore equal bit for bit wherever a repeated
 run is, as on CPUs. (On CUDA, atomic additions to rows of the vocabulary's gradients come in any
 order.)
@@ -113,11 +113,6 @@ class Figures:
     """Finds figures of the whole model besides loss and gradient norm, if they are asked for.
 
     Every rank calls every method.
-
-    Attributes:
-        state: this rank.
-        count_zeros: whether the zeros of the gradient are asked for.
-        find_norm: whether the norm of the weights is.
     """
 
     state: TrainState
@@ -142,13 +137,7 @@ class Figures:
 
 
 class SynchronousTrainStep:
-    """Waits for loss and gradient norm of the whole model, then steps.
-
-    Args:
-        state: this rank.
-        figures: that are logged of the model.
-        ends_if_not_finite: see ``make_train_step``.
-    """
+    """Waits for loss and gradient norm of the whole model, then steps."""
 
     def __init__(
         self, state: TrainState, figures: Figures | None = None, ends_if_not_finite: bool = True
@@ -219,12 +208,7 @@ def finish(
 ) -> Finished:
     """Count an iteration whose outcome is known, which may change the loss scale; return it.
 
-    Args:
-        state: this rank.
-        iteration: its inputs.
-        full: sums over all ranks.
-        figures: zeros of its gradient, and the norm of the weights after it.
-        step_redone: whether its step was a wrong guess.
+    ``figures`` are the zeros of its gradient, and the norm of the weights after it.
     """
     samples, scaler = _samples(state, iteration), state.loss_scaler
     scaler.update(full.is_finite, len(samples))

@@ -19,12 +19,7 @@ from megatron.training.setup import TrainState
 
 
 def warm_up(config: RunConfig, state: TrainState) -> None:
-    """Use every link, group, kernel and library once; every rank calls it. The state stays.
-
-    Args:
-        config: the run.
-        state: this rank, before its first iteration.
-    """
+    """Use every link, group, kernel and library once; every rank calls it. The state stays."""
     groups, trains = state.groups, not config.train.skip_train
     state.zero_gradients()
     state.pipeline.warm_up(_nothing(config, groups), trains=trains)

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,18 @@ def save(root: Path, iteration: int, content: str = "") -> None:
     folder.finish(root, iteration, files)
 
 
+def verify(where: Path, names: Iterable[str] | None = None) -> None:
+    """Refuse a checkpoint whose files are not those of its manifest."""
+    for problem in folder.problems(where, names):
+        raise DamagedError(problem)
+
+
 def read(root: Path) -> str:
     """What a job that starts now would load."""
     folder.clean_up(root)
     first = folder.candidates(root)[0]
     where = folder.folder_of(root, first)
-    folder.verify(where)
+    verify(where)
     return (where / "model.bin").read_text()
 
 
@@ -150,7 +156,7 @@ def test_a_disk_error_at_any_operation_leaves_a_good_checkpoint(
         if lasts:
             folder.clean_up(root)
         where = folder.folder_of(root, folder.candidates(root)[0])
-        folder.verify(where)
+        verify(where)
         assert lasts or not folder.partial_of(root, new).exists()
         number += 1
     assert number > 8, "the file operations were counted"
@@ -183,7 +189,7 @@ def test_a_kill_while_deleting_leaves_all_or_nothing(
         finished = kill_at(monkeypatch, root, number, partial(folder.remove, root, 10))
         folder.clean_up(root)
         for iteration in folder.complete(root):
-            folder.verify(folder.folder_of(root, iteration))
+            verify(folder.folder_of(root, iteration))
         assert folder.candidates(root)[0] == 20
         number += 1
     assert folder.complete(root) == [20]
@@ -228,10 +234,10 @@ def test_what_older_programs_wrote_is_verified(tmp_path: Path) -> None:
         for name, content in contents.items()
     }
     (where / folder.MANIFEST).write_text(manifest(older))
-    folder.verify(where)
+    verify(where)
     damage(where / "model.bin", "flipped", 1)
     with pytest.raises(DamagedError, match=r"model\.bin is not what was written"):
-        folder.verify(where)
+        verify(where)
 
 
 def test_a_manifest_of_format_2_is_verified(tmp_path: Path) -> None:
@@ -244,11 +250,11 @@ def test_a_manifest_of_format_2_is_verified(tmp_path: Path) -> None:
     for name, entry in listed.items():
         pattern = bytes(range(251)) * (entry.size // 251 + 1)
         (where / name).write_bytes(pattern[: entry.size])
-    folder.verify(where)
+    verify(where)
     for name in set(listed) - {"empty.bin"}:
         damage(where / name, "flipped", 1)
         with pytest.raises(DamagedError, match=f"{name} is not what was written"):
-            folder.verify(where, [name])
+            verify(where, [name])
 
 
 @given(
@@ -264,9 +270,9 @@ def test_every_damage_is_named(
     where = folder.folder_of(root, 10)
     damage(where / name, kind, seed)
     with pytest.raises(DamagedError, match=name):
-        folder.verify(where)
+        verify(where)
     others = [other for other in ("model.bin", "common.json") if other != name]
-    folder.verify(where, others)
+    verify(where, others)
     shutil.rmtree(root)
 
 
@@ -308,7 +314,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str, said: str) -> No
     where = folder.folder_of(tmp_path, 10)
     (where / folder.MANIFEST).write_text(text)
     with pytest.raises(DamagedError, match=said):
-        folder.verify(where)
+        verify(where)
 
 
 def test_a_folder_under_another_name_is_refused(tmp_path: Path) -> None:
@@ -317,7 +323,7 @@ def test_a_folder_under_another_name_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(folder.folder_of(tmp_path, 20))
     folder.folder_of(tmp_path, 10).rename(folder.folder_of(tmp_path, 20))
     with pytest.raises(DamagedError, match="is of iteration 10, and its folder of another one"):
-        folder.verify(folder.folder_of(tmp_path, 20))
+        verify(folder.folder_of(tmp_path, 20))
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "-1", "1.0", "\u0661\u0660", "release", ""])
@@ -361,7 +367,7 @@ def test_a_checkpoint_that_lost_its_manifest_is_not_complete_but_named(
         if left == "nothing":
             shutil.rmtree(where)
         with pytest.raises(DamagedError, match="never finished"):
-            folder.verify(where)
+            verify(where)
     assert folder.complete(tmp_path) == [10]
     assert folder.candidates(tmp_path) == [20, 10], "the pointer says that there was one"
     assert "iter_0000020 has no manifest.json" in str(folder.problem_of(where))

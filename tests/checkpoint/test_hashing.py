@@ -67,7 +67,7 @@ def test_the_manifest_of_a_save_is_right_without_reading_it_back(
     listed = folder.read_manifest(where)
     assert listed.keys() == {path.name for path in where.iterdir()} - {folder.MANIFEST}
     assert sum(name.endswith(".distcp") for name in listed) == files
-    folder.verify(where)
+    assert folder.problem_of(where) is None
 
 
 def test_only_the_thread_that_writes_forms_no_crc(tmp_path: Path) -> None:

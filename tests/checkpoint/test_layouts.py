@@ -280,7 +280,7 @@ def test_what_cannot_be_written_ends_the_save_and_not_the_last_checkpoint(
         assert reason in said
     assert not folder.partial_of(tmp_path, 20).exists(), "it takes up what is left of the disk"
     assert folder.candidates(tmp_path) == [10]
-    folder.verify(folder.folder_of(tmp_path, 10))
+    assert folder.problem_of(folder.folder_of(tmp_path, 10)) is None
 
 
 def test_copies_on_the_host_are_written_without_a_gpu(

@@ -1,15 +1,17 @@
 """The flags of a plan: one set of names for training and every tool, and what a plan file says."""
 
-import argparse
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from megatron.commands.arguments import Parser, add_plan_flags, add_size_flags, request_of
-from megatron.commands.simulate_schedule import parse_arguments
+from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
+from megatron.commands.simulate_schedule import GROUPS
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
+from megatron.flags.command import read, reading
+from megatron.flags.declare import option_of
+from megatron.flags.groups import Flags, options_of
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
@@ -34,38 +36,45 @@ def test_every_name_of_a_flag_means_the_same_in_training(field: str) -> None:
         assert (found.words, found.mistakes) == (wanted.words, [])
 
 
+def value_of(flags: Flags, option: str) -> object:
+    values = (pair for group, own in flags.groups.items() for pair in options_of(group, own))
+    return dict(values)[option]
+
+
 @pytest.mark.parametrize("field", PLAN_FLAGS)
 def test_every_name_of_a_flag_means_the_same_in_the_simulator(field: str) -> None:
-    documented, *others = [parse_arguments(words_of(field, name)) for name in PLAN_FLAGS[field]]
-    assert str(getattr(documented, field)) in (VALUES.get(field), "3", "3.0")
-    assert all(other == documented for other in others)
+    names = PLAN_FLAGS[field]
+    documented, *others = [reading(words_of(field, name), GROUPS) for name in names]
+    assert not documented.mistakes
+    assert str(value_of(documented.flags, names[0])) in (VALUES.get(field), "3", "3.0")
+    assert all(other.flags == documented.flags for other in others)
 
 
 @pytest.mark.parametrize("field", ["schedule", "vocabulary", "ranks", "chunks", "memory_limit"])
 def test_every_name_of_a_flag_means_the_same_in_the_emulator(field: str) -> None:
-    costs = ["--costs", "c.json"]
+    names = PLAN_FLAGS[field]
     documented, *others = [
-        emulate.parse_arguments([*costs, *words_of(field, name)]) for name in PLAN_FLAGS[field]
+        emulate.parse_arguments(["--costs", "c.json", *words_of(field, name)]) for name in names
     ]
     assert all(other == documented for other in others)
-    assert getattr(documented, field) is not None
+    assert value_of(documented, names[0]) is not None
 
 
 @pytest.mark.parametrize(
-    ("field", "dest", "old"),
+    ("field", "old"),
     [
-        ("schedule", "schedules", "--schedules"),
-        ("vocabulary", "treatments", "--treatments"),
-        ("ranks", "ranks", "--ranks"),
-        ("layers", "layers", "--layers"),
-        ("memory_limit", "memory_limit", "--memory-limit"),
+        ("schedule", "--schedules"),
+        ("vocabulary", "--treatments"),
+        ("ranks", "--ranks"),
+        ("layers", "--layers"),
+        ("memory_limit", "--memory-limit"),
     ],
 )
-def test_the_benchmark_knows_them_too_and_its_old_plurals(field: str, dest: str, old: str) -> None:
-    parser = benchmark.parser()
+def test_the_benchmark_knows_them_too_and_its_old_plurals(field: str, old: str) -> None:
     names = [*PLAN_FLAGS[field], old]
-    documented, *others = [parser.parse_args(words_of(field, name)) for name in names]
-    assert getattr(documented, dest) in ([VALUES.get(field)], 3)
+    documented, *others = [benchmark.parse_arguments(words_of(field, name)) for name in names]
+    values = {option_of(name): value for name, value in vars(documented).items()}
+    assert values[names[0]] in ((VALUES.get(field),), 3)
     assert all(other == documented for other in others)
 
 
@@ -99,17 +108,15 @@ def test_a_rewritten_flag_with_a_value_of_its_own_takes_no_other() -> None:
     assert mistake.startswith("--use-rotary-position-embeddings")
 
 
-def arguments(*words: str) -> argparse.Namespace:
-    parser = Parser()
-    add_plan_flags(parser.add_argument)
-    add_size_flags(parser.add_argument)
-    return parser.parse_args(words)
+def requested(*words: str) -> Request:
+    flags = read(words, "", SizeFlags, PlanFlags)
+    return request_of(flags[SizeFlags], flags[PlanFlags])
 
 
 def test_a_plan_file_says_what_the_flags_leave_out(tmp_path: Path) -> None:
     file = tmp_path / "my.plan"
     file.write_text(make_plan("zb-v", "vocab-1", 3, 5).to_text())
-    found = request_of(arguments("--schedule-file", str(file)))
+    found = requested("--schedule-file", str(file))
     assert found == Request("file", "vocab-1", 3, 5, file=file)
 
 
@@ -117,9 +124,9 @@ def test_a_plan_file_is_no_other_schedule(tmp_path: Path) -> None:
     file = tmp_path / "my.plan"
     file.write_text(make_plan("1f1b", "none", 2, 2).to_text())
     with pytest.raises(ValueError, match="1f1b has no use for file="):
-        request_of(arguments("--schedule-file", str(file), "--pipeline-schedule", "1f1b"))
+        requested("--schedule-file", str(file), "--pipeline-schedule", "1f1b")
 
 
 def test_without_a_file_the_flags_left_out_have_defaults() -> None:
-    assert request_of(arguments()) == Request("1f1b", "none", 4, 8)
-    assert request_of(arguments("-m", "6", "--vocab", "redis")) == Request("1f1b", "redis", 4, 6)
+    assert requested() == Request("1f1b", "none", 4, 8)
+    assert requested("-m", "6", "--vocab", "redis") == Request("1f1b", "redis", 4, 6)

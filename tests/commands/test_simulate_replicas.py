@@ -73,7 +73,7 @@ def test_pictures_text_and_traces_show_it(
         ("--replicas 4 --parameters 1e9", "needs both --parameters and --replica-bandwidth"),
         ("--replicas 4 --cost F=1,B=1,RG=2:3", "RG has 2 times for 4 ranks"),
         ("--replicas 4 --cost F=1,B=1,RG=2 --parameters 9 --replica-bandwidth 9", "time of RG"),
-        ("--replicas 0", "--replicas: '0'"),
+        ("--replicas 0", "--replicas 0: must be at least 1"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.config.command_line import parse, read
-from megatron.config.declare import Declaration
 from megatron.config.topics import DECLARED
+from megatron.flags.declare import Declaration
 
 LONGEST = 400
 """Characters of a line about a mistake."""

@@ -11,9 +11,9 @@ from command_lines import with_flags
 
 from megatron.config import cluster
 from megatron.config.command_line import parse
-from megatron.config.groups import Flags
 from megatron.config.model import ModelFlags
 from megatron.data.indexed import IndexedWriter
+from megatron.flags.groups import Flags
 from megatron.optimizer.lr_schedule import rates
 from megatron.training.planning.run_plan import make_run_plan
 

@@ -297,6 +297,10 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
             "--enable-vocab-parallel vocab-2 --enable-layer-redistribution redis give one",
         ),
         (
+            "--layer-distribution redis --enable-vocab-parallel",
+            "--enable-vocab-parallel vocab-2 --layer-distribution redis give one",
+        ),
+        (
             "--layer-distribution redis --vocab-parallel vocab-1",
             "--layer-distribution redis --vocab-parallel vocab-1 give one",
         ),

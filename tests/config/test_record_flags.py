@@ -49,7 +49,7 @@ def test_flags_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
         wandb_exp_name="n",
         wandb_entity="e",
         wandb_save_dir=Path("w"),
-        live_display=False,
+        no_live_display=True,
     )
     assert config.notes == ()
 

@@ -24,8 +24,8 @@ from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.communicator import ends_with_copies
 from megatron.training.iteration import evaluate, run_iteration
-from megatron.training.make_step import make_train_step
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished
 

@@ -225,5 +225,5 @@ class Job:
                 **dataclasses.asdict(self.adamw),
             ),
             data=DataConfig((), (1, 0, 0), self.sequence, seed=0, eod_token=0),
-            log=LogConfig(1, None, False, 0, 0, Path(), None),
+            log=LogConfig(log_interval=1),
         )

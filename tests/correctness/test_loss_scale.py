@@ -18,7 +18,7 @@ from megatron.config.run_config import RunConfig
 from megatron.optimizer.config import LossScaleConfig
 from megatron.parallel.groups import make_groups
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished
 

@@ -27,7 +27,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.training.iteration import evaluate, run_iteration
-from megatron.training.make_step import make_train_step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished
 

@@ -33,8 +33,7 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
-from megatron.schedules.plan import Plan
-from megatron.schedules.with_recomputation import with_recomputation
+from megatron.schedules.plan import Plan, with_recomputation
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from megatron.data import index_builder
 from megatron.data.blend import normalised
-from megatron.data.index_builder import IndexBuilder, NumpyIndexBuilder, load_index_builder
+from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.native.extensions import INDEX_BUILDER
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
 def either(request: pytest.FixtureRequest, builder: IndexBuilder) -> IndexBuilder:
-    return NumpyIndexBuilder() if request.param == "numpy" else builder
+    return IndexBuilder() if request.param == "numpy" else builder
 
 
 @given(st.data())
@@ -73,17 +73,17 @@ def test_builders_agree_at_scale(builder: IndexBuilder) -> None:
     order = random.integers(0, 20000, 50000).astype(np.int32)
     num_samples = (int(lengths[order].sum()) - 1) // 511
     one = builder.sample_index(lengths, order, 511, num_samples)
-    two = NumpyIndexBuilder().sample_index(lengths, order, 511, num_samples)
+    two = IndexBuilder().sample_index(lengths, order, 511, num_samples)
     np.testing.assert_array_equal(one, two)
     shares = normalised(random.random(7).tolist())
-    mine, plain = builder.blend_index(shares, 5000), NumpyIndexBuilder().blend_index(shares, 5000)
+    mine, plain = builder.blend_index(shares, 5000), IndexBuilder().blend_index(shares, 5000)
     for ours, theirs in zip(map(np.asarray, mine), map(np.asarray, plain), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
 
 
 def test_a_compiler_at_hand_is_used(builder: IndexBuilder) -> None:
-    assert not isinstance(builder, NumpyIndexBuilder)
+    assert not isinstance(builder, IndexBuilder)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_without_a_compiler_numpy_serves_and_the_log_says_so(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        assert isinstance(load_index_builder(tmp_path), NumpyIndexBuilder)
+        assert isinstance(load_index_builder(tmp_path), IndexBuilder)
     assert "built in NumPy" in caplog.text
     assert "no C++ compiler" in caplog.text
 
@@ -114,6 +114,6 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     cache = tmp_path / "cache"
-    assert isinstance(load_index_builder(cache), NumpyIndexBuilder)
+    assert isinstance(load_index_builder(cache), IndexBuilder)
     assert "Python.h: no such file" in caplog.text
     assert [path.suffix for path in cache.iterdir()] == [".lock"]

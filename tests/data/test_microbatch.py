@@ -183,17 +183,24 @@ class Watched(Numbered):
         super().read(index, out)
 
 
+def next_of(ahead: PrefetchingLoader) -> list[Microbatch]:
+    """The next batch, from whose end on the one after is read."""
+    batch = ahead.next_prepared(list)
+    ahead.read_ahead(list)
+    return batch
+
+
 def test_the_next_batch_is_read_ahead_in_a_thread() -> None:
     dataset = Watched(14)
     ahead, plain = PrefetchingLoader(dataset, 2, 3), MicrobatchLoader(Numbered(14), 2, 3)
     for _ in range(2):
-        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+        assert sample_numbers(next_of(ahead)) == sample_numbers(plain.next_batch())
         assert ahead.consumed_samples == plain.consumed_samples
     here = threading.current_thread().name
     assert {index for index, thread in dataset.read_by.items() if thread == here} == set(range(6))
     assert set(dataset.read_by) == set(range(12)), "a part of a batch is never read"
     with pytest.raises(ValueError, match="the data ends at sample 14"):
-        ahead.next_batch()
+        next_of(ahead)
 
 
 def test_another_batch_than_the_one_read_ahead_is_read_anew() -> None:
@@ -202,7 +209,7 @@ def test_another_batch_than_the_one_read_ahead_is_read_anew() -> None:
     for consumed, count in ((0, 3), (12, 3), (60, 3), (72, 2), (80, 2)):
         for loader in (ahead, plain):
             loader.consumed_samples, loader.num_microbatches = consumed, count
-        assert sample_numbers(ahead.next_batch()) == sample_numbers(plain.next_batch())
+        assert sample_numbers(next_of(ahead)) == sample_numbers(plain.next_batch())
 
 
 def test_a_fault_in_a_batch_read_ahead_is_told_when_it_is_needed() -> None:
@@ -213,6 +220,6 @@ def test_a_fault_in_a_batch_read_ahead_is_told_when_it_is_needed() -> None:
             super().read(index, out)
 
     ahead = PrefetchingLoader(Faulty(8), 2, 1)
-    ahead.next_batch()
+    next_of(ahead)
     with pytest.raises(ValueError, match="sample 3"):
-        ahead.next_batch()
+        next_of(ahead)

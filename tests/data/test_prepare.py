@@ -276,9 +276,9 @@ def test_small_and_odd_sizes_are_made_without_a_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--vocab-size", "48kb"), "VOCAB_SIZE / --vocab-size 48kb: give a number of entries"),
-        (("--vocab-size", "1001k"), "VOCAB_SIZE / --vocab-size 1001k: give a number of entries"),
-        (("--vocab-size", "100"), "VOCAB_SIZE / --vocab-size 100: give a number of entries"),
+        (("--vocab-size", "48kb"), "--vocab-size 48kb: give a number of entries"),
+        (("--vocab-size", "1001k"), "--vocab-size 1001k: give a number of entries"),
+        (("--vocab-size", "100"), "--vocab-size 100: give a number of entries"),
         (("--vocab-size", "32k", "--text", "absent.txt"), "--text absent.txt is not a file"),
     ],
 )

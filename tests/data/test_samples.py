@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megatron.data.index_builder import IndexBuilder, NumpyIndexBuilder
+from megatron.data.index_builder import IndexBuilder
 from megatron.data.indexed import IndexedDataset, IndexedWriter
 from megatron.data.samples import Epochs, GPTDataset, SampleIndices, build_sample_indices
 
@@ -25,7 +25,7 @@ def dataset_of(
     source: IndexedDataset, sequences: range, seq_length: int, num_samples: int, cache: Path
 ) -> GPTDataset:
     indices = build_sample_indices(
-        source, sequences, seq_length, num_samples, 7, cache, NumpyIndexBuilder()
+        source, sequences, seq_length, num_samples, 7, cache, IndexBuilder()
     )
     return GPTDataset(source, indices, seq_length, vocab_size=70000)
 
@@ -94,7 +94,7 @@ def test_samples_are_those_of_the_shuffled_stream(
     expected = reference_samples(documents, seq_length, num_samples, seed)
     assert len(expected) >= num_samples
     everything = range(len(source))
-    for cache, either in (("a", builder), ("b", NumpyIndexBuilder())):
+    for cache, either in (("a", builder), ("b", IndexBuilder())):
         indices = build_sample_indices(
             source, everything, seq_length, num_samples, seed, folder / cache, either
         )
@@ -148,7 +148,7 @@ def test_another_seed_gives_another_order(
     assert orders[0] == orders[2]
 
 
-class Unwanted(NumpyIndexBuilder):
+class Unwanted(IndexBuilder):
     """A builder that must not be needed."""
 
     def sample_index(self, *_: Any) -> NDArray[Any]:

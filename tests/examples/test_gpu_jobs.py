@@ -11,8 +11,8 @@ import pytest
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.planning.choice import chosen
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.race import chosen
 from megatron.training.planning.run_plan import asked, make_run_plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]

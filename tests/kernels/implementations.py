@@ -12,7 +12,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.cpu.kernels import CompiledKernels, CpuKernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.tiled.tiles import TileOperations
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -84,7 +84,7 @@ class Implementation:
         return makers[self.name]()
 
     @property
-    def tile_kernels(self) -> TileKernels:
+    def tile_kernels(self) -> TileOperations:
         kernels = self.kernels
         assert isinstance(kernels, ReferenceKernels)
         return kernels

@@ -7,11 +7,12 @@ from kernels.largest_result import LargestResult
 
 from megatron.kernels.reference import kernels as reference
 from megatron.kernels.scores import Scores
+from megatron.kernels.tiled import tiles
 
 
 def test_pytorch_needs_little_memory_for_exponentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile is as large as a GPU likes it; what of it is in fp32 at a time is not."""
-    monkeypatch.setattr(reference, "EXPONENTIALS_AT_ONCE", 200)
+    monkeypatch.setattr(tiles, "EXPONENTIALS_AT_ONCE", 200)
     torch.manual_seed(0)
     logits_tn = (10 * torch.randn(101, 64)).bfloat16()
     exact, max_n, sum_n = logits_tn.double(), torch.full((64,), -torch.inf), torch.zeros(64)

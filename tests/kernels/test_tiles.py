@@ -1,4 +1,4 @@
-"""What ``TileKernels`` promises, of every implementation that works on tiles, in every type.
+"""What ``TileOperations`` promises, of every implementation that works on tiles, in every type.
 
 Each is compared with a formula in float64 of the same, already rounded, numbers.
 

@@ -159,7 +159,7 @@ def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> No
     script = str(installed / "bin/draw-schedule")
     done = run("-S", script, PYTHONPATH=str(installed))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: one of the arguments --into --timeline is required")
+    assert done.stderr.startswith("error: nothing to draw: give --into FOLDER or --timeline FILE")
 
 
 def test_the_installed_training_lists_its_flags(installed: Path) -> None:

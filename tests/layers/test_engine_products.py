@@ -24,7 +24,7 @@ from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
-from megatron.parallel.tensor import ALONE, Alone, TensorParallel
+from megatron.parallel.tensor import ALONE, TensorParallel
 
 IN, OUT, TOKENS = 160, 96, 64
 RECIPES = pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8"])
@@ -197,7 +197,7 @@ def _cells(work: Work) -> list[tuple[Tensor, ...]]:
     return [closed["grad"].cell_contents, closed["x"].cell_contents]
 
 
-class Gathering(Alone):
+class Gathering(TensorParallel):
     """Two ranks with their own tokens, of which the other has the same numbers as this one."""
 
     size, sequence_parts = 2, 2

@@ -29,7 +29,7 @@ from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.lanes import Done
-from megatron.parallel.tensor import Alone
+from megatron.parallel.tensor import TensorParallel
 
 TOKENS, HIDDEN, OUT, EPSILON = 128, 256, 96, 0.1
 SPLIT = pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
@@ -79,7 +79,7 @@ class Reader:
             self.scales.begin(records=True)
             with torch.no_grad():
                 self.layer(*read_norm(self.layer, norm, drawn(2, 64, HIDDEN, seed=90), None)[1:])
-                self.products.of_gradient(drawn(TOKENS, OUT, seed=91) * 1e-5, Alone())
+                self.products.of_gradient(drawn(TOKENS, OUT, seed=91) * 1e-5, TensorParallel())
             self.scales.end(lambda largest: None)
             self.scales.begin(records=True)
 
@@ -229,7 +229,7 @@ def test_what_is_kept_are_the_stream_and_columns_in_8_bits(split: bool) -> None:
     y.backward(grad)
 
 
-class SharesOutputs(Alone):
+class SharesOutputs(TensorParallel):
     """Two ranks with all tokens, whose parts of the weight are the same."""
 
     size = 2
@@ -240,7 +240,7 @@ class SharesOutputs(Alone):
 
 def test_the_norm_has_the_gradients_of_all_ranks_that_share_its_reader() -> None:
     found = []
-    for columns in (Alone(), SharesOutputs()):
+    for columns in (TensorParallel(), SharesOutputs()):
         norm = norm_of("LayerNorm", zero_centred=False)
         reader, (x, _, grad, stream_grad) = Reader("delayed", norm, split=False), microbatch(0)
         reader.layer.columns = columns
@@ -253,7 +253,7 @@ def test_the_norm_has_the_gradients_of_all_ranks_that_share_its_reader() -> None
         close(shared, 2 * alone.double())
 
 
-class SharesTokens(Alone):
+class SharesTokens(TensorParallel):
     """Two ranks with their own tokens."""
 
     size, sequence_parts = 2, 2
@@ -290,18 +290,18 @@ def test_only_what_takes_one_pass_is_left_to_the_package(
 ) -> None:
     monkeypatch.setenv(CUDNN_NORMS, by_cudnn)
     x = torch.empty(1, rows, HIDDEN)
-    assert (made_of(recipe).of_norm(x, Alone()) is not None) == fused
+    assert (made_of(recipe).of_norm(x, TensorParallel()) is not None) == fused
 
 
 def test_a_norm_that_is_needed_as_it_is_comes_first() -> None:
     x, made = torch.empty(2, 64, HIDDEN), made_of("delayed")
-    assert made.of_norm(x, Alone()) is not None
+    assert made.of_norm(x, TensorParallel()) is not None
     assert made.of_norm(x, SharesTokens()) is None
-    assert made.of_norm(x.double(), Alone()) is None, "a stream in another type"
-    assert made_of("delayed", keeps_input=True).of_norm(x, Alone()) is None
+    assert made.of_norm(x.double(), TensorParallel()) is None, "a stream in another type"
+    assert made_of("delayed", keeps_input=True).of_norm(x, TensorParallel()) is None
     plain = PlainProducts(KERNELS)
     others: tuple[Products[Any], ...] = plain, WideWeightGradients(made, plain)
-    assert [each.of_norm(x, Alone()) for each in others] == [None, None]
+    assert [each.of_norm(x, TensorParallel()) for each in others] == [None, None]
 
 
 class ShortRows(ReferenceKernels):

@@ -15,7 +15,7 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, again
 from megatron.layers.site import Site
 from megatron.optimizer.bucket import Bucket
-from megatron.parallel.tensor import Alone
+from megatron.parallel.tensor import TensorParallel
 
 CPU = torch.device("cpu")
 T, B, U, IN, OUT = 2, 3, 4, 6, 10
@@ -32,7 +32,7 @@ class Waited:
         return self._value
 
 
-class Noting(Alone):
+class Noting(TensorParallel):
     """Two ranks with their own tokens, of which the other has the same numbers as this one."""
 
     rank, size, sequence_parts = 1, T, T

@@ -9,8 +9,8 @@ from optimizer.entries import entries, optimizer_of, rates_of
 from torch import nn
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.reference import optimizer as reference
 from megatron.layers.main_grad import main_grad_of
-from megatron.optimizer import adamw
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import MomentType, OptimizerConfig
 from megatron.optimizer.optimizer import Optimizer
@@ -67,7 +67,7 @@ def assert_equal(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 def test_in_fp32_it_is_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Trained(CONFIG).kept()
-    monkeypatch.setattr(adamw, "keeps_16_bits", lambda *_: True)
+    monkeypatch.setattr(reference, "_is_narrow", lambda _: True)
     assert_equal(Trained(CONFIG).kept(), expected)
 
 
@@ -75,7 +75,7 @@ def test_in_fp32_it_is_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slices_change_nothing(gradients: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     whole = Trained(config, gradients).kept()
-    monkeypatch.setattr(adamw, "ELEMENTS_AT_ONCE", 16)
+    monkeypatch.setattr(reference, "ELEMENTS_AT_ONCE", 16)
     assert_equal(Trained(config, gradients).kept(), whole)
 
 

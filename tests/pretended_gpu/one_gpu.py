@@ -20,8 +20,8 @@ from megatron.model.flops import iteration_flops
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.groups import single_rank
 from megatron.runtime.batch import to_device
-from megatron.training.make_step import make_train_step
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 from megatron.training.step import Iteration
 from tools.gpu_sections.timing import Scale

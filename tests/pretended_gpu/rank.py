@@ -28,10 +28,10 @@ from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.loop import train
-from megatron.training.make_step import make_train_step
 from megatron.training.open_data import Data
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Iteration
 from megatron.training.warm_up import warm_up
@@ -136,7 +136,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
             stack.enter_context(context)
         state = _state(gpu, config, rank)
         _let_no_schedule_wait(gpu, state)
-        train(config, state, Data(_Loader(config), _Loader(config)))
+        train(config, state, Data(_Loader(config), {"validation": _Loader(config)}))
     return printed.getvalue(), gpu.faults
 
 

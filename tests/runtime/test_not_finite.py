@@ -15,7 +15,7 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import make_groups, single_rank
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 from megatron.training.step import Finished
 

@@ -8,9 +8,8 @@ import graphlib
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, product
-from typing import Literal
 
-from schedules.by_hand import end_times, span
+from schedules.by_hand import span
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass
@@ -52,10 +51,8 @@ def peak(row: tuple[Pass, ...], take: str, release: str) -> int:
     return max(accumulate((p.kind == take) - (p.kind == release) for p in row))
 
 
-def best_of_all_orders(
-    plan: Plan, costs: Costs, limit: int, objective: Literal["span", "makespan"]
-) -> float:
-    """Return the least time of all rows within memory, microbatches in any order.
+def best_of_all_orders(plan: Plan, costs: Costs, limit: int) -> float:
+    """Return the least span of all rows within memory, microbatches in any order.
 
     As in the plan, one at a time is between S and T, and between IF and F.
     """
@@ -72,8 +69,5 @@ def best_of_all_orders(
     for chosen in product(*rows):
         tried = Plan(chosen, plan.stages, plan.microbatches, plan.treatment)
         with suppress(graphlib.CycleError):
-            if objective == "span":
-                times.append(span(tried, costs))
-            else:
-                times.append(max(row[-1] for row in end_times(tried, costs)))
+            times.append(span(tried, costs))
     return min(times)

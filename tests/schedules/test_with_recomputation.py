@@ -12,10 +12,9 @@ from megatron.schedules.held import peak_held
 from megatron.schedules.make_plan import least_time_of, make_plan
 from megatron.schedules.needs import needs
 from megatron.schedules.passes import Pass
-from megatron.schedules.plan import Plan, evaluation_plan
+from megatron.schedules.plan import Plan, evaluation_plan, with_recomputation
 from megatron.schedules.request import Request
 from megatron.schedules.timing import earliest
-from megatron.schedules.with_recomputation import with_recomputation
 from megatron.simulator.costs.cost_file import parse_costs
 
 TWO_RANKS = "microbatches 1\nstages 0.0 1.0\nvocabulary none\n0: F0 R0 B0 W0\n1: F0 R0 B0 W0\n"

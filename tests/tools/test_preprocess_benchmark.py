@@ -1,6 +1,5 @@
 """The comparison of preprocessing: its own way writes files, and a way that fails is told."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -8,7 +7,15 @@ import pytest
 
 from megatron.data.corpus import text_files
 from megatron.data.indexed import IndexedDataset
-from tools.preprocess_benchmark import Taken, compare, report, run, write_models, write_text
+from tools.preprocess_benchmark import (
+    RaceFlags,
+    Taken,
+    compare,
+    report,
+    run,
+    write_models,
+    write_text,
+)
 from tools.preprocessing.ways import type_of, ways_for
 
 
@@ -53,9 +60,9 @@ def test_files_that_differ_are_told(tmp_path: Path) -> None:
 
 
 def test_the_report_has_a_row_for_each_way_with_medians() -> None:
-    given = argparse.Namespace(workers=2, rounds=3, words=["--folder", "x"])
+    given = RaceFlags(Path("x"), Path("core"), workers=2, rounds=3)
     taken = {"ours": Taken([2.0, 1.0, 9.0], [1.5, 0.5, 8.0], [4.0, 2.0, 1.0])}
-    page = report(given, 10_000_000, {"tokenizer.model": taken})
+    page = report(given, ["--folder", "x"], 10_000_000, {"tokenizer.model": taken})
     row = next(line for line in page.splitlines() if line.startswith("| tokenizer.model"))
     assert row.split(" | ")[2:] == [
         "2.00 (1.00 to 9.00)",

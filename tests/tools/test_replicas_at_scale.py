@@ -1,8 +1,6 @@
 """The table of replicas: cells by hand, and figures that follow the link."""
 
-import pytest
-
-from tools.replicas_at_scale import Case, Found, main, parse_arguments, report, simulated
+from tools.replicas_at_scale import Case, Found, parse_arguments, report, simulated
 
 
 def test_the_tables_say_what_a_size_costs_and_what_is_hidden() -> None:
@@ -33,9 +31,3 @@ def test_small_buckets_pay_for_their_latency() -> None:
     for one in (small, large, small_free, large_free):
         assert 0 <= one.reduced <= 1
         assert 0 <= one.gathered <= 1
-
-
-def test_unknown_schedules_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--pipeline-schedule", "auto"])
-    assert "invalid choice: 'auto'" in capsys.readouterr().err

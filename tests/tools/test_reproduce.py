@@ -59,7 +59,6 @@ def test_real_runs_are_predicted() -> None:
     [
         (["nowhere.csv"], "cannot read nowhere.csv"),
         (["runs.csv"], "line 2, column F_us: 'fast' is not a time of 0 or more"),
-        (["runs.csv", "--share-of-s", "2"], "--share-of-s 2: give a share above 0 and below 1"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:

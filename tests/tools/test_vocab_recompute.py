@@ -1,12 +1,10 @@
 """The measurement of S and T: memory is what a process has, times have the ratio that is told."""
 
-from argparse import Namespace
-
 import pytest
 
-from tools.vocab_recompute import WAYS, measure_times, memory_of
+from tools.vocab_recompute import WAYS, ShardFlags, measure_times, memory_of
 
-SIZES = Namespace(vocab_size=16_000, shards=1, hidden_size=16, seq_length=1024, rounds=2)
+SIZES = ShardFlags(vocab_size=16_000, shards=1, hidden_size=16, seq_length=1024, rounds=2)
 EXPONENTIALS = 2 * 16_000 * 1024
 ARGV = ["--vocab-size", "16000", "--shards", "1", "--hidden-size", "16", "--seq-length", "1024"]
 

@@ -137,8 +137,8 @@ def of_data(train: Numbers, valid: Numbers | None = None) -> dict[str, str]:
     """Digests of two iterations of three microbatches of two samples."""
     config = changed("train", micro_batch_size=2, global_batch_size=6, train_iters=2)
     train_loader = MicrobatchLoader(train, 2, 3)
-    valid_loader = None if valid is None else MicrobatchLoader(valid, 2, 3)
-    found = data_digests(config.train, Data(train_loader, valid_loader))
+    evaluated = {} if valid is None else {"validation": MicrobatchLoader(valid, 2, 3)}
+    found = data_digests(config.train, Data(train_loader, evaluated))
     assert train_loader.consumed_samples == 0, "training begins at the beginning all the same"
     return found
 

@@ -91,7 +91,8 @@ def run_on_rank(
     groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
     state = build_train_state(config, groups)
     mine = groups.replica, kept_by(groups, JOB.sequence)
-    data = Data(Batches(JOB.batches(data_seed), *mine), Batches(JOB.batches(seed=1) * 3, *mine))
+    evaluated = {"validation": Batches(JOB.batches(seed=1) * 3, *mine)}
+    data = Data(Batches(JOB.batches(data_seed), *mine), evaluated)
     with redirect_stdout(io.StringIO()) as out:
         try:
             train(config, state, data)
@@ -500,7 +501,7 @@ def end_badly(rank: int, world_size: int, *, config: RunConfig, by_data: bool) -
         return write(*args, **options)
 
     weight = None if by_data else parameter.parameter
-    data = Data(SpoiltAtTheEnd(JOB.batches(0), weight), None)
+    data = Data(SpoiltAtTheEnd(JOB.batches(0), weight))
     expected = UserError if by_data else FloatingPointError
     with (
         redirect_stdout(io.StringIO()),
@@ -547,7 +548,7 @@ def leave_by_signal(rank: int, world_size: int, *, config: RunConfig) -> str:
         return batch
 
     with redirect_stdout(io.StringIO()) as said, patch.object(loader, "next_batch", next_batch):
-        train(config, state, Data(loader, None), signals)
+        train(config, state, Data(loader), signals)
     signal.signal(signal.SIGUSR1, before)
     return said.getvalue()
 

@@ -35,7 +35,7 @@ def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> str:
     validation, test = (Batches(JOB.batches(seed=seed) * 3) for seed in (1, 2))
     with redirect_stdout(io.StringIO()) as out:
         try:
-            train(config, state, Data(Batches(JOB.batches()), validation, test))
+            train(config, state, Data(Batches(JOB.batches()), {"validation": validation}, test))
         except UserError as error:
             state.pipeline.close()
             return str(error)
@@ -190,10 +190,7 @@ def test_a_run_with_more_evaluations_than_planned_evaluates_the_same_samples_aga
         return 1.0
 
     monkeypatch.setattr(evaluations_module, "evaluate", evaluated)
-    sets = (("validation", validation),)
-    data: Any = SimpleNamespace(
-        train=Batches([]), valid=validation, validation_sets=sets, test=None
-    )
+    data: Any = SimpleNamespace(train=Batches([]), validation={"validation": validation}, test=None)
     meter: Any = SimpleNamespace(paused=lambda what: nullcontext())
     state: Any = None
     made = Evaluations(config, state, data, meter, log)

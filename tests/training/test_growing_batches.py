@@ -87,7 +87,7 @@ def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Ended:
     initial = pieces(state, parameter_values)
     share = config.train.global_batch_size, groups.data.rank, groups.data.size
     with redirect_stdout(io.StringIO()) as out:
-        train(config, state, Data(loader(0, *share), loader(1, *share)))
+        train(config, state, Data(loader(0, *share), {"validation": loader(1, *share)}))
     return Ended(initial, pieces(state, parameter_values), out.getvalue())
 
 

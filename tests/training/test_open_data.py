@@ -46,9 +46,9 @@ def test_the_end_is_one_evaluation_more() -> None:
 def test_every_set_has_the_samples_that_are_read(data: DataConfig) -> None:
     even = dataclasses.replace(data, split=(1, 1, 1))
     opened = open_data(even, train_config(3, BOTH), 50)
-    assert opened.valid is not None
     assert opened.test is not None
-    assert samples(opened.valid) >= 3 * 2 * 2  # evaluations, batches, samples of a batch
+    [validation] = opened.validation.values()
+    assert samples(validation) >= 3 * 2 * 2  # evaluations, batches, samples of a batch
     assert samples(opened.test) >= 2 * 2
     assert opened.notes == ()
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_every_set_has_the_samples_that_are_read(data: DataConfig) -> None:
 
 def test_without_documents_the_test_set_is_left_out_and_told(data: DataConfig) -> None:
     opened = open_data(data, train_config(3, BOTH), 50)
-    assert opened.valid is not None
+    assert [*opened.validation] == ["validation"]
     assert opened.test is None
     [note] = opened.notes
     assert note.startswith("the test set is not evaluated: ")
@@ -71,7 +71,7 @@ def test_it_is_missed_if_nothing_else_is_evaluated(data: DataConfig) -> None:
 
 def test_nobody_who_does_not_ask_for_it_has_one(data: DataConfig) -> None:
     opened = open_data(data, train_config(None, ()), 50)
-    assert (opened.valid, opened.test, opened.notes) == (None, None, ())
+    assert (opened.validation, opened.test, opened.notes) == ({}, None, ())
 
 
 def own_paths(data: DataConfig, sets: int, **changes: Any) -> DataConfig:
@@ -85,16 +85,16 @@ def own_paths(data: DataConfig, sets: int, **changes: Any) -> DataConfig:
 
 def test_several_validation_sets_have_names_and_a_note_each(data: DataConfig) -> None:
     opened = open_data(own_paths(data, 2), train_config(3, ("validation",)), 50)
-    assert [name for name, _ in opened.validation_sets] == ["validation-0", "validation-1"]
+    assert [*opened.validation] == ["validation-0", "validation-1"]
     assert [note.split(" is ")[0] for note in opened.notes] == ["validation-0", "validation-1"]
-    assert all(samples(loader) >= 3 * 2 * 2 for _, loader in opened.validation_sets)
+    assert all(samples(loader) >= 3 * 2 * 2 for loader in opened.validation.values())
 
 
 def test_a_validation_set_that_is_read_whole(data: DataConfig) -> None:
     """Fifty documents of 20 tokens make 99 samples of 10, and 49 batches of two."""
     train = dataclasses.replace(train_config(3, ("validation",)), full_validation=True)
     opened = open_data(own_paths(data, 1, full_validation=True), train, 50)
-    [(name, loader)] = opened.validation_sets
+    [(name, loader)] = opened.validation.items()
     assert (name, loader.samples, loader.whole_batches) == ("validation", 99, 49)
     assert opened.notes == (
         "an evaluation of validation reads 49 batches, without its last 1 sample",

@@ -24,7 +24,7 @@ FLAGS = {
 
 
 def log(**files: Any) -> LogConfig:
-    plain = LogConfig(1, None, "profile_dir" in files, 1, 2, Path("profile"), None)
+    plain = LogConfig(profile="profile_dir" in files, profile_step_start=1, profile_step_end=2)
     return dataclasses.replace(plain, **files)
 
 
@@ -94,10 +94,10 @@ def traced(folder: Path, shapes: bool = False) -> list[str]:
     said: list[str] = []
     config = log(profile_dir=folder, pytorch_profiler_collect_shapes=shapes)
     config = dataclasses.replace(config, profile_step_start=2, profile_step_end=3)
-    with profiler(config, 0, lambda text, **_: said.append(text)) as steps:
+    with profiler(config, 0, said.append) as step:
         for _ in range(4):
             torch.ones(2, 3) @ torch.ones(3, 5)
-            steps.step()
+            step()
     return said
 
 
@@ -120,9 +120,9 @@ def test_only_the_named_ranks_are_traced(tmp_path: Path) -> None:
         log(profile_dir=tmp_path), profile_step_start=2, profile_step_end=3
     )
     for rank in range(4):
-        with profiler(dataclasses.replace(config, profile_ranks=(1, 3)), rank) as steps:
+        with profiler(dataclasses.replace(config, profile_ranks=(1, 3)), rank) as step:
             for _ in range(4):
-                steps.step()
+                step()
     assert {path.name for path in tmp_path.iterdir()} == {"trace.rank1.json", "trace.rank3.json"}
 
 

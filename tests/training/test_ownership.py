@@ -52,7 +52,7 @@ def test_the_boxes_of_a_replica_tile_every_tensor(
     boxes: dict[tuple[int, str], list[Box]] = {}
     for rank in range(grid.world_size):
         groups = connect_grid(grid, rank, CPU, (0, 0), lambda use, tiling: None)
-        model = make_model(config.model, config.train, config.parallel, groups, run_plan)
+        model = make_model(config, groups, run_plan)
         for own in model.owned_parameters():
             assert own.global_shape == shapes[own.name]
             if not own.is_copy:

@@ -16,11 +16,11 @@ from megatron.parallel.groups import single_rank
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
 from megatron.training.metrics import meter as meter_module
 from megatron.training.metrics.log import Lines, Log
-from megatron.training.metrics.meter import Meter, Metered
-from megatron.training.metrics.records import Interval, Record, Step
+from megatron.training.metrics.meter import Meter
+from megatron.training.metrics.records import Interval, Record, Started, Step, now
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep
 
@@ -62,12 +62,16 @@ def finished(number: int, step_redone: bool = False) -> Finished:
     return Finished(number, float(number), 1.0, 2 * number + 2, step_redone)
 
 
+def started(config: RunConfig, consumed_samples: int = 0) -> Started:
+    flops = 10**12 * config.train.global_batch_size
+    return Started(now(), 0, consumed_samples, 4, 1, 1, flops, 1.0, config)
+
+
 def make_meter(state: TrainState, log_interval: int) -> tuple[Meter, list[str]]:
     said: list[str] = []
 
-    metered = Metered(log_interval, 4, 0, seq_length=10, flops=10**12, peak_tflops=1.0)
     log = Log(said.append, [Lines(said.append)])
-    return Meter(metered, config(log_interval, True).optimizer, state.groups, log), said
+    return Meter(started(config(log_interval, True)), state.groups, log), said
 
 
 def milliseconds(said: list[str]) -> list[float]:
@@ -160,8 +164,7 @@ def test_a_single_rank_does_not_guess(state: TrainState) -> None:
 
 def test_idle_time_comes_from_one_recorder_of_an_iteration(state: TrainState) -> None:
     """Its own, or that of somebody else; and only where a record is due."""
-    metered = Metered(2, 4, 2, 10, flops=10**12, peak_tflops=1.0, with_ranks=True)
-    meter = Meter(metered, config(2, True).optimizer, state.groups, Log(print))
+    meter = Meter(started(config(2, True), 2), state.groups, Log(print), with_ranks=True)
     theirs, names = Recorder(0, CPU), NamedRanges(CPU)
     assert isinstance(meter.observer(1, None), Recorder)
     assert meter.observer(1, theirs) is theirs
@@ -180,9 +183,8 @@ def test_an_iteration_without_a_step_is_in_no_curve(state: TrainState, clock: Cl
         def write(self, record: Record) -> None:
             taken.append(record)
 
-    metered = Metered(2, 4, 0, seq_length=10, flops=10**12, peak_tflops=1.0)
     log = Log(lambda text: None, [Kept(lambda text: None)])
-    meter = Meter(metered, config(2, False).optimizer, state.groups, log)
+    meter = Meter(started(config(2, False)), state.groups, log)
     for made in (finished(0), dataclasses.replace(finished(1), loss=math.nan, is_skipped=True)):
         clock.now += 1.0
         meter.ended(made.number)

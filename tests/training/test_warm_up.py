@@ -22,7 +22,7 @@ from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import plan_of_one
-from megatron.training.make_step import make_train_step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 from megatron.training.step import Iteration
 from megatron.training.warm_up import warm_up

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -153,7 +152,7 @@ class BenchmarkCase:
             eval_iters=1,
             replicas=self.replicas,
         )
-        log = LogConfig(1, None, False, 1, 2, Path("profile"), None)
+        log = LogConfig(log_interval=1)
         data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
         return RunConfig(self.model_config(), parallel, train, OptimizerConfig(lr=1e-4), data, log)
 

@@ -113,7 +113,7 @@ def parse_grid(text: str) -> GridSize:
     """
     sizes = dict(word.partition("=")[::2] for word in text.split(","))
     if sorted(sizes) != ["d", "p"] or not all(n.isdecimal() and int(n) for n in sizes.values()):
-        raise ValueError(f"'{text}': give replicas and pipeline ranks, as in d=4,p=2")
+        raise ValueError("give replicas and pipeline ranks, as in d=4,p=2")
     return GridSize(int(sizes["d"]), int(sizes["p"]))
 
 

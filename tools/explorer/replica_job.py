@@ -7,7 +7,7 @@ from typing import Final
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import CommKind
 from megatron.simulator.costs.cluster import Cluster
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.exchange import EvenBuckets, Overlap
 
 MOST_BUCKETS: Final = 64
@@ -83,8 +83,7 @@ class ReplicaJob:
             update: for every pipeline rank, seconds in which it updates all that is its own.
             buckets: of a rank. Each takes the latency of its ring in addition to its bytes.
         """
-        path = cluster.ring("data", self.count)
-        link = Link(path.bandwidth, path.latency)
+        link = cluster.ring("data", self.count)
         exchanges: dict[CommKind, Exchange] = {"RG": self.exchanged.reduction(parameters, link)}
         if self.sharded:
             exchanges["AG"] = self.exchanged.gathering(parameters, link)

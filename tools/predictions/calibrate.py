@@ -9,13 +9,14 @@ and of the passes of 8 A100s without a split vocabulary: F and B of layers, and 
 128k and 256k. Each table is one turn; the last line is the choice.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
+from megatron.flags.command import read
+from megatron.flags.declare import positional
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import Rates
 from tools.predictions.measured import MeasuredRun, read_measured
@@ -119,13 +120,17 @@ def descend(data: Data, rates: Rates) -> Iterator[tuple[str, Mapping[float, floa
                 return
 
 
+@dataclass(frozen=True)
+class FitFlags:
+    """Data."""
+
+    reference: Path = positional(f"Folder with {PUBLISHED} and {MEASURED}.", "REFERENCE")
+
+
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("reference", type=Path, help=f"folder with {PUBLISHED} and {MEASURED}")
-    data, rates = read_data(parser.parse_args().reference), GPUS["A100"].rates
+    flags = read(None, __doc__, FitFlags)[FitFlags]
+    data, rates = read_data(flags.reference), GPUS["A100"].rates
     count = len(list(data.errors(rates)))
     for name, sums, after in descend(data, rates):
         rates = after

@@ -15,7 +15,7 @@ from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.count import CollectiveKind, Launch
 from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.simulator.costs.launch_time import Rates
-from megatron.training.planning.forecast_run import RunForecast, forecast_run, seconds_on
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.run_costs import cluster_of
 from megatron.training.planning.run_plan import asked
 
@@ -201,7 +201,8 @@ def losses(found: RunForecast) -> Losses:
     seconds = found.outcome.seconds
 
     def lost(other: Cluster, *, free: bool = False) -> float:
-        return 1 - seconds_on(config, run_plan, other, free=free) / seconds
+        less = forecast_run(config, run_plan, found.gpu, other, free=free)
+        return 1 - less.outcome.seconds / seconds
 
     return Losses(
         found.outcome.idle,

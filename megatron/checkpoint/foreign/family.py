@@ -79,6 +79,12 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type} | written
 
 
+QK_NORMS: Final = {
+    "self_attention.q_layernorm": "self_attn.q_norm",
+    "self_attention.k_layernorm": "self_attn.k_norm",
+}
+"""Names of the norms of queries and keys, by ours."""
+
 _OF_TRAINING: Final = (
     "attention_dropout",
     "hidden_dropout",
@@ -192,12 +198,30 @@ def layer_types(model: ModelConfig) -> list[str]:
     return [kinds[model.is_local(i)] for i in range(model.num_layers)]
 
 
-def projections(*, norms: Mapping[str, str]) -> Table:
-    """Return the table of all families whose layers are put together as Llama's.
+def llama_like(
+    name: str,
+    class_name: str,
+    norms: Mapping[str, str],
+    read: Callable[[Fields], Values],
+    write: Callable[[ModelConfig], Values],
+    ignored: tuple[str, ...] = (),
+) -> Family:
+    """Return a family whose layers are put together as Llama's.
 
     Args:
+        name: of the family, and its ``model_type``.
+        class_name: begins the name of the class of ``transformers``.
         norms: their names of the norms of a layer, by ours.
+        read: as in ``Family``.
+        write: as in ``Family``.
+        ignored: as in ``Family``.
     """
+    table, architecture = _projections(norms), f"{class_name}ForCausalLM"
+    return Family(name, name, architecture, "model.", table, read, write, ignored)
+
+
+def _projections(norms: Mapping[str, str]) -> Table:
+    """Return the table of such a family."""
 
     def layer(name: str) -> str:
         return f"model.layers.{{}}.{name}"

@@ -1,21 +1,19 @@
 """Gemma 1, 2 and 3 (text): norms kept as their distance from 1, GeGLU, scaled embeddings."""
 
-from typing import Any, Final
+from typing import Final
 
 from megatron.checkpoint.foreign.family import (
-    Family,
+    QK_NORMS,
+    Values,
     layer_types,
-    projections,
+    llama_like,
     sizes,
     windows,
     written_sizes,
 )
 from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import Table
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
 from megatron.model.config import ModelConfig
-
-Values = dict[str, Any]
 
 _TANH: Final = ("gelu_pytorch_tanh",)
 
@@ -113,18 +111,7 @@ _OWN_NORMS: Final = {
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
-_QK_NORMS: Final = {
-    "self_attention.q_layernorm": "self_attn.q_norm",
-    "self_attention.k_layernorm": "self_attn.k_norm",
-}
 
-
-def _family(name: str, title: str, table: Table, read: Any, write: Any) -> Family:
-    return Family(name, name, f"{title}ForCausalLM", "model.", table, read, write)
-
-
-GEMMA: Final = _family("gemma", "Gemma", projections(norms=_OWN_NORMS), _read_1, _write_1)
-GEMMA2: Final = _family("gemma2", "Gemma2", projections(norms=_NORMS), _read_2, _write_2)
-GEMMA3: Final = _family(
-    "gemma3_text", "Gemma3", projections(norms=_NORMS | _QK_NORMS), _read_3, _write_3
-)
+GEMMA: Final = llama_like("gemma", "Gemma", _OWN_NORMS, _read_1, _write_1)
+GEMMA2: Final = llama_like("gemma2", "Gemma2", _NORMS, _read_2, _write_2)
+GEMMA3: Final = llama_like("gemma3_text", "Gemma3", _NORMS | QK_NORMS, _read_3, _write_3)

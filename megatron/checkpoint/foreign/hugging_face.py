@@ -53,7 +53,6 @@ class ImportedModel:
         model: in our terms.
         recipes: how its tensors are made, by our names.
         files: its tensors, under the names of the recipes' tables.
-        size: bytes of the tensors that are read.
     """
 
     model: ModelConfig
@@ -201,7 +200,6 @@ class Exported:
     """What an export writes.
 
     Attributes:
-        config: ``config.json``.
         groups: the tensors.
         texts: other files by name, ``config.json`` among them.
     """

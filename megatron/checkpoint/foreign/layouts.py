@@ -6,7 +6,6 @@ none, so that what was imported is exported to the last bit.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,66 +22,35 @@ class ForeignError(ValueError):
     """Weights that cannot be converted; the message names the file, what is wrong, and why."""
 
 
-class Layout(Protocol):
-    """Tensors of theirs that make one of ours.
+class Layout:
+    """Tensors of theirs that make one of ours; unless a kind says otherwise, one that is ours.
 
-    Attributes:
+    Args:
         names: of the tensors of theirs; ``{}`` stands for the number of the layer.
     """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See the class."""
-        ...
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """Return the shapes of their tensors, given that of ours."""
-        ...
+        return [ours]
 
     def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
         """Return our tensor."""
-        ...
-
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
-        """Return their tensors."""
-        ...
-
-
-@dataclass(frozen=True)
-class Same:
-    """A tensor that both have alike."""
-
-    name: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return (self.name,)
-
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
-        """As in ``Layout``."""
-        return [ours]
-
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
-        """As in ``Layout``."""
         return theirs[0]
 
     def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
-        """As in ``Layout``."""
+        """Return their tensors."""
         return [ours]
 
 
-@dataclass(frozen=True)
-class Halves:
+class Same(Layout):
+    """A tensor that both have alike."""
+
+
+class Halves(Layout):
     """Two tensors of equal shape, the rows of one below those of the other: gate and up."""
-
-    gate: str
-    up: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return self.gate, self.up
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """As in ``Layout``."""
@@ -97,18 +65,8 @@ class Halves:
         return list(ours.chunk(2))
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(Layout):
     """Queries, keys and values as three matrices of all heads; we have one, by query groups."""
-
-    query: str
-    key: str
-    value: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return self.query, self.key, self.value
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """As in ``Layout``."""
@@ -131,54 +89,50 @@ def _rows_of_group(model: ModelConfig) -> list[int]:
     return [model.num_attention_heads // model.num_query_groups * width, width, width]
 
 
-@dataclass(frozen=True)
-class InOne:
-    """One tensor that holds the rows of several, one below the other."""
+class InOne(Layout):
+    """One tensor that holds the rows of several, one below the other.
 
-    name: str
-    parts: Layout
+    Args:
+        name: of the tensor of theirs.
+        parts: how those several make ours.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return (self.name,)
-
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
-        """As in ``Layout``."""
-        return [ours]
+    def __init__(self, name: str, parts: Layout) -> None:
+        super().__init__(name)
+        self._parts = parts
 
     def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
         """As in ``Layout``."""
-        shapes = self.parts.shapes(tuple(theirs[0].shape), model)
-        return self.parts.join(theirs[0].split([rows for rows, *_ in shapes]), model)
+        shapes = self._parts.shapes(tuple(theirs[0].shape), model)
+        return self._parts.join(theirs[0].split([rows for rows, *_ in shapes]), model)
 
     def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
         """As in ``Layout``."""
-        return [torch.cat(self.parts.split(ours, model))]
+        return [torch.cat(self._parts.split(ours, model))]
 
 
-@dataclass(frozen=True)
-class Transposed:
-    """Matrices that are stored the other way round."""
+class Transposed(Layout):
+    """Matrices that are stored the other way round.
 
-    stored: Layout
+    Args:
+        stored: how they make ours once they are turned.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return self.stored.names
+    def __init__(self, stored: Layout) -> None:
+        super().__init__(*stored.names)
+        self._stored = stored
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """As in ``Layout``."""
-        return [shape[::-1] for shape in self.stored.shapes(ours, model)]
+        return [shape[::-1] for shape in self._stored.shapes(ours, model)]
 
     def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
         """As in ``Layout``."""
-        return self.stored.join([part.T for part in theirs], model)
+        return self._stored.join([part.T for part in theirs], model)
 
     def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
         """As in ``Layout``."""
-        return [part.T for part in self.stored.split(ours, model)]
+        return [part.T for part in self._stored.split(ours, model)]
 
 
 Table = Mapping[str, Layout]

@@ -1,11 +1,12 @@
 """Llama 2 and 3, Mistral, Qwen 2 and 3: RMSNorm, rotated queries and keys, SwiGLU."""
 
-from typing import Any, Final
+from typing import Final
 
 from megatron.checkpoint.foreign.family import (
-    Family,
+    QK_NORMS,
+    Values,
     layer_types,
-    projections,
+    llama_like,
     sizes,
     windows,
     written_sizes,
@@ -15,15 +16,9 @@ from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
 from megatron.model.config import ModelConfig
 
-Values = dict[str, Any]
-
 _NORMS: Final = {
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
-}
-_QK_NORMS: Final = {
-    "self_attention.q_layernorm": "self_attn.q_norm",
-    "self_attention.k_layernorm": "self_attn.k_norm",
 }
 _BUFFERS: Final = (".rotary_emb.inv_freq",)
 """Tables that older versions of ``transformers`` have saved."""
@@ -100,43 +95,7 @@ def _read_qwen3(c: Fields) -> Values:
     return _qwen(c, _common(c, head_dim=128, groups=32)) | {"qk_layernorm": True}
 
 
-LLAMA: Final = Family(
-    "llama",
-    "llama",
-    "LlamaForCausalLM",
-    "model.",
-    projections(norms=_NORMS),
-    _read_llama,
-    _write_llama,
-    _BUFFERS,
-)
-MISTRAL: Final = Family(
-    "mistral",
-    "mistral",
-    "MistralForCausalLM",
-    "model.",
-    projections(norms=_NORMS),
-    _read_mistral,
-    _write_mistral,
-    _BUFFERS,
-)
-QWEN2: Final = Family(
-    "qwen2",
-    "qwen2",
-    "Qwen2ForCausalLM",
-    "model.",
-    projections(norms=_NORMS),
-    _read_qwen2,
-    _write_qwen,
-    _BUFFERS,
-)
-QWEN3: Final = Family(
-    "qwen3",
-    "qwen3",
-    "Qwen3ForCausalLM",
-    "model.",
-    projections(norms=_NORMS | _QK_NORMS),
-    _read_qwen3,
-    _write_qwen,
-    _BUFFERS,
-)
+LLAMA: Final = llama_like("llama", "Llama", _NORMS, _read_llama, _write_llama, _BUFFERS)
+MISTRAL: Final = llama_like("mistral", "Mistral", _NORMS, _read_mistral, _write_mistral, _BUFFERS)
+QWEN2: Final = llama_like("qwen2", "Qwen2", _NORMS, _read_qwen2, _write_qwen, _BUFFERS)
+QWEN3: Final = llama_like("qwen3", "Qwen3", _NORMS | QK_NORMS, _read_qwen3, _write_qwen, _BUFFERS)

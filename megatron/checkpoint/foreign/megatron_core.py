@@ -11,7 +11,6 @@ Classes that are not known here become empty ones, and nothing is executed.
 
 import argparse
 import io
-import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +39,9 @@ COMMON: Final = "common.pt"
 _PICKLE: Final = "data.pkl"
 _LARGEST_PICKLE: Final = 1 << 28
 """Bytes; a pickle of arguments has a few thousand, and one of a small optimizer some millions."""
+
+_KNOWN: Final = {"argparse": {"Namespace"}, "collections": {"OrderedDict"}}
+"""Harmless classes that arguments are made of."""
 
 _FUSED_NORMS: Final = {
     "input_layernorm": "self_attention.linear_qkv.layer_norm",
@@ -94,7 +96,7 @@ def _read_common(path: Path) -> dict[str, Any]:
         pickled = entries.get(_PICKLE)
         if pickled is None or pickled.file_size > _LARGEST_PICKLE:
             raise ForeignError(f"it has no {_PICKLE} of at most {_LARGEST_PICKLE:,} bytes")
-        content = _InertUnpickler(io.BytesIO(archive.read(pickled))).load()
+        content = unpickled(io.BytesIO(archive.read(pickled)), _KNOWN, _Inert)
     if not isinstance(content, dict):
         raise ForeignError("it holds no dictionary")
     return content
@@ -117,25 +119,6 @@ class _Inert:
 
     def extend(self, _: Any) -> None:
         """Take what a list of another class holds, and forget it."""
-
-
-class _InertUnpickler(pickle.Unpickler):
-    """Makes known harmless objects, and empty ones in place of all others."""
-
-    _KNOWN: Final = {
-        ("argparse", "Namespace"),
-        ("collections", "OrderedDict"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        kind = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(kind, torch.dtype):
-            return kind
-        return super().find_class(module, name) if (module, name) in self._KNOWN else _Inert
-
-    def persistent_load(self, _: Any) -> _Inert:
-        """Stand for the storage of a tensor, which nobody reads here."""
-        return _Inert()
 
 
 @dataclass(frozen=True)
@@ -179,7 +162,8 @@ class CoreReader(dcp.FileSystemReader):
         super().__init__(where)
         path = where / METADATA
         try:
-            self.known: Metadata = unpickled(path, _Inert)  # it keeps its plans of saving there
+            with path.open("rb") as file:  # it keeps its plans of saving there
+                self.known: Metadata = unpickled(file, other=_Inert)
             self.tensors = {
                 name: saved
                 for name, saved in self.known.state_dict_metadata.items()

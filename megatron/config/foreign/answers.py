@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
 
-from megatron.config.conditions import holds
 from megatron.config.foreign.line import COMPUTED, Line
+from megatron.flags.conditions import holds
+from megatron.flags.words import spelling
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 Kind = Literal["rewritten", "noted", "refused"]
@@ -37,11 +38,6 @@ class Answer:
     condition: str = ""
     computed: str = ""
     feature: str = ""
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it is for some values or some lines only."""
-        return bool(self.where) or self.form[:1] == "{" or ">" in self.form
 
     @property
     def is_name(self) -> bool:
@@ -80,11 +76,6 @@ def _above(word: str, limit: float) -> bool:
 
 Row = tuple[str, Answer]
 """A flag, or a pattern of flags, and an answer to it."""
-
-
-def spelling(word: str) -> str:
-    """Return a flag with hyphens only, because the parser also accepts ``--num_layers``."""
-    return word.replace("_", "-") if word.startswith("--") else word
 
 
 class Answers:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final
 
 
@@ -35,7 +36,7 @@ class Line:
     def number(self, name: str, otherwise: float = math.nan) -> float:
         """The number behind a flag, or what the line comes to; else ``otherwise``."""
         if name in _QUANTITIES:
-            return _QUANTITIES[name](self)
+            return float(getattr(self, name))
         try:
             found = float(" ".join(self.given.get(name, ())))
         except ValueError:
@@ -78,12 +79,7 @@ class Line:
         return self.samples_of(self.number("--train-tokens", 0))
 
 
-_QUANTITIES: Final[Mapping[str, Callable[[Line], float]]] = {
-    "replicas": lambda line: line.replicas,
-    "samples": lambda line: line.samples,
-    "samples_of_tokens": lambda line: line.samples_of_tokens,
-    "last_iteration": lambda line: line.last_iteration,
-}
+_QUANTITIES: Final = ("replicas", "samples", "samples_of_tokens", "last_iteration")
 """What conditions may name of a line."""
 
 Computed = Callable[[Line, Sequence[str]], str]
@@ -101,15 +97,7 @@ def _train_tokens(line: Line, _: Sequence[str]) -> str:
     return "" if 0 < line.samples <= samples else f"--train-samples {samples}"
 
 
-def _decay_tokens(line: Line, _: Sequence[str]) -> str:
-    return _span(line, "decay")
-
-
-def _warmup_tokens(line: Line, _: Sequence[str]) -> str:
-    return _span(line, "warmup")
-
-
-def _span(line: Line, span: str) -> str:
+def _span(span: str, line: Line, _: Sequence[str]) -> str:
     """A span of the learning rate, in the unit in which the line counts its training."""
     samples = line.samples_of(line.number(f"--lr-{span}-tokens", 0))
     if "--train-iters" not in line.given or 0 < line.samples_of_tokens < line.samples:
@@ -138,8 +126,8 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 COMPUTED: Final[Mapping[str, Computed]] = {
     "grouped": _grouped,
     "train_tokens": _train_tokens,
-    "decay_tokens": _decay_tokens,
-    "warmup_tokens": _warmup_tokens,
+    "decay_tokens": partial(_span, "decay"),
+    "warmup_tokens": partial(_span, "warmup"),
     "size_steps": _size_steps,
 }
 """The functions that the table names."""

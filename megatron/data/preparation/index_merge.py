@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from megatron.data.index_file import read_index, write_index
-from megatron.data.indexed import IndexedDataset, bin_path, idx_path
-from megatron.native.files import sync, temporary_name
+from megatron.data.indexed import IndexedDataset, bin_path, idx_path, put_in_place
+from megatron.native.files import temporary_name
 
 _COPIED_BYTES = 1 << 24
 
@@ -32,10 +32,6 @@ def merge(prefixes: Sequence[Path], output_prefix: Path) -> tuple[int, int]:
     Every pair is checked before anything is written. Tokens are copied in pieces and indices are
     mapped, so memory stays small.
 
-    Args:
-        prefixes: of the pairs that are read.
-        output_prefix: of the pair that is written; it may not be one of them.
-
     Returns:
         The numbers of sequences and of tokens written.
 
@@ -44,8 +40,8 @@ def merge(prefixes: Sequence[Path], output_prefix: Path) -> tuple[int, int]:
             there is no room.
     """
     _check(prefixes, output_prefix)
-    tokens, index = bin_path(output_prefix), idx_path(output_prefix)
-    new_tokens, new_index = temporary_name(tokens), temporary_name(index)
+    new_tokens = temporary_name(bin_path(output_prefix))
+    new_index = temporary_name(idx_path(output_prefix))
     indices = [read_index(idx_path(prefix)) for prefix in prefixes]
     parts = [found.sequences for found in indices]
     try:
@@ -54,12 +50,8 @@ def merge(prefixes: Sequence[Path], output_prefix: Path) -> tuple[int, int]:
                 with bin_path(prefix).open("rb") as source:
                     shutil.copyfileobj(source, file, _COPIED_BYTES)
         write_index(new_index, indices[0].dtype, parts)
-        for path in (new_tokens, new_index):
-            sync(path)
         size = new_tokens.stat().st_size // indices[0].dtype.itemsize
-        index.unlink(missing_ok=True)
-        new_tokens.replace(tokens)
-        new_index.replace(index)
+        put_in_place(new_tokens, new_index, output_prefix)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise ValueError(

@@ -68,10 +68,9 @@ class Status:
     Attributes:
         done_bytes: bytes of the input files whose records are written.
         total_bytes: bytes of all input files.
-        documents: records that became documents.
+        documents: records that became documents; ``bad`` ones became none.
         tokens: ids written.
-        bad: records that became none.
-        told: the first of them, in words.
+        told: the first bad records, in words.
     """
 
     done_bytes: int
@@ -87,13 +86,6 @@ def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> St
 
     What is written depends on the inputs and on ``config.encode`` only, not on the workers, nor on
     how often the run was ended and begun again.
-
-    Args:
-        config: what is read and written.
-        report: told how far the run is: at its beginning, and after every block.
-
-    Returns:
-        What was written.
 
     Raises:
         ValueError: an input, the tokenizer or the output cannot be used; there is no room; or a bad

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.data.tokenizers.files import library, needed, read_json
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.hugging_face import PackageTokenizer
+from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
 END_OF_TEXT: Final = "<|endoftext|>"
 """The end of a document in GPT-2's vocabulary."""
@@ -30,7 +31,7 @@ _TIKTOKEN_VOCABULARY = 1 << 17  # Megatron-LM's, where --vocab-size is not given
 _BYTES = 256
 
 
-class GPT2BPETokenizer:
+class GPT2BPETokenizer(PackageTokenizer):
     """GPT-2's byte-pair encoding; a document ends with ``<|endoftext|>``.
 
     The words are those of GPT-2's expression, and ids those of ``vocab.json``. The package
@@ -59,34 +60,10 @@ class GPT2BPETokenizer:
                 f"--merge-file {merges} cannot be read beside --vocab-file {vocab} ({error}); give "
                 "two files that belong together"
             ) from error
-        self._eod = ids[END_OF_TEXT]
-        self._vocab_size = len(ids)
+        self.vocab_size, self.eod = len(ids), ids[END_OF_TEXT]
         self._backend = tokenizers.Tokenizer(model)
         self._backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._backend.decoder = tokenizers.decoders.ByteLevel()
-
-    @property
-    def vocab_size(self) -> int:
-        """Entries of ``vocab.json``."""
-        return self._vocab_size
-
-    @property
-    def eod(self) -> int:
-        """Id of ``<|endoftext|>``."""
-        return self._eod
-
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text."""
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
 
 def _checked_ids(content: Any, path: Path, pre_tokenizers: Any, what: str) -> dict[str, int]:
@@ -107,7 +84,7 @@ def _checked_ids(content: Any, path: Path, pre_tokenizers: Any, what: str) -> di
     return content
 
 
-class TikTokenizer:
+class TikTokenizer(Tokenizer):
     """A vocabulary of the package tiktoken in Megatron-LM's (and Mistral's) JSON form.
 
     The file is a list of ``{"rank": N, "token_bytes": base64, "token_str": text}``, bytes first.
@@ -140,8 +117,7 @@ class TikTokenizer:
             )
         content = read_json("--tokenizer-model", path, what)
         ranks = _ranks(content, path, what, room, len(special))
-        self._vocab_size = len(ranks) + len(special)
-        self._eod = special.index("</s>")
+        self.vocab_size, self.eod = len(ranks) + len(special), special.index("</s>")
         self._backend = tiktoken.Encoding(
             name=path.stem,
             pat_str=PATTERNS[config.tiktoken_pattern],
@@ -149,23 +125,9 @@ class TikTokenizer:
             special_tokens={token: index for index, token in enumerate(special)},
         )
 
-    @property
-    def vocab_size(self) -> int:
-        """Special tokens and the entries read of the file."""
-        return self._vocab_size
-
-    @property
-    def eod(self) -> int:
-        """Id of ``</s>``."""
-        return self._eod
-
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
         return list(self._backend.encode_ordinary(text))
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text."""
-        return [self._backend.encode_ordinary(text) for text in texts]
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
@@ -192,15 +154,7 @@ def _special_tokens(config: TokenizerConfig) -> list[str]:
 
 
 def _ranks(content: Any, path: Path, what: str, most: int, first: int) -> dict[bytes, int]:
-    """The id of every token's bytes.
-
-    Args:
-        content: of the file.
-        path: of the file.
-        what: the right file, in words.
-        most: entries that are read.
-        first: id of the first.
-    """
+    """The id of every token's bytes, of ``most`` entries at most, from ``first`` on."""
     if not isinstance(content, list) or len(content) < _BYTES:
         raise ValueError(f"--tokenizer-model {path} holds no list of 256 and more; give {what}")
     ranks: dict[bytes, int] = {}

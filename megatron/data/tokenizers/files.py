@@ -27,13 +27,7 @@ def library(name: str, asker: str) -> Any:
 
 
 def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:
-    """Return the file that a flag names.
-
-    Args:
-        flag: the flag.
-        path: its value; ``None``: it is not given.
-        tokenizer_type: the type that needs it.
-        what: the file in words, to follow "needs".
+    """Return the file that a flag names; ``what`` it is in words, to follow "needs".
 
     Raises:
         ValueError: the flag is missing, or names no file.

@@ -2,14 +2,35 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from megatron.data.tokenizers.files import library, read_json
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
 _WHAT = "a folder that save_pretrained has written, with tokenizer.json and tokenizer_config.json"
 
 
-class HuggingFaceTokenizer:
+class PackageTokenizer(Tokenizer):
+    """A tokenizer whose work the package ``tokenizers`` does, in ``_backend``."""
+
+    _backend: Any
+    _adds_special = False
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of ``text``."""
+        return list(self._backend.encode(text, add_special_tokens=self._adds_special).ids)
+
+    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of every text."""
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=self._adds_special)
+        return [encoding.ids for encoding in found]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; special tokens are written out, and bytes that are no UTF-8 U+FFFD."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+
+class HuggingFaceTokenizer(PackageTokenizer):
     """``tokenizer.json`` of a folder; a document ends with the ``eos_token`` that it names.
 
     Only the package ``tokenizers`` is needed. Special tokens written out in a text become those
@@ -44,31 +65,9 @@ class HuggingFaceTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._adds_special = config.tokenizer_hf_include_special_tokens
-        self._eod = self._id_of_end(path.parent)
-
-    @property
-    def vocab_size(self) -> int:
-        """Entries, those added to the model's included: one more than the largest id."""
-        ids = self._backend.get_vocab(with_added_tokens=True).values()
-        return int(max(ids)) + 1
-
-    @property
-    def eod(self) -> int:
-        """Id of ``eos_token``."""
-        return self._eod
-
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens written out in it are those tokens."""
-        return list(self._backend.encode(text, add_special_tokens=self._adds_special).ids)
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text."""
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=self._adds_special)
-        return [encoding.ids for encoding in found]
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; special tokens are written out."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        self.eod = self._id_of_end(path.parent)
+        # Entries that are added to the model's may lie behind gaps.
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def _id_of_end(self, folder: Path) -> int:
         name = _end_of_text(folder)

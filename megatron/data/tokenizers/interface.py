@@ -1,35 +1,33 @@
 """What a tokenizer offers, and everything that its flags say about it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 
-class Tokenizer(Protocol):
-    """The interface of a tokenizer for data preparation and training."""
+class Tokenizer(ABC):
+    """A tokenizer for data preparation and training.
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, the end-of-document token included."""
-        ...
+    Attributes:
+        vocab_size: number of ids, the end-of-document token included.
+        eod: id of the end-of-document token.
+    """
 
-    @property
-    def eod(self) -> int:
-        """Id of the end-of-document token."""
-        ...
+    vocab_size: int
+    eod: int
 
+    @abstractmethod
     def tokenize(self, text: str) -> list[int]:
         """Ids of a text, without an end-of-document token."""
-        ...
 
     def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text, as ``tokenize`` gives them; quicker than one call for each."""
-        ...
+        """Ids of every text; a library may be quicker at all of them together."""
+        return [self.tokenize(text) for text in texts]
 
+    @abstractmethod
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ids that `tokenize` made."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -37,18 +35,8 @@ class TokenizerConfig:
     """A tokenizer as its flags describe it; each attribute is the flag of its name.
 
     Attributes:
-        tokenizer_type: Megatron-LM's name of the type.
-        tokenizer_model: its file, or its folder for ``HuggingFaceTokenizer``.
         vocab_size: the size of a ``NullTokenizer``; the entries that are read of a
             ``TikTokenizer``'s file; of all others the least that the model may have.
-        vocab_file: ``vocab.json`` of a ``GPT2BPETokenizer``.
-        merge_file: ``merges.txt`` of a ``GPT2BPETokenizer``.
-        tiktoken_pattern: how a ``TikTokenizer`` cuts text into words.
-        tiktoken_num_special_tokens: ids at the beginning that it keeps for special tokens.
-        tokenizer_special_tokens: the names of the first of them; empty: the usual ones.
-        tokenizer_hf_include_special_tokens: whether a ``HuggingFaceTokenizer`` adds the special
-            tokens that its folder asks for, such as one at the beginning.
-        vocab_extra_ids: entries ``<extra_id_N>`` that a ``SentencePieceTokenizer`` adds.
     """
 
     tokenizer_type: str

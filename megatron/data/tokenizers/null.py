@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from megatron.data.tokenizers.interface import Tokenizer
 
-class NullTokenizer:
+
+class NullTokenizer(Tokenizer):
     """Text that already is ids: decimal numbers separated by blanks.
 
     Args:
@@ -11,17 +13,7 @@ class NullTokenizer:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """The given size, and one for the end-of-document token."""
-        return self._vocab_size + 1
-
-    @property
-    def eod(self) -> int:
-        """The id after the last token."""
-        return self._vocab_size
+        self.eod, self.vocab_size = vocab_size, vocab_size + 1
 
     def tokenize(self, text: str) -> list[int]:
         """The numbers in ``text``.
@@ -30,16 +22,11 @@ class NullTokenizer:
             ValueError: a word is no number, or no token.
         """
         ids = [int(word) for word in text.split()]
-        if ids and not 0 <= min(ids) <= max(ids) <= self._vocab_size:
+        if ids and not 0 <= min(ids) <= max(ids) <= self.eod:
             raise ValueError(
-                f"the ids {min(ids)}..{max(ids)} are not all from 0 to --vocab-size "
-                f"{self._vocab_size}"
+                f"the ids {min(ids)}..{max(ids)} are not all from 0 to --vocab-size {self.eod}"
             )
         return ids
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers in every text."""
-        return [self.tokenize(text) for text in texts]
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The numbers, separated by blanks."""

@@ -5,42 +5,26 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.files import needed
+from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
 _SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
-_REMEDY = "give a sentencepiece .model file; tools/sample_data.py makes one"
+_WHAT = "a sentencepiece .model file; tools/sample_data.py makes one"
 
 
-class GPTSentencePieceTokenizer:
-    """A sentencepiece model as it is; a document ends with the model's ``</s>``.
-
-    Args:
-        model: the ``.model`` file.
+class _SentencePieces(Tokenizer):
+    """A sentencepiece model as it is.
 
     Attributes:
         processor: the loaded model, for callers that encode in bulk.
 
     Raises:
-        ValueError: the file is missing, damaged or has no ``</s>``.
+        ValueError: the ``.model`` file is missing or damaged.
     """
 
     def __init__(self, model: Path) -> None:
         self.processor = _load(model)
-        if self.processor.eos_id() < 0:
-            raise ValueError(
-                f"--tokenizer-model {model} has no </s> to end documents with; "
-                "use --tokenizer-type SentencePieceTokenizer, which adds a token for it"
-            )
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces of the model."""
-        return int(self.processor.vocab_size())
-
-    @property
-    def eod(self) -> int:
-        """Id of ``</s>``."""
-        return int(self.processor.eos_id())
+        self.vocab_size, self.eod = self.processor.vocab_size(), self.processor.eos_id()
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
@@ -51,8 +35,25 @@ class GPTSentencePieceTokenizer:
         return list(self.processor.encode(list(texts), num_threads=1))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; control tokens such as ``</s>`` leave no trace."""
-        return str(self.processor.decode(list(ids)))
+        """Text of ``ids``; special tokens leave no trace."""
+        pieces = self.processor.vocab_size()
+        return str(self.processor.decode([index for index in ids if index < pieces]))
+
+
+class GPTSentencePieceTokenizer(_SentencePieces):
+    """A sentencepiece model as it is; a document ends with the model's ``</s>``.
+
+    Raises:
+        ValueError: the ``.model`` file is missing, damaged or has no ``</s>``.
+    """
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model)
+        if self.eod < 0:
+            raise ValueError(
+                f"--tokenizer-model {model} has no </s> to end documents with; "
+                "use --tokenizer-type SentencePieceTokenizer, which adds a token for it"
+            )
 
 
 class Llama2Tokenizer(GPTSentencePieceTokenizer):
@@ -61,11 +62,8 @@ class Llama2Tokenizer(GPTSentencePieceTokenizer):
     So did Megatron-LM's until its tokenizers moved into Megatron-Core, whose type of this name adds
     nothing; ``GPTSentencePieceTokenizer`` is that.
 
-    Args:
-        model: the ``.model`` file.
-
     Raises:
-        ValueError: the file is missing, damaged or has no ``<s>`` or ``</s>``.
+        ValueError: the ``.model`` file is missing, damaged or has no ``<s>`` or ``</s>``.
     """
 
     def __init__(self, model: Path) -> None:
@@ -86,81 +84,45 @@ class Llama2Tokenizer(GPTSentencePieceTokenizer):
         return [[self._begin, *ids] for ids in super().tokenize_all(texts)]
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(_SentencePieces):
     """A sentencepiece model with BERT-style special tokens appended where it has none.
 
     Megatron-LM's numbering: ``<CLS> <SEP> <EOD> <MASK>``, then ``<PAD> <BOS> <EOS>`` for those the
-    model lacks, then ``<extra_id_0>`` and so on, each taking the next free id; the vocabulary grows
+    model lacks, then so many ``<extra_id_N>``, each taking the next free id; the vocabulary grows
     accordingly. A document ends with ``<EOD>``.
-
-    Args:
-        model: the ``.model`` file.
-        extra_ids: how many ``<extra_id_N>`` are added.
-
-    Raises:
-        ValueError: the file is missing or damaged.
     """
 
     def __init__(self, model: Path, extra_ids: int = 0) -> None:
-        self._processor = _load(model)
-        pieces = self._processor.vocab_size()
-        known = {self._processor.id_to_piece(index) for index in range(pieces)}
+        super().__init__(model)
+        pieces = self.vocab_size
+        known = {self.processor.id_to_piece(index) for index in range(pieces)}
         wanted = list(_SPECIAL_TOKENS)
         for name in ("pad", "bos", "eos"):
-            if getattr(self._processor, f"{name}_id")() < 0:
+            if getattr(self.processor, f"{name}_id")() < 0:
                 wanted.append(f"<{name.upper()}>")
         wanted += [f"<extra_id_{index}>" for index in range(extra_ids)]
         added = [token for token in wanted if token not in known]
-        self._special = {token: pieces + index for index, token in enumerate(added)}
-        self._vocab_size = pieces + len(added)
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces of the model and the special tokens added to it."""
-        return self._vocab_size
-
-    @property
-    def eod(self) -> int:
-        """Id of ``<EOD>``."""
-        return self._special.get("<EOD>", int(self._processor.piece_to_id("<EOD>")))
-
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
-        return list(self._processor.encode(text))
-
-    def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text."""
-        return list(self._processor.encode(list(texts), num_threads=1))
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; special tokens leave no trace."""
-        pieces = self._processor.vocab_size()
-        return str(self._processor.decode([index for index in ids if index < pieces]))
+        self.vocab_size = pieces + len(added)
+        own = self.processor.piece_to_id("<EOD>")
+        self.eod = pieces + added.index("<EOD>") if "<EOD>" in added else own
 
 
 def model_file(config: TokenizerConfig) -> Path:
     """Return the model of a type that needs one.
 
     Raises:
-        ValueError: none is given.
+        ValueError: none is given, or there is no such file.
     """
-    if config.tokenizer_model is None:
-        raise ValueError(
-            f"--tokenizer-model is missing: --tokenizer-type {config.tokenizer_type} needs a "
-            "sentencepiece .model file; tools/sample_data.py makes one"
-        )
-    return config.tokenizer_model
+    return needed("--tokenizer-model", config.tokenizer_model, config.tokenizer_type, _WHAT)
 
 
 def _load(model: Path) -> SentencePieceProcessor:
-    if not model.is_file():
-        raise ValueError(f"--tokenizer-model {model} is not a file; {_REMEDY}")
     try:
         processor = SentencePieceProcessor()
         processor.load_from_serialized_proto(model.read_bytes())
     except (RuntimeError, OSError) as error:
         raise ValueError(
             f"--tokenizer-model {model} cannot be read as a sentencepiece model ({error}); "
-            f"{_REMEDY}"
+            f"give {_WHAT}"
         ) from error
     return processor

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import once_differentiable
-from megatron.kernels.cpu.library import Library, expect, gradient_from_saved
+from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.reference.activations import SquaredReLU
 
 _TILE = 1 << 16  # elements: the four fp32 temporaries of a tile take a megabyte
@@ -52,28 +52,6 @@ class TiledGelu(torch.autograd.Function):
         return grad * slope
 
 
-class CompiledGelu(torch.autograd.Function):
-    """``TiledGelu`` for bf16 in C++, with arithmetic in fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, library: Library) -> Tensor:
-        """Any shape, bf16."""
-        x = x.contiguous()
-        expect(torch.bfloat16, x)
-        value, slope = torch.empty_like(x), torch.empty_like(x)
-        library.gelu_bf16(x.data_ptr(), x.numel(), value.data_ptr(), slope.data_ptr())
-        ctx.library = library
-        ctx.save_for_backward(slope)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """One product."""
-        (slope,) = ctx.saved_tensors
-        return gradient_from_saved(ctx.library.multiply_bf16, grad, slope), None
-
-
 def _value_and_slope(x: Tensor, value: Tensor, slope: Tensor) -> None:
     """Value x sigma(u) and slope sigma + x sigma (1 - sigma) u' of one tile, written in place.
 
@@ -102,23 +80,30 @@ class PositiveSquaredReLU(SquaredReLU):
         return x_grad
 
 
-class CompiledSquaredReLU(torch.autograd.Function):
-    """``SquaredReLU`` for bf16 in C++, with arithmetic in fp32."""
+class CompiledActivation(torch.autograd.Function):
+    """``TiledGelu`` or ``SquaredReLU`` for bf16 in C++, with arithmetic in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, library: Library) -> Tensor:
+    def forward(ctx: Any, x: Tensor, library: Library, gelu: bool) -> Tensor:
         """Any shape, bf16."""
         x = x.contiguous()
         expect(torch.bfloat16, x)
-        out = torch.empty_like(x)
-        library.squared_relu_bf16(x.data_ptr(), x.numel(), out.data_ptr())
-        ctx.library = library
-        ctx.save_for_backward(out)
+        out = kept = torch.empty_like(x)
+        if gelu:
+            kept = torch.empty_like(x)  # the slope
+            library.gelu_bf16(x.data_ptr(), x.numel(), out.data_ptr(), kept.data_ptr())
+        else:
+            library.squared_relu_bf16(x.data_ptr(), x.numel(), out.data_ptr())
+        ctx.kernel = library.multiply_bf16 if gelu else library.squared_relu_backward_bf16
+        ctx.save_for_backward(kept)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """``2 relu(x) grad``."""
-        (out,) = ctx.saved_tensors
-        return gradient_from_saved(ctx.library.squared_relu_backward_bf16, grad, out), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """The output's gradient times the slope that was kept, or that follows from the output."""
+        (kept,) = ctx.saved_tensors
+        grad, x_grad = grad.contiguous(), torch.empty_like(kept)
+        expect(torch.bfloat16, grad, kept)
+        ctx.kernel(grad.data_ptr(), kept.data_ptr(), kept.numel(), x_grad.data_ptr())
+        return x_grad, None, None

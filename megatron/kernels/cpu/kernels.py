@@ -11,8 +11,7 @@ from megatron.kernels import grouped
 from megatron.kernels.autograd import apply
 from megatron.kernels.cpu import compiled_attention
 from megatron.kernels.cpu.activations import (
-    CompiledGelu,
-    CompiledSquaredReLU,
+    CompiledActivation,
     PositiveSquaredReLU,
     TiledGelu,
 )
@@ -68,22 +67,12 @@ class CpuKernels(ReferenceKernels):
             return apply(WideLayerNorm, x, weight_h, bias_h, epsilon)
         return super().layer_norm(x, weight_h, bias_h, epsilon)
 
-    def causal_attention(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
+    def _attend(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        """See ``Kernels``."""
-        if _is_plain(q_basd, k_bgsd, dropout, scores, documents) and q_basd.shape[2] <= LONGEST:
+        if dropout == 0.0 and scale is None and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
-        return super().causal_attention(
-            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
-        )
+        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""
@@ -111,33 +100,22 @@ class CompiledKernels(CpuKernels):
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledGelu, with_bias(x, bias_f), self._library)
+        return apply(CompiledActivation, with_bias(x, bias_f), self._library, True)
 
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
-        return apply(CompiledSquaredReLU, with_bias(x, bias_f), self._library)
+        return apply(CompiledActivation, with_bias(x, bias_f), self._library, False)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
         return apply(CompiledLayerNorm, x, weight_h, bias_h, epsilon, self._library)
 
-    def causal_attention(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
+    def _attend(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        """See ``Kernels``."""
-        plain = _is_plain(q_basd, k_bgsd, dropout, scores, documents)
-        if plain and q_basd.shape[2] <= compiled_attention.LONGEST:
+        if dropout == 0.0 and scale is None and q_basd.shape[2] <= compiled_attention.LONGEST:
             return compiled_attention.separate_attention(q_basd, k_bgsd, v_bgsd, self._library)
-        return super().causal_attention(
-            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
-        )
+        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
 
     def causal_self_attention(
         self,
@@ -165,7 +143,7 @@ class CompiledKernels(CpuKernels):
             super().accumulate_(total, part)
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``TileKernels``."""
+        """See ``TileOperations``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, max_n, sum_n)
         shrink_n = torch.empty_like(sum_n)
@@ -174,7 +152,7 @@ class CompiledKernels(CpuKernels):
         return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``TileKernels``."""
+        """See ``TileOperations``."""
         expect(torch.bfloat16, logits_tn)
         expect(torch.float32, shift_n)
         self._library.shifted_exp_bf16(logits_tn.data_ptr(), *logits_tn.shape, shift_n.data_ptr())
@@ -182,7 +160,7 @@ class CompiledKernels(CpuKernels):
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``TileKernels``."""
+        """See ``TileOperations``."""
         part_nh = self._transposed(exp_tn) @ weight_th
         expect(torch.bfloat16, part_nh)
         expect(torch.float32, total_nh, shrink_n)
@@ -195,14 +173,14 @@ class CompiledKernels(CpuKernels):
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """See ``TileKernels``."""
+        """See ``TileOperations``."""
         product_nh = (self._transposed(exp_tn) @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """See ``TileKernels``."""
+        """See ``TileOperations``."""
         expect(torch.bfloat16, x_nh)
         expect(torch.float32, factor_n)
         scaled_nh = torch.empty_like(x_nh)
@@ -222,11 +200,3 @@ class CompiledKernels(CpuKernels):
         tile_nt = self._scratch[: t * n].view(n, t)
         self._library.transpose_bf16(tile_tn.data_ptr(), t, n, tile_nt.data_ptr())
         return tile_nt
-
-
-def _is_plain(
-    q_basd: Tensor, k_bgsd: Tensor, dropout: float, scores: Scores, documents: Documents | None
-) -> bool:
-    """Whether attention is that of whole samples with plain scores, for which it is faster."""
-    is_whole = q_basd.shape[2] == k_bgsd.shape[2]
-    return is_whole and scores == PLAIN and dropout == 0.0 and documents is None

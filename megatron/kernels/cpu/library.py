@@ -1,7 +1,6 @@
 """The compiled functions of ``cpu_kernels.cpp``."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
@@ -33,23 +32,6 @@ def cpu_library(folder: Path | None = None) -> Library | None:
     except LOAD_ERRORS as error:
         _LOG.warning("elementwise work runs in PyTorch, slower and no finer: %s", reason(error))
         return None
-
-
-def gradient_from_saved(
-    kernel: Callable[[int, int, int, int], None], grad: Tensor, saved: Tensor
-) -> Tensor:
-    """Return the input gradient of an elementwise function in bf16, of any shape.
-
-    Args:
-        kernel: given the addresses of the output gradient and of ``saved``, the number of their
-            elements, and the address to write to.
-        grad: gradient of the output.
-        saved: contiguous, what the forward saved.
-    """
-    grad, x_grad = grad.contiguous(), torch.empty_like(saved)
-    expect(torch.bfloat16, grad, saved)
-    kernel(grad.data_ptr(), saved.data_ptr(), saved.numel(), x_grad.data_ptr())
-    return x_grad
 
 
 def expect(dtype: torch.dtype, *tensors: Tensor) -> None:

@@ -119,20 +119,15 @@ class FlashAttention:
         options: dict[str, Any] = {
             "softmax_scale": scores.scale_of(q_basd.shape[3]),
             "causal": True,
-            "window_size": (-1 if scores.window is None else scores.window, 0),
+            "window_size": (-1, -1) if scores.window is None else (scores.window, 0),
             "softcap": scores.softcap,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
-        if scores.window is None:
-            options["window_size"] = (-1, -1)
         if self.version == 2:
-            slopes_a = scores.slopes_a
-            options |= {
-                "dropout_p": dropout,
-                "alibi_slopes": slopes_on(slopes_a, q_basd.device, torch.float32)
-                if slopes_a
-                else None,
-            }
+            options |= {"dropout_p": dropout, "alibi_slopes": None}
+            if scores.slopes_a:
+                slopes_a = slopes_on(scores.slopes_a, q_basd.device, torch.float32)
+                options["alibi_slopes"] = slopes_a
         return options
 
 

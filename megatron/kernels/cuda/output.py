@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.cuda import gradients, operators
+from megatron.kernels.cuda.gradients import (
+    CudaState,
+    begin_gradient,
+    initial_state,
+    relative_to_all,
+)
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.sizes import slice_tokens
-from megatron.kernels.cuda.state import CudaState, begin_gradient, initial_state, relative_to_all
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
 

@@ -1,40 +1,44 @@
-"""All kernels in PyTorch's own operations, for any device and type; the others must match them."""
+"""All kernels in PyTorch's own operations, for any device and type; the others must match them.
+
+Shapes and types: as in ``megatron.kernels.face``.
+"""
 
 import sys
-from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatron.kernels import grouped
-from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
-from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.heads import split_heads
-from megatron.kernels.reference import eight_bits, optimizer
 from megatron.kernels.reference.activations import Gated, SquaredReLU, with_bias
-from megatron.kernels.reference.norm_backward import norm_backward
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.scores import PLAIN, Scores
-from megatron.kernels.tiled.output import TiledOutput
+from megatron.kernels.softmax import statistics_dtype
+from megatron.kernels.tiled.output_t import TiledOutput
 
 TILE_ROWS = 16384
 """Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
 
-EXPONENTIALS_AT_ONCE = 1 << 22
-"""How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. The work
-on such a slice takes a GPU longer than the launch of the work on the next slice."""
-
 
 class ReferenceKernels(TiledOutput):
-    """See ``Kernels`` and ``TileKernels`` for what each operation computes.
+    """The operations of one device for one type of activations, here of any.
+
+    The operations of layers are differentiable and stand here. Those of gradients, of tiles and of
+    the output layer stand in the classes that this one inherits.
 
     Args:
         tile_rows: vocabulary rows that are best worked on at a time.
+
+    Attributes:
+        accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
+            quicker than a product and an addition.
+        updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
+            PyTorch's optimizer with what must happen before and after it.
+        longest_norm: longest row that ``norm_backward`` takes as quickly as autograd's own.
     """
 
     accumulates_products = False
@@ -45,41 +49,96 @@ class ReferenceKernels(TiledOutput):
         self.tile_rows = tile_rows
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
-        """See ``Kernels``."""
+        """``x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, the GELU of Megatron's MLP.
+
+        Args:
+            x: activations of any shape.
+            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
+                gradient is formed here, beside that of x, and not by a pass of its own.
+
+        Returns:
+            A tensor of the shape and type of ``x``.
+        """
         value: Tensor = functional.gelu(with_bias(x, bias_f), approximate="tanh")
         return value
 
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
-        """See ``Kernels``."""
+        """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps nothing but its output.
+
+        Args:
+            x: activations of any shape.
+            bias_f: as in ``gelu``.
+
+        Returns:
+            A tensor of the shape and type of ``x``.
+        """
         return apply(SquaredReLU, with_bias(x, bias_f))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """``silu(gate) * up`` of the two halves of the last dimension, the gate first.
+
+        Args:
+            gate_up: activations [..., 2 f].
+
+        Returns:
+            [..., f].
+        """
         return apply(Gated, gate_up, False)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
-        """See ``Kernels``."""
+        """``gelu(gate) * up`` of the two halves of the last dimension, the gate first.
+
+        Args:
+            gate_up: activations [..., 2 f].
+
+        Returns:
+            [..., f].
+        """
         return apply(Gated, gate_up, True)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
-        """See ``Kernels``."""
+        """``(x - mean) / sqrt(variance + epsilon) * weight + bias`` over the last dimension.
+
+        Computed in fp32 or better.
+
+        Args:
+            x: activations [..., h], with any strides.
+            weight_h: in the type of ``x``.
+            bias_h: in the type of ``x``.
+            epsilon: added to the variance.
+        """
         return functional.layer_norm(x, weight_h.shape, weight_h, bias_h, epsilon)
 
     def rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
-        """See ``Kernels``."""
+        """``x / sqrt(mean(x^2) + epsilon) * weight`` over the last dimension, in fp32 or better.
+
+        Args:
+            x: activations [..., h].
+            weight_h: in the type of ``x``.
+            epsilon: added to the mean square.
+        """
         return functional.rms_norm(x, weight_h.shape, weight_h, epsilon)
 
     def add_layer_norm(
         self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """See ``Kernels``."""
+        """``x + part`` and its ``layer_norm``: a branch joins the stream, and the next reads it.
+
+        Args:
+            x: the stream [..., h].
+            part: what a branch adds, of the same shape; ``None``: nothing. Its gradient is that of
+                the sum, where the sum's own use and the norm meet.
+            weight_h: as in ``layer_norm``.
+            bias_h: as in ``layer_norm``.
+            epsilon: as in ``layer_norm``.
+        """
         total = x if part is None else x + part
         return total, self.layer_norm(total, weight_h, bias_h, epsilon)
 
     def add_rms_norm(
         self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """See ``Kernels``."""
+        """``x + part`` and its ``rms_norm``; arguments as those of ``add_layer_norm``."""
         total = x if part is None else x + part
         return total, self.rms_norm(total, weight_h, epsilon)
 
@@ -92,11 +151,45 @@ class ReferenceKernels(TiledOutput):
         grad: Tensor,
         stream_grad: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See ``Kernels``."""
-        return norm_backward(x, weight_h, mean_n, inverse_n, grad, stream_grad)
+        """Return the gradients of a norm that was formed elsewhere: of x, weight and bias.
+
+        Args:
+            x: its input [..., h], which n rows make; dense.
+            weight_h: in the type of ``x``.
+            mean_n: fp32, of the rows; ``None``: it is an RMSNorm, without a bias.
+            inverse_n: fp32, ``1 / sqrt(variance + epsilon)``, or of the mean square.
+            grad: of the norm [..., h].
+            stream_grad: of another use of ``x``, which is added to the norm's; ``None``: nothing.
+        """
+        wide = statistics_dtype(x.dtype)
+        normed_nh, grad_nh = (t.reshape(-1, x.shape[-1]).to(wide) for t in (x, grad))
+        if mean_n is not None:
+            normed_nh = normed_nh - mean_n[:, None]
+        normed_nh = normed_nh * inverse_n[:, None]
+        weight_grad_h = (grad_nh * normed_nh).sum(0).to(weight_h.dtype)
+        bias_grad_h = None if mean_n is None else grad_nh.sum(0).to(weight_h.dtype)
+        grad_nh = grad_nh * weight_h
+        along_nh = grad_nh - normed_nh * (grad_nh * normed_nh).mean(-1, keepdim=True)
+        if mean_n is not None:
+            along_nh -= grad_nh.mean(-1, keepdim=True)
+        x_grad = (along_nh * inverse_n[:, None]).view(x.shape)
+        if stream_grad is not None:
+            x_grad = x_grad + stream_grad
+        return x_grad.to(x.dtype), weight_grad_h, bias_grad_h
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-        """See ``Kernels``."""
+        """Turn pairs of channels by angles (RoPE), which have no gradient.
+
+        Args:
+            x_bsad: queries or keys [b, s, a, d], of any strides.
+            cos: of the angles of p pairs, [s, 1, p], or by sample [b, s, 1, p], or [1, s, 1, p] if
+                all have the same; statistics. Each is rounded once, at the end.
+            sin: likewise.
+            interleaved: channels 2i and 2i + 1 make a pair, not i and p + i; those from 2p on stay.
+
+        Returns:
+            A contiguous tensor of the shape and type of ``x_bsad``.
+        """
         return apply(Rotation, x_bsad, cos, sin, interleaved, turn)
 
     def causal_attention(
@@ -109,13 +202,31 @@ class ReferenceKernels(TiledOutput):
         scores: Scores = PLAIN,
         documents: Documents | None = None,
     ) -> Tensor:
-        """See ``Kernels``."""
+        """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
+
+        There may be queries of the last positions only, fewer than keys.
+
+        No tensor of [s, s] for every head outlives the forward if nothing is dropped.
+
+        Args:
+            q_basd: queries [b, a, s, d], or those of the last positions; transposed views are taken
+                as they are.
+            k_bgsd: keys [b, g, s, d]; a is a multiple of g.
+            v_bgsd: values [b, g, s, d].
+            dropout: probability of dropping an attention weight, 0 outside training.
+            scores: how products of queries and keys become scores.
+            documents: of s positions or more, none of which sees another; ``None``: every position
+                sees all earlier ones.
+
+        Returns:
+            The shape of the queries, laid out in memory as [b, s, a, d] where the kernel allows.
+        """
         if documents is None:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
             if scores.are_products and (is_whole or self._attends_partly(q_basd)):
                 return self._attend(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
         elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, scores, dropout):
-            return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
+            return self._attend_within(q_basd, k_bgsd, v_bgsd, scores, documents)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
@@ -125,6 +236,17 @@ class ReferenceKernels(TiledOutput):
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         """Return whether ``packed_attention`` computes attention within documents."""
         return can_pack(q_basd, scores, dropout)
+
+    def _attend_within(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        scores: Scores,
+        documents: Documents,
+    ) -> Tensor:
+        """Return attention within documents where ``_packs``; see ``packed_attention``."""
+        return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
@@ -140,132 +262,22 @@ class ReferenceKernels(TiledOutput):
         scores: Scores = PLAIN,
         documents: Documents | None = None,
     ) -> Tensor:
-        """See ``Kernels``."""
+        """``causal_attention`` of a fused projection's output, with no operation between the two.
+
+        Args:
+            qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
+            dropout: as in ``causal_attention``.
+            scores: as in ``causal_attention``.
+            documents: as in ``causal_attention``.
+
+        Returns:
+            [b, s, a d].
+        """
         heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
         context_basd = self.causal_attention(
             *heads, dropout=dropout, scores=scores, documents=documents
         )
         return context_basd.transpose(1, 2).flatten(2)
-
-    def accumulate_(self, total: Tensor, part: Tensor) -> None:
-        """See ``Kernels``."""
-        total.add_(part)
-
-    def accumulate_product_(
-        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
-    ) -> None:
-        """See ``Kernels``."""
-        if begins:
-            total.copy_(left @ right)
-        else:
-            self.accumulate_(total, left @ right)
-
-    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        return grouped.product_by_group(x_si, weight_gio, ends_g)
-
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        return grouped.weight_product_by_group(grad_so, x_si, ends_g)
-
-    def largest(self, x: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        return eight_bits.largest(x)
-
-    def quantise(
-        self,
-        x_rk: Tensor,
-        scale: Tensor,
-        dtype: torch.dtype,
-        *,
-        straight: bool,
-        turned: bool,
-        seen: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """See ``Kernels``."""
-        return eight_bits.quantise(x_rk, scale, dtype, straight, turned, seen)
-
-    def eight_bit_product(
-        self,
-        left: EightBits,
-        right: EightBits,
-        dtype: torch.dtype,
-        bias: Tensor | None = None,
-        *,
-        quick: bool = False,
-    ) -> Tensor:
-        """See ``Kernels``."""
-        return eight_bits.product(left, right, dtype, bias)
-
-    def accumulate_eight_bit_product_(
-        self,
-        total: Tensor,
-        left: EightBits,
-        right: EightBits,
-        dtype: torch.dtype,
-        *,
-        begins: bool = False,
-    ) -> None:
-        """See ``Kernels``."""
-        product = self.eight_bit_product(left, right, total.dtype)
-        if begins:
-            total.copy_(product)
-        else:
-            self.accumulate_(total, product)
-
-    def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
-        """See ``Kernels``."""
-        total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
-        for tensor in tensors:
-            total += optimizer.sum_of_squares(tensor)
-        return total
-
-    def adamw_(self, tensors: AdamWTensors, step: AdamWStep) -> None:
-        """See ``Kernels``."""
-        optimizer.adamw_(tensors, step)
-
-    def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
-        """See ``TileKernels``."""
-        new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
-        shrink_n = (max_n - new_max_n).exp_()
-        sum_n.mul_(shrink_n)
-        for part_tn in _slices(logits_tn):
-            # In the dtype of statistics, because a difference in bf16 would be far off.
-            exp_tn = (part_tn - new_max_n).exp_()
-            sum_n.add_(exp_tn.sum(0))
-            part_tn.copy_(exp_tn)
-        max_n.copy_(new_max_n)
-        return shrink_n
-
-    def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
-        """See ``TileKernels``."""
-        for part_tn in _slices(logits_tn):
-            part_tn.copy_((part_tn - shift_n).exp_())
-
-    def carry_input_gradient_(
-        self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """See ``TileKernels``."""
-        total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
-
-    def add_input_gradient_(
-        self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
-    ) -> None:
-        """See ``TileKernels``."""
-        product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
-        gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
-
-    def add_weight_gradient_(
-        self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
-    ) -> None:
-        """See ``TileKernels``."""
-        scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
-        self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
-
-
-def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
-    """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
-    yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))
 
 
 def causal_lower_right(queries: int, keys: int) -> Tensor:

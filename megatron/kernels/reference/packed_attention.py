@@ -22,24 +22,22 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
-    """Whether the kernel computes such attention: with a scale and a window, and no more."""
+    """Whether the kernel is there, and computes such attention."""
     return (
         q_basd.is_cuda
-        and can_pack_on(torch.cuda.get_device_capability(q_basd.device), q_basd, scores, dropout)
+        and knows_packed(q_basd, scores, dropout)
+        and torch.cuda.get_device_capability(q_basd.device) >= LEAST_CAPABILITY
         and _kernel() is not None
     )
 
 
-def can_pack_on(
-    capability: tuple[int, int], q_basd: Tensor, scores: Scores, dropout: float
-) -> bool:
-    """Whether the kernel, if it is there, computes such attention on a GPU of a capability."""
+def knows_packed(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+    """Whether the kernel, if it is there, computes such attention: scale and window, no more."""
     return (
         q_basd.dtype in (torch.bfloat16, torch.float16)
         and q_basd.shape[3] <= _WIDEST_HEAD
         and q_basd.shape[3] % _CHANNELS_AT_ONCE == 0
         and not (dropout or scores.softcap or scores.slopes_a)
-        and capability >= LEAST_CAPABILITY
     )
 
 

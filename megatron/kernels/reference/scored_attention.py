@@ -20,6 +20,7 @@ from torch import Tensor
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import Scores
+from megatron.kernels.softmax import statistics_dtype
 
 BLOCK = 256
 """Positions of a block. With a window, a block sees so many keys more than a query does."""
@@ -95,7 +96,7 @@ def _gradients(
     batch, groups, seq_length, size = k_bgsd.shape
     queries = q_basd.shape[2]
     dq_basd = q_basd.new_empty(batch, queries, q_basd.shape[1], size).transpose(1, 2)
-    wide = _statistics(k_bgsd.dtype)
+    wide = statistics_dtype(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
     for block in _blocks(queries, k_bgsd, seen):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
@@ -165,7 +166,7 @@ class _Block:
         """
         scores = self.seen.scores
         scale, cap = scores.scale_of(q_xyd.shape[-1]), scores.softcap
-        score_xyk, slope_xyk = (q_xyd @ k_xkd.mT).to(_statistics(q_xyd.dtype)), None
+        score_xyk, slope_xyk = (q_xyd @ k_xkd.mT).to(statistics_dtype(q_xyd.dtype)), None
         score_xyk *= scale
         if cap:
             tanh_xyk = score_xyk.div_(cap).tanh_()
@@ -220,10 +221,6 @@ def slopes_on(slopes_a: tuple[float, ...], device: torch.device, dtype: torch.dt
     if device.type == "cuda":
         host_a = host_a.pin_memory()
     return host_a.to(device, non_blocking=True)
-
-
-def _statistics(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _drop(prob_xyk: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:

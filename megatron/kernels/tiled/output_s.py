@@ -1,27 +1,207 @@
-"""The output layer up to its barrier, pass S, as pure functions (arXiv 2411.05288, section 4).
+"""The output layer up to its barriers, passes S and E and C1 (arXiv 2411.05288, section 4).
 
 Every rank holds a shard of the vocabulary. S does all work that needs no other rank, C1 merges a
 few statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
 exists once, in the activation dtype, in tiles of vocabulary rows; or only a tile of it at a time,
-if T is to form the tiles again (``t_again``). On a CPU a tile stays in cache while it is in
-use. As in flash attention, each tile is relative to the running maximum at the time it was
-computed; a factor per token and tile corrects this wherever the tile is used. Vocabulary is the
-first dimension and tokens the second, so that two of the three products read the large matrices in
-their memory order.
+if T is to form the tiles again. On a CPU a tile stays in cache while it is in use. As in flash
+attention, each tile is relative to the running maximum at the time it was computed; a factor per
+token and tile corrects this wherever the tile is used. Vocabulary is the first dimension and tokens
+the second, so that two of the three products read the large matrices in their memory order.
 
-Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
-t rows of one tile, k tiles. Statistics are fp32 (float64 for float64 activations).
+The naive treatment is the textbook's softmax, with a barrier wherever it needs all shards: S forms
+the logits, C1 takes their maximum m over ranks, E forms the exponentials relative to m, C2 sums
+them over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. The
+other treatments are compared with this one.
+
+Shapes and types: as in ``megatron.kernels.face``; k tiles.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from megatron.kernels.rows import local_rows, rows_of
-from megatron.kernels.softmax import LossOptions, Merged, row_factor, statistics_dtype
-from megatron.kernels.tiled.face import TileKernels
+from megatron.kernels.softmax import (
+    LossOptions,
+    Merged,
+    ShardState,
+    merge_statistics,
+    row_factor,
+    statistics_dtype,
+)
 from megatron.kernels.tiled.state import TiledState
+from megatron.kernels.tiled.tiles import TileOperations
+
+LEAST_TILES: Final = 4
+"""Tiles of a shard whose logits T forms again, at least: otherwise one tile could be all of a shard
+of a GPU."""
+
+
+class OutputS(TileOperations):
+    """The output layer of one shard but for T."""
+
+    def kept_room(self, x_nh: Tensor, rows: int) -> Sequence[Tensor]:
+        """Return memory for what S keeps for T of one microbatch; it may be used again after T.
+
+        Args:
+            x_nh: input of the output layer, of which only shape, type and device count.
+            rows: v.
+
+        Returns:
+            Contiguous activations [., n], one after the other [v, n]: a tile each.
+        """
+        heights = tile_heights(rows, self.tile_rows)
+        return [x_nh.new_empty(height, len(x_nh)) for height in heights]
+
+    def scratch_room(self, x_nh: Tensor, rows: int, *, again: bool) -> Sequence[Tensor]:
+        """Return memory for logits that are not kept; it is smaller than ``kept_room``'s.
+
+        Args:
+            x_nh: as in ``kept_room``.
+            rows: v.
+            again: T forms the logits again, so that a shard shall not have all of them at a time.
+
+        Returns:
+            Tiles that share the memory of one.
+        """
+        at_most = tile_rows(rows, self.tile_rows) if again else self.tile_rows
+        heights = tile_heights(rows, at_most)
+        scratch = x_nh.new_empty(max(heights, default=0), len(x_nh))
+        return [scratch[:height] for height in heights]
+
+    def output_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+        *,
+        form_gradient: bool,
+        keep: bool,
+    ) -> ShardState:
+        """Pass S: all work of the output layer that one shard can do alone.
+
+        Args:
+            x_nh: input of the output layer.
+            weight_vh: this rank's rows, without padding.
+            targets_n: target ids over the whole vocabulary, int64.
+            first_row: vocabulary id of ``weight_vh[0]``.
+            options: form of the loss.
+            room: of ``kept_room``, or of ``scratch_room`` where nothing is kept.
+            form_gradient: also begin the input gradient (A and D), as Algorithm 2 does.
+            keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T
+                that forms the exponentials again.
+        """
+        kept = room if keep else ()
+        state, target_nh = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(kept))
+        state.exp_tiles = kept
+        max_n, sum_n, _, logit_sum_n = state.statistics_4n
+        if form_gradient:
+            state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
+            state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
+        del target_nh  # needed only for D
+        tiles_th = weight_vh.split([len(tile) for tile in room])
+        for k, (tile_tn, tile_th) in enumerate(zip(room, tiles_th, strict=True)):
+            torch.mm(tile_th, x_nh.T, out=tile_tn)
+            slope_tn = soft_cap(tile_tn, options.logit_softcap)
+            if options.label_smoothing:
+                logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
+            shrink_n = self.exponentials_(tile_tn, max_n, sum_n)
+            if keep:
+                state.tile_max_kn[k].copy_(max_n)
+            if slope_tn is not None:
+                tile_tn.mul_(slope_tn)
+                if options.label_smoothing and keep:
+                    state.slope_tiles.append(slope_tn)
+            if state.raw_gradient_nh is not None:
+                self.carry_input_gradient_(state.raw_gradient_nh, shrink_n, tile_tn, tile_th)
+            if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
+                state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
+        return state
+
+    def naive_s(
+        self,
+        x_nh: Tensor,
+        weight_vh: Tensor,
+        targets_n: Tensor,
+        first_row: int,
+        options: LossOptions,
+        room: Sequence[Tensor],
+    ) -> ShardState:
+        """Pass S of the naive treatment: the logits, the targets' and ``maximum_n``.
+
+        The maximum is -inf without a real row. Args: as those of ``output_s``, the room of
+        ``kept_room``.
+        """
+        state, _ = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(room))
+        state.exp_tiles = room
+        max_n, cap = state.maximum_n, options.logit_softcap
+        tiles_th = weight_vh.split([len(tile) for tile in room])
+        for tile_tn, tile_th in zip(room, tiles_th, strict=True):
+            torch.mm(tile_th, x_nh.T, out=tile_tn)
+            if cap:
+                tile_tn.div_(cap).tanh_().mul_(cap)
+            torch.maximum(max_n, tile_tn.amax(0).to(max_n.dtype), out=max_n)
+        return state
+
+    def naive_e(self, state: ShardState, maximum_n: Tensor, options: LossOptions) -> None:
+        """Pass E of the naive treatment: exponentials relative to m, and ``sums_kn``.
+
+        Args:
+            state: the state that ``naive_s`` left; afterwards T takes it.
+            maximum_n: m, the maximum over all ranks.
+            options: form of the loss.
+        """
+        assert isinstance(state, TiledState)
+        state.tile_max_kn.copy_(maximum_n)
+        max_n, sum_n, _, logit_sum_n = state.statistics_4n
+        max_n.copy_(maximum_n)
+        for tile_tn in state.exp_tiles:
+            if options.label_smoothing:
+                logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
+            slope_tn = None
+            if options.logit_softcap:
+                slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
+            self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m stays
+            if slope_tn is not None:
+                tile_tn.mul_(slope_tn)
+                if options.label_smoothing:
+                    state.slope_tiles.append(slope_tn)
+
+    def merge(
+        self,
+        statistics_p4n: Tensor,
+        state: ShardState,
+        weight_vh: Tensor,
+        weight_n: Tensor,
+        options: LossOptions,
+    ) -> tuple[Merged, Tensor | None]:
+        """C1 between its two collectives: merge statistics; finish the input gradient, if begun.
+
+        Args:
+            statistics_p4n: ``statistics_4n`` of all shards.
+            state: the state that S left; it still has its gradient afterwards.
+            weight_vh: as in ``output_s``, and unchanged since.
+            weight_n: g, the weight of each token's loss, statistics.
+            options: form of the loss.
+
+        Returns:
+            Statistics over the whole vocabulary, and in Algorithm 2 this shard's part of the input
+            gradient [n, h], activations.
+        """
+        merged = merge_statistics(statistics_p4n)
+        if state.raw_gradient_nh is None:
+            return merged, None
+        assert isinstance(state, TiledState)
+        assert state.target_gradient_nh is not None
+        factor_n = row_factor(merged, options) * (state.maximum_n - merged.max_n).exp()
+        gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
+        gradient_nh.addcmul_(state.target_gradient_nh, weight_n.unsqueeze(1), value=-1)
+        return merged, gradient_nh.to(state.x_nh.dtype)
 
 
 def tile_heights(rows: int, at_most: int) -> list[int]:
@@ -30,62 +210,17 @@ def tile_heights(rows: int, at_most: int) -> list[int]:
     return [rows * (i + 1) // tiles - rows * i // tiles for i in range(tiles)]
 
 
-def output_s(
-    x_nh: Tensor,
-    weight_vh: Tensor,
-    targets_n: Tensor,
-    first_row: int,
-    options: LossOptions,
-    exp_tiles: Sequence[Tensor],
-    *,
-    form_gradient: bool,
-    keep: bool = True,
-    kernels: TileKernels,
-) -> TiledState:
-    """Pass S: all work of the output layer that one shard can do alone.
+def tile_rows(rows: int, at_most: int) -> int:
+    """Return the rows of a tile of logits that are not kept.
 
     Args:
-        x_nh: input of the output layer.
-        weight_vh: this rank's rows, without padding.
-        targets_n: target ids over the whole vocabulary, int64.
-        first_row: vocabulary id of ``weight_vh[0]``.
-        options: form of the loss.
-        exp_tiles: contiguous [t, n] buffers, their heights summing to v, that receive the
-            exponentials. If they are not kept they may share their memory.
-        form_gradient: also form A and D, as Algorithm 2 does.
-        keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T that
-            forms the exponentials again.
-        kernels: of the device and type of ``x_nh``.
+        rows: of the shard.
+        at_most: rows that the device's kernels like to work on at a time.
     """
-    kept = exp_tiles if keep else ()
-    state, target_nh = initial_state(x_nh, weight_vh, targets_n, first_row, options, len(kept))
-    state.exp_tiles = kept
-    max_n, sum_n, _, logit_sum_n = state.statistics_4n
-    if form_gradient:
-        state.raw_gradient_nh = torch.zeros_like(x_nh, dtype=max_n.dtype)
-        state.target_gradient_nh = target_gradient(state, target_nh, weight_vh, options)
-    del target_nh  # needed only for D
-    tiles_th = weight_vh.split([len(tile) for tile in exp_tiles])
-    for k, (tile_tn, tile_th) in enumerate(zip(exp_tiles, tiles_th, strict=True)):
-        torch.mm(tile_th, x_nh.T, out=tile_tn)
-        slope_tn = soft_cap(tile_tn, options.logit_softcap)
-        if options.label_smoothing:
-            logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
-        shrink_n = kernels.exponentials_(tile_tn, max_n, sum_n)
-        if keep:
-            state.tile_max_kn[k].copy_(max_n)
-        if slope_tn is not None:
-            tile_tn.mul_(slope_tn)
-            if options.label_smoothing and keep:
-                state.slope_tiles.append(slope_tn)
-        if state.raw_gradient_nh is not None:
-            kernels.carry_input_gradient_(state.raw_gradient_nh, shrink_n, tile_tn, tile_th)
-        if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
-            state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
-    return state
+    return max(1, min(at_most, -(-rows // LEAST_TILES)))
 
 
-def initial_state(
+def _initial_state(
     x_nh: Tensor,
     weight_vh: Tensor,
     targets_n: Tensor,
@@ -145,23 +280,3 @@ def target_gradient(
     if options.label_smoothing and not options.logit_softcap:
         gradient_nh += options.spread * weight_vh.sum(0, dtype=gradient_nh.dtype)
     return gradient_nh
-
-
-def input_gradient_from_s(
-    state: TiledState, merged: Merged, weight_n: Tensor, options: LossOptions
-) -> Tensor:
-    """Return this shard's part of the input gradient [n, h] in Algorithm 2, once C1 has merged.
-
-    Args:
-        state: the state that S left, with A and D.
-        merged: statistics over the whole vocabulary.
-        weight_n: g, the weight of each token's loss.
-        options: form of the loss.
-    """
-    assert state.raw_gradient_nh is not None
-    assert state.target_gradient_nh is not None
-    local_max_n = state.statistics_4n[0]
-    factor_n = row_factor(merged, options) * (local_max_n - merged.max_n).exp()
-    gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
-    gradient_nh.addcmul_(state.target_gradient_nh, weight_n.unsqueeze(1), value=-1)
-    return gradient_nh.to(state.x_nh.dtype)

@@ -12,10 +12,10 @@ holds in real time.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor, gcd, inf, log10
-from typing import TYPE_CHECKING, Final, Literal
+from math import ceil, floor, gcd, log10
+from typing import TYPE_CHECKING, Final
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
@@ -29,10 +29,6 @@ from megatron.schedules.timing import earliest, longest_span
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-Objective = Literal["span", "makespan"]
-"""``span`` is the longest time between a rank's first start and last end, without passes that take
-no time (arXiv 2401.10241, section 5.3). ``makespan`` is the last end of all passes."""
-
 TOLERANCE: Final = 1e-4
 """A plan counts as proven if its time exceeds the bound by at most this share. Rounding to ticks
 makes a smaller difference."""
@@ -44,8 +40,9 @@ class Optimum:
 
     Attributes:
         plan: a checked plan within the limits.
-        time: its span or makespan, in the unit of the costs. Communications take their time but
-            never wait for one another.
+        time: its span, in the unit of the costs: the longest time between a rank's first start and
+            last end, without passes that take no time (arXiv 2401.10241, section 5.3).
+            Communications take their time but never wait for one another.
         bound: no plan within the limits takes less time.
         proven: whether ``time`` equals ``bound`` up to ``TOLERANCE``.
     """
@@ -56,72 +53,52 @@ class Optimum:
     proven: bool
 
 
-def optimal(
-    problem: Plan,
-    costs: Costs,
-    limits: Sequence[float],
-    *,
-    seconds: float,
-    objective: Objective = "span",
-    hint: Plan | None = None,
-    ahead: int | None = 0,
-    kept: float = 1.0,
-    workers: int | None = None,
-) -> Optimum:
-    """Look for the shortest plan within limits of memory, and for a proof that none is shorter.
+def optimal(problem: Plan, costs: Costs, limit: float, *, seconds: float) -> Optimum:
+    """Look for the shortest plan within a limit of memory, and for a proof that none is shorter.
 
     Args:
-        problem: a checked plan with the wanted stages, microbatches, weight gradients and
-            treatment. The search starts from its order if it keeps the limits.
+        problem: a checked plan with the wanted microbatches, weight gradients and treatment, with
+            one chunk per rank. The search starts from its order if it keeps the limits. A rank may
+            hold as much as there between S and T, and p microbatches more between B and IB, and, if
+            it has not the first stage, between IF and F.
         costs: durations.
-        limits: for every rank, how many activations of a chunk it may hold.
+        limit: how many microbatches' activations a rank may hold, at least 1.
         seconds: time limit. Returned is the best plan known by then, at worst the initial one.
-        objective: the time to minimise.
-        hint: another checked plan of the same passes; the search starts from it if it is better.
-        ahead: how many microbatches more than in ``problem`` a rank may hold between S and T,
-            between IF and F, and between B and IB. Any rank may hold p more between B and IB, and
-            ranks without the first stage between IF and F. ``None`` for any number.
-        kept: share of activations that stays from B to W, as in ``held_changes``.
-        workers: threads of the solver; one per core if ``None``.
 
     Raises:
-        ValueError: if OR-Tools is missing, a limit is below the need of one microbatch, ``hint``
-            has other passes than ``problem``, ``seconds`` is not positive, or the plan is one for
-            evaluation or with a synchronous treatment.
+        ValueError: if OR-Tools is missing, ``seconds`` is not positive, the plan is one for
+            evaluation or with a synchronous treatment, or costs make spans depend on the order.
     """
-    _require_sound(problem, hint, seconds)
-    if objective == "span":
-        _require_fixed_begin(problem, costs)
+    assert limit >= 1, "a microbatch alone needs as much"
+    _require_sound(problem, seconds)
+    _require_fixed_begin(problem, costs)
     serial = one_by_one(problem)
-    capacities = _capacities(problem, serial, limits, ahead, kept)
-    plans = [plan for plan in (hint, problem, serial) if plan and _fits(plan, capacities, kept)]
-    model, solver = _cp_sat(seconds, workers or os.cpu_count() or 1)
-    known = min(plans, key=lambda plan: duration(plan, costs, objective))
+    capacities = _capacities(problem, limit)
+    plans = [plan for plan in (problem, serial) if _fits(plan, capacities)]
+    model, solver = _cp_sat(seconds)
+    known = min(plans, key=lambda plan: span_of(plan, costs))
     tick = tick_of(Graph(problem, costs))
     # Rounded up: if the span counts from too late a begin, it is too short, never too long.
     working = earliest(serial, in_ticks(serial, costs, tick, ceil)).working
-    begins = [int(times[0]) if times and objective == "span" else 0 for times in working]
+    begins = [int(times[0]) if times else 0 for times in working]
     search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
-    search.limit_memory(capacities, kept)
+    search.limit_memory(capacities)
     found, least = search.solve(solver)
     best = min(
-        (plan for plan in (found, known) if _fits(plan, capacities, kept)),
-        key=lambda plan: duration(plan, costs, objective),
+        (plan for plan in (found, known) if _fits(plan, capacities)),
+        key=lambda plan: span_of(plan, costs),
     )
-    time = duration(best, costs, objective)
+    time = span_of(best, costs)
     bound = min(time, least * float(tick))
     return Optimum(best, time, bound, proven=time - bound <= TOLERANCE * time)
 
 
-def duration(plan: Plan, costs: Costs, objective: Objective) -> float:
-    """Return the span or makespan of a checked plan whose passes start as early as they can."""
-    working = earliest(plan, costs).working
-    if objective == "span":
-        return longest_span(working)
-    return max((times[1] for times in working if times), default=0.0)
+def span_of(plan: Plan, costs: Costs) -> float:
+    """Return the span of a checked plan whose passes start as early as they can."""
+    return longest_span(earliest(plan, costs).working)
 
 
-def _cp_sat(seconds: float, workers: int) -> "tuple[cp_model.CpModel, cp_model.CpSolver]":
+def _cp_sat(seconds: float) -> "tuple[cp_model.CpModel, cp_model.CpSolver]":
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -131,12 +108,13 @@ def _cp_sat(seconds: float, workers: int) -> "tuple[cp_model.CpModel, cp_model.C
         ) from error
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = os.cpu_count() or 1
     solver.parameters.relative_gap_limit = TOLERANCE / 2
     return cp_model.CpModel(), solver
 
 
-def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
+def _require_sound(problem: Plan, seconds: float) -> None:
+    assert problem.chunks == 1, "memory is limited for one chunk per rank"
     if not seconds > 0:
         raise ValueError(f"seconds={seconds:g} leaves no time to search: give more than 0")
     if problem.forward_only or problem.treatment.synchronous:
@@ -144,10 +122,6 @@ def _require_sound(problem: Plan, hint: Plan | None, seconds: float) -> None:
             "an optimal order is sought for plans that train and overlap their collectives, not "
             + ("for evaluation" if problem.forward_only else f"for {problem.treatment.name}")
         )
-    if hint is not None and replace(hint, rows=problem.rows) != problem:
-        raise ValueError("the hint is a plan of other stages, microbatches or treatment")
-    if hint is not None and hint.split_backward != problem.split_backward:
-        raise ValueError("only one of hint and problem splits the backward: give two alike")
 
 
 def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
@@ -164,43 +138,29 @@ def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
         straight = not any(lookups)
     else:
         straight = True
-    firsts = problem.stages[: problem.ranks]
-    working = [costs.of_pass(problem, rank, Pass("F", 0, chunk)) > 0 for rank, chunk in firsts]
-    if not (straight and all(working) and len({rank for rank, _ in firsts}) == problem.ranks):
+    if not (straight and all(costs.of_pass(problem, rank, Pass("F", 0)) for rank in ranks)):
         raise ValueError(
-            "with these stages and costs the order decides when a rank begins to work, so spans "
-            "cannot be compared: choose the objective makespan"
+            "with these costs the order decides when a rank begins to work, so spans cannot be "
+            "compared: give F a time on every rank, and IF on all of them or on none"
         )
 
 
-def _capacities(
-    problem: Plan, serial: Plan, limits: Sequence[float], ahead: int | None, kept: float
-) -> list[Held]:
+def _capacities(problem: Plan, limit: float) -> list[Held]:
     """Return the most that every rank may hold."""
-    if len(limits) != problem.ranks:
-        raise ValueError(f"{len(limits)} limits for {problem.ranks} ranks: give one for each rank")
     capacities = []
-    for rank, limit in enumerate(limits):
-        least = peak_held(serial, serial.rows[rank], kept).activations
-        if not limit >= least:
-            raise ValueError(
-                f"rank {rank} may hold {limit:g} activations of a chunk, but a microbatch alone "
-                f"needs {least:g}: raise its limit to that or more"
-            )
-        peak = peak_held(problem, problem.rows[rank], kept)
-        more = inf if ahead is None else ahead
+    for rank, row in enumerate(problem.rows):
+        peak = peak_held(problem, row)
         early = 0 if rank == problem.stages[0][0] else problem.ranks
-        embeddings = peak.embeddings + more + early
-        exponentials, gradients = peak.exponentials + more, peak.gradients + more + problem.ranks
-        capacities.append(Held(limit, exponentials, embeddings, peak.recomputed, gradients))
+        more = {"embeddings": peak.embeddings + early, "gradients": peak.gradients + problem.ranks}
+        capacities.append(peak._replace(activations=limit, **more))
     return capacities
 
 
-def _fits(plan: Plan, capacities: Sequence[Held], kept: float) -> bool:
+def _fits(plan: Plan, capacities: Sequence[Held]) -> bool:
     return all(
         peak <= capacity + TOLERANCE
         for row, allowed in zip(plan.rows, capacities, strict=True)
-        for peak, capacity in zip(peak_held(plan, row, kept), allowed, strict=True)
+        for peak, capacity in zip(peak_held(plan, row), allowed, strict=True)
     )
 
 

@@ -9,8 +9,7 @@ start does so after the k-th F to end.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
@@ -22,24 +21,11 @@ from megatron.schedules.timing import Timing, earliest
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-_PARTS: Final = 10**6
-"""CP-SAT counts whole parts of an activation: B frees some of them and W frees the others."""
-_EPSILON: Final = 1e-3
-"""Parts that rounding errors in floating point may lose."""
-
-
-class _Holding(NamedTuple):
-    """The numbers of a pass that takes memory and of the pass that frees it, and how many parts."""
-
-    take: int
-    release: int
-    parts: int
-
 
 class OrderSearch:
     """The CP-SAT model: it has a start time for every pass, and its solution becomes a plan.
 
-    Memory is unlimited until ``limit_memory`` is called.
+    Ranks have one chunk each. Memory is unlimited until ``limit_memory`` is called.
     """
 
     def __init__(
@@ -57,7 +43,6 @@ class OrderSearch:
         self._known = known
         self._graph = Graph(known, ticks)
         self._times = [int(time) for time in self._graph.times]
-        self._orders: dict[tuple[int, int, int, int], cp_model.BoolVarT] = {}
         # No plan takes less than the busiest rank has to do.
         self._work = known.microbatches * max(
             sum(self._times[n] for n in self._own(rank)) for rank in range(known.ranks)
@@ -73,8 +58,7 @@ class OrderSearch:
             [model.new_int_var(0, horizon, "") for _ in range(known.microbatches)]
             for _ in self._times
         ]
-        self._hints = self._known_starts(timing)
-        for variables, values in zip(self._starts, self._hints, strict=True):
+        for variables, values in zip(self._starts, self._known_starts(timing), strict=True):
             for variable, value in zip(variables, values, strict=True):
                 model.add_hint(variable, value)
         for number in range(len(self._times)):
@@ -84,21 +68,21 @@ class OrderSearch:
             self._one_at_a_time(rank, total + begin)
         model.minimize(total)
 
-    def limit_memory(self, capacities: Sequence[Held], kept: float) -> None:
-        """Limit every rank to its capacity; ``kept`` is as in ``held_changes``."""
+    def limit_memory(self, capacities: Sequence[Held]) -> None:
+        """Limit every rank to its capacity.
+
+        One pass of a rank takes a quantity, and one releases it. So the pass that takes it for
+        microbatch i waits for the release of microbatch i - capacity.
+        """
         for rank, allowed in enumerate(capacities):
-            changes = {
-                n: held_changes(self._known, self._graph.passes[n], kept) for n in self._own(rank)
-            }
+            changes = {n: held_changes(self._known, self._graph.passes[n]) for n in self._own(rank)}
             for i, capacity in enumerate(allowed):
-                takes = {self._graph.passes[n].chunk: n for n in changes if changes[n][i] > 0}
-                holdings = [
-                    _Holding(takes[self._graph.passes[n].chunk], n, _parts(-changes[n][i]))
-                    for n in changes
-                    if changes[n][i] < 0
-                ]
-                if capacity < len(takes) * self._graph.microbatches:
-                    self._hold(holdings, _parts(capacity))
+                takes = [n for n, change in changes.items() if change[i] > 0]
+                releases = [n for n, change in changes.items() if change[i] < 0]
+                for take, release in zip(takes, releases, strict=True):
+                    for microbatch in range(int(capacity), self._graph.microbatches):
+                        released = self._end(release, microbatch - int(capacity))
+                        self._model.add(self._starts[take][microbatch] >= released)
 
     def solve(self, solver: "cp_model.CpSolver") -> tuple[Plan, float]:
         """Return the best plan found, and a lower bound of the ticks that any plan takes."""
@@ -168,51 +152,3 @@ class OrderSearch:
         for number in numbers:
             if self._times[number]:
                 model.add(self._end(number, self._graph.microbatches - 1) <= finish)
-
-    def _hold(self, holdings: Sequence[_Holding], capacity: int) -> None:
-        """Limit one kind of memory of one rank."""
-        m = self._graph.microbatches
-        if len(holdings) == 1:
-            [(take, release, parts)] = holdings
-            for i in range(capacity // parts, m):
-                self._model.add(self._starts[take][i] >= self._end(release, i - capacity // parts))
-            return
-        for number in dict.fromkeys(holding.take for holding in holdings):
-            for i in range(m):
-                held = [term for holding in holdings for term in self._held(holding, number, i)]
-                own = sum(holding.parts for holding in holdings if holding.take == number)
-                self._model.add(sum(held) <= capacity - own * (i + 1))
-
-    def _held(self, holding: _Holding, number: int, i: int) -> "list[cp_model.LinearExpr]":
-        """Return the parts of a holding that are held when pass ``number`` of ``i`` has started.
-
-        Pass ``number`` takes memory; its own parts are left out. At this time no chunk has released
-        memory of microbatch ``i`` or a later one, because the backwards of a microbatch come after
-        all its forwards.
-        """
-        take, release, parts = holding
-        m = 0 if take == number else self._graph.microbatches
-        taken = [parts * self._before(take, j, number, i) for j in range(m)]
-        return taken + [-parts * self._before(release, j, number, i) for j in range(i)]
-
-    def _before(self, first: int, i: int, second: int, j: int) -> "cp_model.BoolVarT":
-        """Return the variable that says which of two passes of a rank comes first.
-
-        A cumulative constraint over intervals of variable length would be correct too, but CP-SAT
-        proves next to nothing with it.
-        """
-        known = self._orders.get((first, i, second, j))
-        if known is None:
-            known = self._model.new_bool_var("")
-            self._model.add(self._starts[second][j] >= self._end(first, i)).only_enforce_if(known)
-            self._model.add(self._starts[first][i] >= self._end(second, j)).only_enforce_if(~known)
-            end = self._hints[first][i] + self._times[first]
-            self._model.add_hint(known, self._hints[second][j] >= end)
-            self._orders[first, i, second, j] = known
-            self._orders[second, j, first, i] = ~known
-        return known
-
-
-def _parts(amount: float) -> int:
-    """Return the whole parts, rounded down: the model never counts more than is held."""
-    return floor(amount * _PARTS + _EPSILON)

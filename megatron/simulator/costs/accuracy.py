@@ -17,13 +17,7 @@ most, on the pretended GPUs of the tests."""
 
 @dataclass(frozen=True)
 class RunClass:
-    """A class of runs whose predictions err alike.
-
-    Attributes:
-        gpu: the kind of GPU.
-        shared: several ranks share a layer (t > 1).
-        across: the run has several machines.
-    """
+    """A class of runs whose predictions err alike: GPU, t > 1, and several machines or one."""
 
     gpu: str
     shared: bool
@@ -37,13 +31,7 @@ class RunClass:
 
 @dataclass(frozen=True)
 class TimeErrors:
-    """Absolute errors of the time of measured iterations, in percent.
-
-    Attributes:
-        runs: how many were compared.
-        mean: mean error.
-        most: largest error.
-    """
+    """Absolute errors of the time of iterations of so many runs, in percent."""
 
     runs: int
     mean: float

@@ -53,7 +53,8 @@ class Cluster:
                     clock = beside(clock, self.rates.seconds(step), lane, crowding)
                 case Begin(collectives):
                     lane = max(lane, clock) + sum(map(self.collective, collectives))
-                    crowding = max(map(self._crowding, collectives), default=0.0)
+                    crowds = (self.crowding(own.axis, own.ranks) for own in collectives)
+                    crowding = max(crowds, default=0.0)
                 case Await():
                     clock = max(clock, lane)
                 case Collective():
@@ -77,39 +78,21 @@ class Cluster:
         return self.links.collective(kind, ranks, size, self._together(axis, ranks), most)
 
     def ring(self, axis: SpreadAxis, ranks: int) -> Path:
-        """Return the pace of a ring of an axis, and the seconds of its slowest step.
-
-        Args:
-            axis: ranks that take part.
-            ranks: their number.
-        """
+        """Return the pace of a ring of an axis, and the seconds of its slowest step."""
         together = self._together(axis, ranks)
         machines = ceil(ranks / together)
         path = self.links.network if machines > 1 else self.links.link
         return Path(self.links.bandwidth(machines, together), path.latency)
 
     def crowding(self, axis: SpreadAxis, ranks: int) -> float:
-        """Return the share by which a collective of an axis slows the passes beside it.
-
-        Args:
-            axis: ranks that take part.
-            ranks: their number.
-        """
+        """Return the share by which a collective of an axis slows the passes beside it."""
         together = self._together(axis, ranks)
         moved = self.links.bandwidth(ceil(ranks / together), together)
         return moved / (self.channel * self.rates.multiprocessors)
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return the seconds of a message between stages.
-
-        Args:
-            size: in bytes.
-            crossing: whether the message leaves a machine.
-        """
+        """Return the seconds of a message of ``size`` bytes, which leaves a machine or not."""
         return self.links.message(size, crossing=crossing)
-
-    def _crowding(self, collective: Collective) -> float:
-        return self.crowding(collective.axis, collective.ranks)
 
     def _together(self, axis: SpreadAxis, ranks: int) -> int:
         return min(self.together.get(axis, ranks), ranks)

@@ -11,7 +11,7 @@ adapters, or of the links within a machine if these are slower.
 """
 
 from dataclasses import dataclass
-from math import ceil, inf, log2
+from math import ceil, inf, isfinite, log2
 from typing import Final
 
 from megatron.simulator.costs.count import CollectiveKind
@@ -32,21 +32,22 @@ class Path:
     """A way from one rank to others.
 
     Attributes:
-        bandwidth: bytes/s of one direction that communications attain.
-        latency: seconds of a step.
+        bandwidth: bytes of one direction that communications attain in a second, or in another
+            unit of time.
+        latency: time of a step, in addition to the time of its bytes.
 
     Raises:
-        ValueError: if the bandwidth is not above 0, or the latency is below.
+        ValueError: if the bandwidth is not above 0, or the latency is below or infinite.
     """
 
     bandwidth: float
-    latency: float
+    latency: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0:
-            raise ValueError(f"a bandwidth of {self.bandwidth:g}: give bytes/s above 0")
-        if not self.latency >= 0:
-            raise ValueError(f"a latency of {self.latency:g}: give seconds, 0 or more")
+            raise ValueError(f"a bandwidth of {self.bandwidth:g}: give a number above 0")
+        if not (isfinite(self.latency) and self.latency >= 0):
+            raise ValueError(f"a latency of {self.latency:g}: give a time, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,7 @@ class Links:
     network: Path
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return the seconds of a message of ``size`` bytes.
-
-        Args:
-            size: in bytes.
-            crossing: whether the message leaves a machine.
-        """
+        """Return the seconds of a message of ``size`` bytes, which leaves a machine or not."""
         path = self.network if crossing else self.link
         return LAUNCH + path.latency + size / path.bandwidth
 

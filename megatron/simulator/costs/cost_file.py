@@ -99,13 +99,10 @@ def named_costs(times: Mapping[str, Time] | None) -> Costs:
     """
     if times is None:
         return UNIT_COSTS
-    passes = [(name, _values(name, time, 2)) for name, time in times.items() if name in PASS_KINDS]
-    comms = [
-        (name, _values(name, time, int(name in REPLICA_KINDS)))
-        for name, time in times.items()
-        if name not in PASS_KINDS
-    ]
-    return _costs(passes, comms)
+    passes = {name: time for name, time in times.items() if name in PASS_KINDS}
+    return _costs(
+        passes.items(), ((name, own) for name, own in times.items() if name not in passes)
+    )
 
 
 def load_costs(path: Path) -> CostFile:
@@ -122,13 +119,7 @@ def load_costs(path: Path) -> CostFile:
                 raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
         passes = _section(sections.get("passes", {}), "passes")
         comms = _section(sections.get("comms", {}), "comms")
-        costs = _costs(
-            [(kind, _values(kind, value, depth=2)) for kind, value in passes.items()],
-            [
-                (kind, _values(kind, value, depth=int(kind in (*REPLICA_KINDS, *_OF_HOPS))))
-                for kind, value in comms.items()
-            ],
-        )
+        costs = _costs(passes.items(), comms.items())
         sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
         layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
@@ -166,12 +157,7 @@ def check_measured(file: CostFile, treatment: Treatment) -> None:
 
 
 def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> None:
-    """Write a JSON file of costs.
-
-    Args:
-        path: path of the file.
-        costs: measured costs.
-        layers: transformer layers of each chunk of each rank during the measurement.
+    """Write a JSON file of measured costs, with the layers as in ``CostFile``.
 
     Raises:
         OSError: it cannot be written; the message names it.
@@ -202,20 +188,20 @@ def _document(path: Path) -> object:
         raise ValueError(f"holds lists in lists without end: {way_out}") from error
 
 
-def _costs(
-    passes: Iterable[tuple[str, Time]], comms: Iterable[tuple[str, float | Sequence[float]]]
-) -> Costs:
+def _costs(passes: Iterable[tuple[str, object]], comms: Iterable[tuple[str, object]]) -> Costs:
     pass_times: dict[PassKind, Time] = {}
     comm_times: dict[CommKind, HopTime] = {}
     exchanges: dict[CommKind, Exchange] = {}
-    for name, time in passes:
+    for name, given in passes:
+        time: Time = _values(name, given, depth=2)
         pass_kind = next((kind for kind in PASS_KINDS if kind == name), None)
         if pass_kind is None:
             raise ValueError(f"'{name}' is no pass: write one of {' '.join(PASS_KINDS)}")
         if pass_kind in pass_times:
             raise ValueError(f"{name} is given twice: give it once")
         pass_times[pass_kind] = time
-    for name, hop in comms:
+    for name, given in comms:
+        hop: HopTime = _values(name, given, depth=int(name in (*REPLICA_KINDS, *_OF_HOPS)))
         for kind in _comm_kinds(name):
             if kind in comm_times or kind in exchanges:
                 raise ValueError(f"{kind} is given twice: give {name} once, p2p being X and G")

@@ -205,11 +205,7 @@ class PassCount:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Work, int]]) -> "PassCount":
-        """Return a pass that does works one after the other.
-
-        Args:
-            parts: works in order, and how often the pass does each.
-        """
+        """Return a pass that does works in order, each so many times."""
         left = peak = 0
         for work, times in parts:
             # Of equal works in a row, memory is fullest in the first or in the last.

@@ -31,7 +31,7 @@ _Samples = dict[CommKind, list[float]]
 
 
 def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
-    """Return the costs of iterations of ``plan``, in the unit of the timelines.
+    """Return the costs of iterations of ``plan``, in the unit of their timelines.
 
     F, B and W have a cost by rank and chunk, the other passes by rank, and communications by kind.
     U, RG and AG have the time of all buckets of a rank together, by rank.
@@ -39,17 +39,13 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     source pass to the end of the wait for it, provided that the wait began before the source pass
     ended. A kind of transfer that no rank had to wait for is left out, and so is free; the same
     holds for collectives that did not occur.
-
-    Args:
-        plan: the plan that ran.
-        timelines: of all ranks, one for each measured iteration; at least one.
     """
     assert timelines, "costs are measured in at least one iteration"
     comms: _Samples = defaultdict(list)
     for timeline in timelines:
         for members in meetings(timeline).values():
             kind = next(kind for kind in COMM_KINDS if kind == members[0].kind)
-            comms[kind].append(max(span.end - span.start for span in members))
+            comms[kind].append(max(span.length for span in members))
         for kind, seconds in _messages(plan, timeline):
             comms[kind].append(seconds)
     return Costs(
@@ -70,8 +66,8 @@ def _exchanges(plan: Plan, timelines: Sequence[Timeline]) -> dict[CommKind, Exch
         totals = [[0.0] * plan.ranks for _ in timelines]
         for total, timeline in zip(totals, timelines, strict=True):
             for span in timeline.spans:
-                if span.lane == "comm" and span.kind == kind:
-                    total[span.rank] += span.end - span.start
+                if span.is_exchange and span.kind == kind:
+                    total[span.rank] += span.length
         times = list(map(median, zip(*totals, strict=True)))
         if any(times):
             found[kind] = Exchange(times)
@@ -88,21 +84,18 @@ def as_all_joined(replicas: Sequence[Timeline]) -> Timeline:
     """
     joined: dict[tuple[int, str], float] = {}
     for timeline in replicas:
-        for span in filter(_is_exchange, timeline.spans):
+        for span in timeline.spans:
             place = span.rank, span.label
-            joined[place] = max(span.start, joined.get(place, span.start))
+            if span.is_exchange:
+                joined[place] = max(span.start, joined.get(place, span.start))
     first = replicas[0]
     spans = (
         span._replace(start=min(span.end, joined[span.rank, span.label]))
-        if _is_exchange(span)
+        if span.is_exchange
         else span
         for span in first.spans
     )
     return Timeline(first.ranks, tuple(spans), first.waits)
-
-
-def _is_exchange(span: Span) -> bool:
-    return span.lane == "comm" and span.kind in REPLICA_KINDS
 
 
 def meetings(timeline: Timeline) -> Mapping[str, list[Span]]:
@@ -126,7 +119,7 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
         own: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         for span in timeline.spans:
             if span.lane == "compute":
-                own[span.kind, span.rank, span.chunk].append(span.end - span.start)
+                own[span.kind, span.rank, span.chunk].append(span.length)
         for key, times_of_kind in own.items():
             mean_or_sum = sum if key[0] == "U" else fmean
             samples[key].append(mean_or_sum(times_of_kind))

@@ -92,12 +92,6 @@ def product_speed(
     """Return the speed of a product, as a share of the best speed.
 
     At the best speed every wave is full, and tiles are so deep that filling them takes no time.
-
-    Args:
-        product: sizes.
-        multiprocessors: of the GPU.
-        reads: as ``TILE_READS``.
-        fill: as ``TILE_FILL``.
     """
     best = max(_tile_speed(tile, reads) for tile in TILES)
     work = product.m * product.n * product.batch / multiprocessors

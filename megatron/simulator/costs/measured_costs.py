@@ -16,10 +16,6 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
     The cost of a layer is its mean on the stages that have only layers. If there are no such
     stages, a stage's time is divided between its parts in proportion to their FLOPs.
 
-    Args:
-        file: measured times, with the layers of the measurement.
-        assumed: the stages, with the FLOPs of layers and of other work.
-
     Raises:
         ValueError: if the file does not fit the stages, was measured with another treatment of the
             vocabulary, or lacks what is needed.

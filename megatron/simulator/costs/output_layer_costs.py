@@ -16,15 +16,7 @@ from megatron.simulator.costs.stage_costs import StageCosts, Stages
 def spread_output_layer(
     costs: Costs, ranks: int, treatment: Treatment, time: float, *, recompute: bool = False
 ) -> Costs:
-    """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary.
-
-    Args:
-        costs: times of the other passes.
-        ranks: ranks that share the layer.
-        treatment: says which pass computes which of the three products.
-        time: time of the whole layer's forward.
-        recompute: whether T computes the logits again.
-    """
+    """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary."""
     kinds: tuple[PassKind, ...] = ("S", "T")
     share = time / ranks
     own = {kind: treatment.products_of(kind, recompute=recompute) * share for kind in kinds}
@@ -55,15 +47,8 @@ def redistribute_layers(
 ) -> Costs:
     """Return the costs with the layers spread so that the slowest rank is as fast as possible.
 
-    The costs include the output layer.
-
-    Args:
-        costs: times of an even distribution, one for all ranks and chunks.
-        stages: the stages.
-        layers: transformer layers of the model.
-        output_layer: time of the whole output layer's forward.
-        last: layers of the last stage, if the user has chosen their number.
-        recompute: whether the output layer's backward computes the logits again.
+    ``costs`` are those of an even distribution, one time for all ranks and chunks, without the
+    output layer; the result includes it. ``last``: layers of the last stage, if a user has chosen.
 
     Raises:
         ValueError: if times differ by rank, because they then belong to a distribution already.

@@ -50,42 +50,29 @@ class Sizes:
 def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
     """Return for every rank the most bytes that it holds at any moment.
 
-    Args:
-        plan: the plan that runs.
-        sizes: in bytes.
-
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
     for name, size in _given(sizes):
-        _check_counts(plan, name, size)
-    return [
-        max([_at(sizes.static, rank), *(during for during, _ in held_bytes(plan, sizes, rank))])
-        for rank in range(plan.ranks)
-    ]
+        check_counts(name, "size", size, plan.ranks, plan.chunks)
+    return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
 
 
-def held_bytes(plan: Plan, sizes: Sizes, rank: int) -> Iterator[tuple[float, float]]:
-    """Yield for every pass of ``rank``, in order, the bytes held during it and after it.
-
-    A pass holds its inputs and its outputs at the same time.
-
-    Args: as those of ``peak_bytes``.
-    """
-    grows: dict[Pass, float] = {}
-    shrinks: dict[Pass, float] = {}
-    working: dict[Pass, float] = {}
-    held = _at(sizes.static, rank)
+def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
+    """Return the peak of a rank, whose passes hold inputs and outputs at the same time."""
+    known: dict[Pass, tuple[float, float, float]] = {}
+    held = most = _at(sizes.static, rank)
     for item in plan.rows[rank]:
         alike = item._replace(microbatch=0)
-        if alike not in grows:
+        if alike not in known:
             changes = _changes(plan, sizes, rank, alike)
-            grows[alike] = sum(change for change in changes if change > 0)
-            shrinks[alike] = sum(change for change in changes if change < 0)
-            working[alike] = _at(sizes.working.get(alike.kind, 0.0), rank, alike.chunk)
-        during = held + grows[alike] + working[alike]
-        held += grows[alike] + shrinks[alike]
-        yield during, held
+            grows = sum(change for change in changes if change > 0)
+            shrinks = sum(change for change in changes if change < 0)
+            working = _at(sizes.working.get(alike.kind, 0.0), rank, alike.chunk)
+            known[alike] = grows, working, grows + shrinks
+        grows, working, left = known[alike]
+        most, held = max(most, held + grows + working), held + left
+    return most
 
 
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
@@ -128,17 +115,35 @@ def _flat(size: Size | Sequence[Sequence[float]]) -> list[float]:
     return [value for part in size for value in _flat(part)]
 
 
-def _check_counts(plan: Plan, name: str, size: Size | Sequence[Sequence[float]]) -> None:
-    if isinstance(size, (int, float)):
+def check_counts(
+    name: str,
+    noun: str,
+    given: Size | Sequence[Sequence[float]],
+    ranks: int,
+    chunks: int | None = None,
+) -> None:
+    """Check that numbers are one, one for each rank, or one for each chunk of each rank.
+
+    Args:
+        name: of the numbers.
+        noun: what each of them is.
+        given: the numbers.
+        ranks: pipeline ranks.
+        chunks: of a rank; ``None``: they are not known yet.
+
+    Raises:
+        ValueError: if they are for other ranks or chunks.
+    """
+    if isinstance(given, (int, float)):
         return
-    if len(size) != plan.ranks:
+    if len(given) != ranks:
         raise ValueError(
-            f"{name} has {counted(len(size), 'size')} for {counted(plan.ranks, 'rank')}: "
-            "give one, or one for each rank"
+            f"{name} has {counted(len(given), noun)} for {counted(ranks, 'rank')}: give one, or "
+            "one for each rank"
         )
-    for own in size:
-        if not isinstance(own, (int, float)) and len(own) != plan.chunks:
+    for own in given:
+        if chunks is not None and not isinstance(own, (int, float)) and len(own) != chunks:
             raise ValueError(
-                f"{name} has {counted(len(own), 'size')} for "
-                f"{counted(plan.chunks, 'chunk of a rank')}: give one, or one for each chunk"
+                f"{name} has {counted(len(own), noun)} for {counted(chunks, 'chunk of a rank')}: "
+                "give one, or one for each chunk"
             )

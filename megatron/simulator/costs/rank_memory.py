@@ -36,13 +36,7 @@ class RankMemory:
 
 
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
-    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it.
-
-    Args:
-        program: the program that runs.
-        memory: of the rank.
-        rank: pipeline rank.
-    """
+    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     count, now = memory.count, _at_rest(program.plan, memory, rank)
     for step in program.rows[rank]:
         if isinstance(step, Run):

@@ -60,12 +60,8 @@ def redistribute_stages(
 ) -> list[int]:
     """Return the layers of every stage: the slowest rank, then its slowest stage, is made fast.
 
-    Args:
-        layers: transformer layers of the model.
-        stages: (rank, chunk) of every stage in the order of the data, as in ``Plan``.
-        layer_time: as for ``redistribute``.
-        extra: as for ``redistribute``.
-        last: as for ``redistribute``.
+    ``stages`` are (rank, chunk) in the order of the data, as in ``Plan``; all else is as for
+    ``redistribute``.
 
     Raises:
         ValueError: as ``redistribute``.

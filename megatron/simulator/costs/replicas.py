@@ -9,35 +9,13 @@ around in place of the sums.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Final
 
 from megatron.schedules.costs import Exchange
+from megatron.simulator.costs.collective_time import Path
 
 PARAMETER_BYTES: Final = 2
 """Bytes of a parameter as passes read it: bf16."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """The link of a rank to its replicas.
-
-    Attributes:
-        bandwidth: bytes that a rank can send in a unit of time.
-        latency: time of a step, from one rank to the next, in addition to the time of the bytes.
-
-    Raises:
-        ValueError: if the bandwidth is not above 0, or the latency is below.
-    """
-
-    bandwidth: float
-    latency: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.bandwidth > 0:
-            raise ValueError(f"a bandwidth of {self.bandwidth:g}: give a number above 0")
-        if not (isfinite(self.latency) and self.latency >= 0):
-            raise ValueError(f"a latency of {self.latency:g}: give a time, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -76,17 +54,12 @@ class Replicas:
         """Return the bytes that a rank sends for AG, to gather updated ``parameters``."""
         return self._passed_on(self.parameter_bytes * parameters) if self.sharded else 0.0
 
-    def reduction(self, parameters: Sequence[float], link: Link) -> Exchange:
-        """Return the time of RG.
-
-        Args:
-            parameters: of every pipeline rank, padding included.
-            link: from rank to rank.
-        """
+    def reduction(self, parameters: Sequence[float], link: Path) -> Exchange:
+        """Return the time of RG; ``parameters`` of every pipeline rank include the padding."""
         times = [self.reduced_bytes(own) / link.bandwidth for own in parameters]
         return Exchange(times, self._rounds * self._steps * link.latency)
 
-    def gathering(self, parameters: Sequence[float], link: Link) -> Exchange:
+    def gathering(self, parameters: Sequence[float], link: Path) -> Exchange:
         """Return the time of AG; arguments as for ``reduction``."""
         times = [self.gathered_bytes(own) / link.bandwidth for own in parameters]
         return Exchange(times, self._steps * link.latency if self.sharded else 0.0)

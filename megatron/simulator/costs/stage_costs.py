@@ -49,9 +49,6 @@ class StageCosts:
     def costs(self, layers: Sequence[int]) -> Costs:
         """Return the costs of all passes; those of F, R, B and W are by rank and chunk.
 
-        Args:
-            layers: transformer layers of every stage.
-
         Raises:
             ValueError: if ``layers`` does not have one number per stage.
         """
@@ -76,12 +73,7 @@ class StageCosts:
         return table
 
     def weighed(self, kind: PassKind, layers: Sequence[float]) -> Sequence[float]:
-        """Return how many layers of the time ``layer`` every stage is worth in passes of a kind.
-
-        Args:
-            kind: of the passes.
-            layers: transformer layers of every stage.
-        """
+        """Return how many layers of the time ``layer`` every stage is worth in passes of a kind."""
         weights = self.weights.get(kind)
         if weights is None:
             return layers
@@ -94,11 +86,7 @@ class StageCosts:
         """Return the layers of every stage for ``redis``.
 
         The slowest rank is as fast as possible, and then its slowest stage. Layers that differ
-        count with their mean.
-
-        Args:
-            layers: transformer layers of the model.
-            last: layers of the last stage, if the user has chosen their number.
+        count with their mean. ``last``: layers of the last stage, if the user has chosen.
 
         Raises:
             ValueError: if the last stage cannot have ``last`` layers.

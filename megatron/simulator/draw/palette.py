@@ -69,13 +69,7 @@ Role = Literal["plain", "number", "tick", "title"]
 
 
 class Font(NamedTuple):
-    """How a text of some role looks.
-
-    Attributes:
-        size: size in pixels.
-        centred: whether the text is centred at its point; otherwise it begins there.
-        bold: whether it is bold.
-    """
+    """How a text of some role looks: its pixels, and whether its point is its centre or begin."""
 
     size: float
     centred: bool

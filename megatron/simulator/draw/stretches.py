@@ -69,7 +69,7 @@ class Window:
             window = cls(float(found[1] or 0), float(found[2] or inf), microbatches)
             if window.first < window.last or (microbatches and window.first == window.last):
                 return window
-        raise ValueError(f"'{text}': give FROM:TO, as 1.5:3 (times) or m8:m15 (microbatches)")
+        raise ValueError("give FROM:TO, as 1.5:3 (times) or m8:m15 (microbatches)")
 
     def __str__(self) -> str:
         """Return the text that ``parse`` reads."""
@@ -78,10 +78,7 @@ class Window:
         return f"{mark}{self.first:g}:{mark}{last}"
 
     def stretch(self, timelines: Sequence[Timeline]) -> Stretch:
-        """Return the part of the time that the window shows of ``timelines``.
-
-        Args:
-            timelines: on one time scale, which begins at 0.
+        """Return the part of the time that the window shows of timelines, which begin at 0.
 
         Raises:
             ValueError: if nothing runs in the window.
@@ -145,7 +142,7 @@ def shortest_pass(timelines: Iterable[Timeline]) -> float:
     for timeline in timelines:
         for span in timeline.spans:
             if span.lane == "compute":
-                lengths.setdefault(span.kind, []).append(span.end - span.start)
+                lengths.setdefault(span.kind, []).append(span.length)
     chunked = [lengths[kind] for kind in CHUNKED_KINDS if kind in lengths]
     usual = [median(times) for times in chunked or lengths.values()]
     return min((time for time in usual if time >= _NEGLIGIBLE * max(usual)), default=0.0)

@@ -94,11 +94,7 @@ def _name(timeline: Timeline, rank: int) -> str:
 
 
 def _is_shown(span: Span, part: Stretch) -> bool:
-    return (span.lane == "compute" or _is_exchange(span)) and part.shows(span)
-
-
-def _is_exchange(span: Span) -> bool:
-    return span.lane == "comm" and span.kind in REPLICA_KINDS
+    return (span.lane == "compute" or span.is_exchange) and part.shows(span)
 
 
 def _piece(span: Span, part: Stretch, columns: int) -> _Piece:
@@ -110,9 +106,9 @@ def _piece(span: Span, part: Stretch, columns: int) -> _Piece:
 def _rows(timeline: Timeline, pieces: Sequence[_Piece], columns: int) -> Iterator[str]:
     for rank in range(timeline.ranks):
         own = [piece for piece in pieces if piece.span.rank == rank]
-        exchanged = [piece for piece in own if _is_exchange(piece.span)]
+        exchanged = [piece for piece in own if piece.span.is_exchange]
         name = _name(timeline, rank)
-        yield name + _row([piece for piece in own if not _is_exchange(piece.span)], columns)
+        yield name + _row([piece for piece in own if not piece.span.is_exchange], columns)
         if exchanged:
             yield " " * len(name) + _row(exchanged, columns)
 

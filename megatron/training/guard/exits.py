@@ -22,9 +22,6 @@ _NO_SIGNAL: Final = 0
 class ExitSignals:
     """A signal handler that notes signals, so that the process does not die of them.
 
-    Args:
-        names: of the signals, as in ``SIGTERM``.
-
     Attributes:
         received: signals that have come so far.
     """
@@ -66,11 +63,7 @@ class _Wishes(NamedTuple):
 class AgreedExit:
     """Tells at the end of every iteration whether the run leaves or saves, alike on every rank.
 
-    Args:
-        config: after which signals, which time and by which files.
-        signals: of this rank.
-        begin: when the process has begun, by ``time.monotonic``.
-        hosts: all ranks of the job on CPUs.
+    The process has begun at ``begin``, by ``time.monotonic``.
     """
 
     def __init__(
@@ -82,9 +75,8 @@ class AgreedExit:
         self._hosts = hosts
         self._asked: torch.Tensor | None = None
         self._work: dist.Work | None = None
-        self._is_used = any(
-            (config.exit_signals, config.exit_seconds, config.exit_file, config.trigger_folder)
-        )
+        by_file = config.kill_switch_path, config.trigger_path
+        self._is_used = any((config.exit_signals, config.exit_duration_in_mins, *by_file))
 
     def decide(self) -> tuple[str | None, bool]:
         """Return why the run leaves now, if it does, and whether it saves; all ranks call it."""
@@ -109,16 +101,16 @@ class AgreedExit:
 
     def _wishes(self) -> _Wishes:
         config, number = self._config, max(self._signals.received, default=_NO_SIGNAL)
-        limit = config.exit_seconds
-        is_over = limit is not None and time.monotonic() - self._begin > limit
+        limit = config.exit_duration_in_mins
+        is_over = limit is not None and time.monotonic() - self._begin > 60 * limit
         if self._hosts.rank:
             return _Wishes(number, is_over)
-        file = config.exit_file is not None and config.exit_file.exists()
+        file = config.kill_switch_path is not None and config.kill_switch_path.exists()
         return _Wishes(number, is_over, file, self._takes("exit"), self._takes("save"))
 
     def _takes(self, trigger: str) -> bool:
         """Return whether the folder of triggers has a file of this name, and remove it."""
-        folder = self._config.trigger_folder
+        folder = self._config.trigger_path
         if folder is None:
             return False
         try:
@@ -138,11 +130,10 @@ class AgreedExit:
         if wishes.signal != _NO_SIGNAL:
             return f"after {signal.Signals(wishes.signal).name} (--exit-signal-handler)"
         if wishes.is_over:
-            assert self._config.exit_seconds is not None
-            minutes = self._config.exit_seconds / 60
+            minutes = self._config.exit_duration_in_mins
             return f"after {minutes:g} minutes (--exit-duration-in-mins)"
         if wishes.file:
-            return f"because {self._config.exit_file} is there (--kill-switch-path)"
+            return f"because {self._config.kill_switch_path} is there (--kill-switch-path)"
         if wishes.exits:
-            return f"because {self._config.trigger_folder} had a file exit (--trigger-path)"
+            return f"because {self._config.trigger_path} had a file exit (--trigger-path)"
         return None

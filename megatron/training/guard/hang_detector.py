@@ -41,9 +41,7 @@ A thread may have to wait for its turn while another one holds Python's lock for
 class HangDetector:
     """Watches this rank in a thread of its own, from ``start`` to the end of the process.
 
-    Args:
-        rendezvous: where the ranks have met.
-        seconds: without progress, after which a rank asks the others.
+    After so many ``seconds`` without progress a rank asks the others.
     """
 
     def __init__(self, rendezvous: Rendezvous, seconds: float) -> None:

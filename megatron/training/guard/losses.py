@@ -13,11 +13,7 @@ SPIKE: Final = 10.0
 
 
 class LossWatch:
-    """Follows the losses of one launch.
-
-    Args:
-        config: which spikes are told.
-    """
+    """Follows the losses of one launch."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
@@ -34,7 +30,7 @@ class LossWatch:
                 f"{finished.grad_norm}: no step was taken; {where}{_scale_in_words(finished)}"
             )
         for name, value, is_told in (
-            ("lm loss", finished.loss, self._config.tells_spikes),
+            ("lm loss", finished.loss, self._config.check_for_spiky_loss),
             ("grad norm", finished.grad_norm, self._config.check_for_large_grads),
         ):
             largest = self._largest[name]

@@ -60,11 +60,8 @@ class Place:
 def place_of(position: Position, groups: Groups | None, idle: float, gives_up: float) -> Place:
     """Return the place of this rank.
 
-    Args:
-        position: of this rank.
-        groups: this rank's view of the job; ``None`` before the ranks are connected.
-        idle: seconds since the position has changed.
-        gives_up: seconds without progress after which this rank would give up.
+    The position has changed ``idle`` seconds ago; ``groups`` is ``None`` before the ranks are
+    connected.
     """
     step, last, awaited = position.instruction, position.last_pass, position.awaited
     instruction = ""
@@ -101,9 +98,7 @@ def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]
 def hang(places: Mapping[int, Place], size: int) -> str:
     """Return why a job of ``size`` ranks hangs; empty if some rank may still go on.
 
-    Args:
-        places: of the ranks that have answered.
-        size: number of ranks.
+    ``places`` has the ranks that have answered.
     """
     missing = [rank for rank in range(size) if rank not in places]
     if missing:

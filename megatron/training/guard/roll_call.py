@@ -31,8 +31,7 @@ class Verdict:
 class RollCall:
     """One rank's part in the calls.
 
-    Args:
-        rendezvous: where the ranks have met, with a connection that only this thread uses.
+    Its rendezvous has a connection that only this thread uses.
 
     All methods raise ``DistError`` if the store is out of reach.
     """

@@ -57,9 +57,7 @@ class Slow:
 def compare(measured: Sequence[Times], planned: Sequence[Times]) -> list[Slow]:
     """Return how slow every rank is in each of its parts, the slowest by plan first.
 
-    Args:
-        measured: seconds of a pass, by rank.
-        planned: expected time of a pass, by rank, in a unit of its own.
+    Of a pass, by rank: ``measured`` are seconds, ``planned`` has a unit of its own.
     """
     found = []
     for part in {part for own in measured for part in own}:
@@ -85,10 +83,7 @@ def report(iteration: int, compared: Sequence[Slow]) -> Iterator[str]:
 class StragglerWatch:
     """Times some iterations of one rank; all ranks call it alike.
 
-    Args:
-        interval: iterations of which the last one is timed; ``None``: none is.
-        state: this rank.
-        say: prints on the first rank.
+    The last one of every ``interval`` iterations is timed; ``None``: none is.
     """
 
     def __init__(self, interval: int | None, state: TrainState, say: Callable[[str], None]) -> None:
@@ -114,20 +109,15 @@ class StragglerWatch:
         if recorder is None:
             return
         groups, pipeline = self._state.groups, self._state.pipeline
-        own = median_times(recorder.spans())
+        own, plan, rank = median_times(recorder.spans()), self._state.plan, groups.pipeline.rank
         planned = {
-            part: pipeline.costs.of_pass(self._state.plan, groups.pipeline.rank, _pass(part)) or 1.0
-            for part in own
+            (kind, chunk): pipeline.costs.of_pass(plan, rank, Pass(kind, 0, chunk)) or 1.0
+            for kind, chunk in own
         }
         everywhere = groups.world.all_gather_object((own, planned))
         compared = compare([times for times, _ in everywhere], [plan for _, plan in everywhere])
         for line in report(iteration + 1, compared):
             self._say(line)
-
-
-def _pass(part: Part) -> Pass:
-    kind, chunk = part
-    return Pass(kind, 0, chunk)
 
 
 def median_times(spans: Sequence[Span]) -> Times:

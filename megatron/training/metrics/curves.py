@@ -5,6 +5,7 @@ losses of validation and test; here the test set has a name of its own.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -15,10 +16,7 @@ from megatron.training.metrics.records import Evaluation, Interval, Record, Step
 class Point(NamedTuple):
     """A point of a curve.
 
-    Attributes:
-        curve: its name.
-        value: of the point.
-        over_samples: whether the curve is drawn over the samples too.
+    Some curves are drawn over the samples too.
     """
 
     curve: str
@@ -26,37 +24,32 @@ class Point(NamedTuple):
     over_samples: bool = False
 
 
+@dataclass(frozen=True)
 class Curves:
-    """Chooses the points that are drawn.
+    """Chooses the points that are drawn."""
 
-    Args:
-        config: which curves there are, and how often those of every iteration get a point.
-        world_size: ranks of the job.
-    """
-
-    def __init__(self, config: RecordConfig, world_size: int) -> None:
-        self._config = config
-        self._world_size = world_size
+    config: RecordConfig
+    world_size: int
 
     @property
     def wants_ranks(self) -> bool:
         """Whether a curve needs memory or idle time by rank."""
-        return self._config.log_timers_to_tensorboard or self._config.log_memory_to_tensorboard
+        return self.config.log_timers_to_tensorboard or self.config.log_memory_to_tensorboard
 
     def points(self, record: Record) -> Iterator[Point]:
         """Yield the points of a record."""
         if isinstance(record, Step):
-            if record.iteration % self._config.tensorboard_log_interval == 0:
+            if record.iteration % self.config.tensorboard_log_interval == 0:
                 yield from self._of_step(record)
         elif isinstance(record, Interval):
-            if self._config.log_timers_to_tensorboard:
+            if self.config.log_timers_to_tensorboard:
                 yield from _times(record)
-            if self._config.log_memory_to_tensorboard:
+            if self.config.log_memory_to_tensorboard:
                 yield from _memory(record)
         elif isinstance(record, Evaluation):
             curve = f"lm loss {record.dataset}"
             yield Point(curve, record.lm_loss, True)
-            if self._config.log_validation_ppl_to_tensorboard:
+            if self.config.log_validation_ppl_to_tensorboard:
                 yield Point(f"{curve} ppl", record.perplexity, True)
 
     def _of_step(self, record: Step) -> Iterator[Point]:
@@ -65,9 +58,9 @@ class Curves:
         yield Point("lm loss", record.lm_loss, True)
         for depth, loss in enumerate(record.mtp_losses, 1):
             yield Point(f"mtp_{depth} loss", loss, True)
-        if self._config.log_world_size_to_tensorboard:
-            yield Point("world-size", self._world_size, True)
-        if record.loss_scale is not None and self._config.log_loss_scale_to_tensorboard:
+        if self.config.log_world_size_to_tensorboard:
+            yield Point("world-size", self.world_size, True)
+        if record.loss_scale is not None and not self.config.no_log_loss_scale_to_tensorboard:
             yield Point("loss-scale", record.loss_scale, True)
         yield Point("grad-norm", record.grad_norm, True)
         if record.num_zeros is not None:

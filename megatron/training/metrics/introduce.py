@@ -4,7 +4,7 @@ from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import introduction, vocabulary_words
-from megatron.training.metrics.meter import Meter, Metered
+from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
 from megatron.training.planning.links_in_words import links_in_words
@@ -21,11 +21,10 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
     everywhere = groups.world.all_gather_object(own)
     counts = [everywhere[rank] for rank in groups.vocabulary.ranks]
-    flops = iteration_flops(model, 1)
-    whole = flops * train_config.global_batch_size
+    flops = iteration_flops(model, 1) * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, whole, peak)
+    lines = introduction(config.parallel, train_config, words, schedule, counts, flops, peak)
     for line in (*config.notes, *lines):
         log.say(line)
     if train_config.eight_bits is not None:
@@ -35,27 +34,17 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
         )
     if config.parallel.placement.machines > 1:
         log.say(links_in_words(config.parallel))
-    total = total_iterations(train_config, start)
-    log.write(
-        Started(
-            time=now(),
-            iteration=start.iteration,
-            consumed_samples=start.consumed_samples,
-            train_iters=total,
-            world_size=groups.world.size,
-            parameters=sum(counts),
-            flops=whole,
-            peak_tflops=peak.tflops,
-            config=config,
-        )
+    started = Started(
+        time=now(),
+        iteration=start.iteration,
+        consumed_samples=start.consumed_samples,
+        train_iters=total_iterations(train_config, start),
+        world_size=groups.world.size,
+        parameters=sum(counts),
+        flops=flops,
+        peak_tflops=peak.tflops,
+        config=config,
     )
-    metered = Metered(
-        config.log.log_interval,
-        total,
-        start.consumed_samples,
-        model.seq_length,
-        flops,
-        peak.tflops,
-        with_ranks=groups.world.all_gather_object(log.wants_ranks)[0],  # rank 0 alone has sinks
-    )
-    return Meter(metered, config.optimizer, groups, log)
+    log.write(started)
+    with_ranks = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
+    return Meter(started, groups, log, with_ranks=with_ranks)

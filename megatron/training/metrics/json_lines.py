@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.training.metrics.records import Ended, Evaluation, Interval, Record, Started
+from megatron.training.metrics.records import Ended, Evaluation, Interval, Record, Sink, Started
 
 EVENTS: Final = {
     Started: "start",
@@ -28,11 +28,10 @@ EVENTS: Final = {
 """Names of the events that have a line."""
 
 
-class JsonLines:
+class JsonLines(Sink):
     """Appends to a file.
 
-    Args:
-        path: of the file; its folder must exist.
+    The folder of the file must exist.
     """
 
     wants_ranks = True
@@ -51,9 +50,6 @@ class JsonLines:
             self._begin(record)
         values = {"event": event, "run": self._run, **_object(record)}
         _append(self._path, f"{json.dumps(values, allow_nan=False)}\n".encode())
-
-    def close(self, failed: bool) -> None:
-        """Do nothing: every line is in the file."""
 
     def _begin(self, record: Started) -> None:
         """Take up the run that the file ends with, if this one goes on, or make an id."""

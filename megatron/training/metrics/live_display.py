@@ -25,7 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from megatron.training.metrics.loss_plot import History, plot
-from megatron.training.metrics.records import Evaluation, Interval, Record, Step
+from megatron.training.metrics.records import Evaluation, Interval, Record, Sink, Step
 
 REDRAW_SECONDS: Final = 0.25
 """Time between two drawings, of which one takes about a millisecond."""
@@ -45,12 +45,7 @@ RANKS_BY_NAME: Final = 8
 class Shown:
     """What the display tells.
 
-    Attributes:
-        step: the last iteration.
-        interval: the last record of an interval.
-        evaluations: the last evaluation of every set.
-        losses: of all iterations.
-        seconds: recent mean time of an iteration.
+    It has the last evaluation of every set, and a recent mean of the seconds of an iteration.
     """
 
     step: Step | None = None
@@ -126,12 +121,7 @@ def _idle(shares: tuple[float, ...]) -> str:
 
 
 class Terminal(Console):
-    """A console that prints text as it is, and leaves the cursor visible.
-
-    Args:
-        file: the terminal.
-        options: as rich's ``Console`` takes them.
-    """
+    """A console that prints text as it is, and leaves the cursor visible."""
 
     def __init__(self, file: TextIO, **options: Any) -> None:
         super().__init__(
@@ -153,13 +143,8 @@ class Terminal(Console):
         )
 
 
-class LiveDisplay:
-    """Draws the display, and prints lines above it.
-
-    Args:
-        terminal: to draw on.
-        clock: returns the time in seconds.
-    """
+class LiveDisplay(Sink):
+    """Draws the display, and prints lines above it."""
 
     name = "the live display"
     wants_ranks = True

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
@@ -12,7 +12,7 @@ from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.live_display import LiveDisplay, Terminal
 from megatron.training.metrics.log_line import evaluation_lines, iteration_line
 from megatron.training.metrics.progress_file import ProgressFile
-from megatron.training.metrics.records import Evaluation, Interval, Record
+from megatron.training.metrics.records import Evaluation, Interval, Record, Sink
 from megatron.training.metrics.tensorboard import TensorBoard
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 
@@ -20,45 +20,10 @@ Say = Callable[[str], None]
 """Prints lines; only rank 0 does."""
 
 
-class Sink(Protocol):
-    """Takes the records that it has a use for."""
-
-    @property
-    def name(self) -> str:
-        """The flag that asks for it, with its value."""
-        ...
-
-    @property
-    def wants_ranks(self) -> bool:
-        """Whether it has a use for memory and idle time by rank, which all ranks must gather."""
-        ...
-
-    def write(self, record: Record) -> None:
-        """Take a record.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        ...
-
-    def close(self, failed: bool) -> None:
-        """Write what is left; ``failed``: the run ends by an error, of which nothing may be hidden.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        ...
-
-
-class Lines:
-    """Prints Megatron's lines.
-
-    Args:
-        say: prints.
-    """
+class Lines(Sink):
+    """Prints Megatron's lines."""
 
     name = "the printed lines"
-    wants_ranks = False
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -70,18 +35,11 @@ class Lines:
         elif isinstance(record, Evaluation):
             self._say(evaluation_lines(record))
 
-    def close(self, failed: bool) -> None:
-        """Do nothing: every line is printed at once."""
-
 
 class Log:
     """All that a run tells: lines for people, and records. Only that of rank 0 tells anything.
 
     As a context it closes itself if the context ends by an error.
-
-    Args:
-        say: prints lines.
-        sinks: take the records, in this order.
     """
 
     def __init__(self, say: Say, sinks: Sequence[Sink] = ()) -> None:
@@ -94,8 +52,8 @@ class Log:
         """Whether a sink has a use for figures of every rank."""
         return any(sink.wants_ranks for sink in self._sinks)
 
-    def say(self, text: str, flush: bool = True) -> None:
-        """Print a line, always at once; ``flush`` is there because callers of ``print`` give it."""
+    def say(self, text: str) -> None:
+        """Print a line."""
         self._say(text)
 
     def write(self, record: Record) -> None:
@@ -134,18 +92,14 @@ class Log:
 def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | None = None) -> Log:
     """Return the log of ``rank``; nothing is written before the first record.
 
-    Args:
-        config: what is recorded.
-        rank: of the job; only rank 0's log tells anything.
-        world_size: ranks of the job.
-        stream: to print to, by default standard output.
+    It prints to ``stream``, by default to standard output.
     """
     if rank > 0:
         return Log(_silent)
     stream = stream or sys.stdout
     sinks: list[Sink] = []
-    say = _print
-    if config.live_display and (terminal := Terminal(stream)).can_show:
+    say = print_now
+    if not config.no_live_display and (terminal := Terminal(stream)).can_show:
         display = LiveDisplay(terminal)
         sinks.append(display)
         say = display.say
@@ -162,7 +116,8 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
     return Log(say, sinks)
 
 
-def _print(text: str) -> None:
+def print_now(text: str) -> None:
+    """Print a line that is seen at once, wherever it goes."""
     print(text, flush=True)
 
 

@@ -24,15 +24,8 @@ def introduction(
 ) -> Iterator[str]:
     """Yield the lines on the layout, the sizes and how FLOPs are counted.
 
-    Args:
-        parallel: the layout.
-        train: batches and precision.
-        vocabulary: entries of the vocabulary, in words.
-        schedule: the schedule, in words.
-        parameters: number of parameters of every rank of a replica; each parameter of the model
-            counts once.
-        flops: model FLOPs of an iteration, over all ranks.
-        peak: peak speed of one rank.
+    ``parameters`` are those of every rank of a replica, of which each of the model counts once;
+    ``flops`` those of an iteration over all ranks.
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
@@ -62,9 +55,7 @@ def introduction(
 def vocabulary_words(vocab_size: int, added: int) -> str:
     """Return the entries of a vocabulary, those named apart that its tokenizer has added.
 
-    Args:
-        vocab_size: all entries.
-        added: the tokens among them that were not asked for: the end of a document.
+    ``added`` are the tokens that were not asked for: the end of a document.
     """
     return f"{vocab_size - added} + {added} for the end of a document" if added else f"{vocab_size}"
 
@@ -109,13 +100,7 @@ def evaluation_lines(values: Evaluation) -> str:
 
 
 def memory_line(rank: int, iteration: int, memory: PeakMemory) -> str:
-    """Return the line on one rank's peak memory, in MiB under Megatron's heading.
-
-    Args:
-        rank: global rank.
-        iteration: training iterations done.
-        memory: peaks in bytes.
-    """
+    """Return the line on one rank's peak memory, in MiB under Megatron's heading."""
     heading = f"[Rank {rank}] (after {iteration} iterations) memory (MB)"
     if memory.reserved is None:
         return f"{heading} | max resident: {memory.held / MEBIBYTE:.1f}"

@@ -8,11 +8,9 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.runtime.observer import Observer
@@ -21,54 +19,28 @@ from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import memory_line
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
-from megatron.training.metrics.records import Ended, Interval, RankFigures, Step, now
+from megatron.training.metrics.records import Ended, Interval, RankFigures, Started, Step, now
 from megatron.training.step import Finished
 
 Pause = Literal["save", "evaluation", "other"]
 """What training stands still for."""
 
 
-@dataclass(frozen=True)
-class Metered:
-    """The values that are the same in every record of a run.
-
-    Attributes:
-        log_interval: iterations per printed line.
-        train_iters: iterations of the whole job.
-        consumed_samples: of iterations that an earlier run has trained.
-        seq_length: tokens of a sample.
-        flops: model FLOPs of a sample, over all ranks.
-        peak_tflops: peak of one rank in TFLOP/s, for the MFU.
-        with_ranks: whether memory and idle time by rank are recorded; the same on every rank.
-    """
-
-    log_interval: int
-    train_iters: int
-    consumed_samples: int
-    seq_length: int
-    flops: int
-    peak_tflops: float
-    with_ranks: bool = False
-
-
 class Meter:
     """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
-    Args:
-        metered: the values that are the same in every record.
-        optimizer: learning rate by samples, and whether steps are post-validated.
-        groups: this rank's view of the job.
-        log: takes the records; only rank 0's does.
+    With ``with_ranks``, the same on every rank, memory and idle time by rank are recorded.
     """
 
     def __init__(
-        self, metered: Metered, optimizer: OptimizerConfig, groups: Groups, log: Log
+        self, started: Started, groups: Groups, log: Log, *, with_ranks: bool = False
     ) -> None:
-        self._metered = metered
-        self._optimizer = optimizer
+        self._started, self._config = started, started.config
+        self._seq_length = started.config.model.seq_length
         self._groups = groups
         self._log = log
-        self._consumed = metered.consumed_samples
+        self._with_ranks = with_ranks
+        self._consumed = started.consumed_samples
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []
@@ -91,11 +63,9 @@ class Meter:
     def observer(self, number: int, other: Observer | None) -> Observer | None:
         """Return what observes iteration ``number``, from which its record gets the idle time.
 
-        Args:
-            number: of the iteration, counted from 0.
-            other: observes it for another purpose, and does for this one if it is a recorder.
+        An ``other`` observer is returned for both purposes if it is a recorder.
         """
-        if not self._metered.with_ranks or not self._is_recorded(number):
+        if not self._with_ranks or not self._is_recorded(number):
             return other
         if other is not None and not isinstance(other, Recorder):
             return other
@@ -154,7 +124,7 @@ class Meter:
 
     def report_post_validation(self) -> None:
         """Print how many steps were redone: each has cost the forwards of a warm-up."""
-        if self._optimizer.post_validation:
+        if self._config.optimizer.post_validation:
             self._log.say(
                 f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone"
             )
@@ -166,7 +136,7 @@ class Meter:
                 time=now(),
                 iteration=iteration,
                 consumed_samples=consumed_samples,
-                consumed_tokens=consumed_samples * self._metered.seq_length,
+                consumed_tokens=consumed_samples * self._seq_length,
                 seconds_in_saves=self._paused["save"],
                 seconds_in_evaluations=self._paused["evaluation"],
             )
@@ -174,21 +144,20 @@ class Meter:
 
     def _is_recorded(self, number: int) -> bool:
         """Whether an interval ends with iteration ``number``."""
-        return (number + 1) % self._metered.log_interval == 0
+        return (number + 1) % self._config.log.log_interval == 0
 
     def _figures(self, number: int) -> tuple[RankFigures, ...]:
         """Return memory and idle time by rank, if they are recorded."""
-        if not self._metered.with_ranks:
+        if not self._with_ranks:
             return ()
         recorder = self._recorders.pop(number, None)
         passes = None if recorder is None else busy_and_elapsed(recorder)
         return gather_figures(self._groups, peak_memory(self._groups.device), passes)
 
     def _step(self, finished: Finished, seconds: float) -> Step:
-        metered = self._metered
         return Step(
             iteration=finished.number + 1,
-            train_iters=metered.train_iters,
+            train_iters=self._started.train_iters,
             consumed_samples=finished.consumed_samples,
             seconds=seconds,
             learning_rate=self._rate_after(finished),
@@ -204,24 +173,24 @@ class Meter:
     def _rate_after(self, finished: Finished) -> float:
         """Return the rate of the next step."""
         counted = finished.consumed_samples - finished.samples_without_step
-        return learning_rate(self._optimizer, counted)
+        return learning_rate(self._config.optimizer, counted)
 
     def _interval(
         self, finished: Finished, seconds: float, ranks: tuple[RankFigures, ...]
     ) -> Interval:
-        metered = self._metered
-        samples_per_second = self._trained / seconds
-        tflops = metered.flops * samples_per_second / self._groups.world.size / 1e12
+        started, samples_per_second = self._started, self._trained / seconds
+        of_sample = started.flops // self._config.train.global_batch_size
+        tflops = of_sample * samples_per_second / self._groups.world.size / 1e12
         return Interval(
             time=now(),
             iteration=finished.number + 1,
-            train_iters=metered.train_iters,
+            train_iters=started.train_iters,
             consumed_samples=finished.consumed_samples,
-            consumed_tokens=finished.consumed_samples * metered.seq_length,
+            consumed_tokens=finished.consumed_samples * self._seq_length,
             seconds_per_iteration=seconds / (len(self._losses) + self._skipped),
             tflops_per_rank=tflops,
-            mfu=tflops / metered.peak_tflops,
-            tokens_per_second=samples_per_second * metered.seq_length,
+            mfu=tflops / started.peak_tflops,
+            tokens_per_second=samples_per_second * self._seq_length,
             learning_rate=self._rate_after(finished),
             global_batch_size=self._batch,
             lm_loss=sum(self._losses) / len(self._losses) if self._losses else math.nan,

@@ -33,12 +33,7 @@ GPU_PRODUCT: Final = 8192
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak speed of one rank.
-
-    Attributes:
-        tflops: the peak in TFLOP/s.
-        source: where the figure comes from, for the log.
-    """
+    """Peak speed of one rank."""
 
     tflops: float
     source: str
@@ -46,11 +41,6 @@ class Peak:
 
 def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | None) -> Peak:
     """Find the peak of this rank.
-
-    Args:
-        device: device that the rank computes on.
-        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of the matrix products.
-        peak_tflops: the value of ``--peak-tflops``, which goes before every other source.
 
     Returns:
         The peak and its source. A measurement takes a few hundred milliseconds. Let all ranks

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from megatron.training.metrics.records import Record, Saved, Started
+from megatron.training.metrics.records import Record, Saved, Sink, Started
 
 FILE: Final = "progress.txt"
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
@@ -22,9 +22,7 @@ _FLOPS: Final = "Floating-point operations: "
 class Origin:
     """Where a throughput is counted from.
 
-    Attributes:
-        time: when the job started.
-        flops: model FLOPs of all iterations before.
+    ``flops`` are those of all iterations before the job started.
     """
 
     time: datetime
@@ -36,15 +34,10 @@ class Origin:
         return (flops - self.flops) / (max(seconds, 1e-9) * ranks * 1e12)
 
 
-class ProgressFile:
-    """Appends to the file.
-
-    Args:
-        folder: of the checkpoints.
-    """
+class ProgressFile(Sink):
+    """Appends to the file."""
 
     name = "--log-progress"
-    wants_ranks = False
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -57,9 +50,6 @@ class ProgressFile:
             self._append(record.time, "Starting job")
         elif isinstance(record, Saved):
             self._append(record.time, *self._of_save(record))
-
-    def close(self, failed: bool) -> None:
-        """Do nothing: every line is in the file."""
 
     def _of_save(self, record: Saved) -> list[str]:
         started = self._started
@@ -97,10 +87,7 @@ class ProgressFile:
 def origin(lines: Iterable[str], ranks: int, job: Origin) -> Origin:
     """Return the first start of the jobs in a row with so many ranks that a file ends with.
 
-    Args:
-        lines: of the file; those of another form are passed over.
-        ranks: of the job.
-        job: its own start, if none is found.
+    Lines of another form are passed over. If no start is found, it is that of the ``job`` itself.
     """
     found, flops = None, 0.0
     for line in lines:

@@ -46,10 +46,7 @@ def gather_figures(
 ) -> tuple[RankFigures, ...]:
     """Return the figures of all ranks, on every rank; every rank calls it.
 
-    Args:
-        groups: this rank's view of the job.
-        memory: peaks of this rank.
-        passes: what ``busy_and_elapsed`` returned for this rank.
+    ``passes`` is what ``busy_and_elapsed`` returned for this rank.
     """
     hosts = groups.world_hosts
     busy, elapsed = passes or (_UNKNOWN, _UNKNOWN)

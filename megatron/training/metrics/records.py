@@ -1,4 +1,4 @@
-"""What a run records: one frozen record for each event, whatever becomes of it.
+"""What a run records: one frozen record for each event, and what takes the records.
 
 docs/metrics.md defines every value. ``None`` stands for a value that this run does not know.
 """
@@ -13,19 +13,7 @@ from megatron.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Started:
-    """A process group that has begun or gone on with a run.
-
-    Attributes:
-        time: of the record.
-        iteration: iterations that earlier processes have trained.
-        consumed_samples: training samples that they have used.
-        train_iters: iterations of the whole job.
-        world_size: ranks of the job.
-        parameters: of the whole model; each counts once.
-        flops: model FLOPs of an iteration, over all ranks.
-        peak_tflops: peak of one rank in TFLOP/s, for the MFU.
-        config: the configuration of the run.
-    """
+    """A process group that has begun or gone on with a run."""
 
     time: datetime
     iteration: int
@@ -40,22 +28,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration that has become final.
-
-    Attributes:
-        iteration: its number, from 1.
-        train_iters: iterations of the whole job.
-        consumed_samples: training samples so far.
-        seconds: time of this iteration.
-        learning_rate: rate of the next step, as in Megatron.
-        global_batch_size: samples of an iteration.
-        lm_loss: of this iteration, nats per token.
-        grad_norm: global norm, before clipping.
-        params_norm: global norm of the weights after its step.
-        num_zeros: zeros of the gradient.
-        loss_scale: of the next iteration, as in Megatron.
-        mtp_losses: of every further token that is predicted, nats per token.
-    """
+    """One iteration that has become final; values as of an ``Interval`` of this iteration alone."""
 
     iteration: int
     train_iters: int
@@ -73,14 +46,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Memory and idle time of one rank.
-
-    Attributes:
-        rank: of the job.
-        peak_memory: most bytes since the start: of tensors on a GPU, of the process on a CPU.
-        reserved_memory: most bytes that PyTorch's allocator has reserved on a GPU.
-        idle: share of the time of the passes of one iteration in which the rank ran none.
-    """
+    """Memory and idle time of one rank."""
 
     rank: int
     peak_memory: int
@@ -90,32 +56,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Interval:
-    """The iterations since the last record of this kind: the values of a training line, and more.
-
-    Attributes:
-        time: of the record.
-        iteration: number of the last finished iteration, from 1.
-        train_iters: iterations of the whole job.
-        consumed_samples: training samples so far.
-        consumed_tokens: the tokens in them.
-        seconds_per_iteration: mean over the interval.
-        tflops_per_rank: model TFLOP/s of one rank.
-        mfu: model FLOPs utilisation: ``tflops_per_rank`` as a share of the rank's peak.
-        tokens_per_second: of all ranks.
-        learning_rate: rate of the next step, as in Megatron.
-        global_batch_size: samples of an iteration.
-        lm_loss: mean over the interval, nats per token.
-        grad_norm: global norm of the last iteration, before clipping.
-        params_norm: global norm of the weights after the last step.
-        num_zeros: zeros of the last iteration's gradient.
-        skipped: iterations that took no step.
-        nans: those of them whose loss or gradient was not finite.
-        seconds_in_saves: time since the start in which training stood still for a save.
-        seconds_in_evaluations: time since the start in which training stood still for one.
-        ranks: memory and idle time by rank; empty if nobody asked for them.
-        loss_scale: of the next iteration, as in Megatron.
-        mtp_losses: of every further token that is predicted, as ``lm_loss``.
-    """
+    """The iterations since the last one: the values of a training line, and more."""
 
     time: datetime
     iteration: int
@@ -148,19 +89,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss on data that are only evaluated.
-
-    Attributes:
-        time: of the record.
-        iteration: training iterations done.
-        consumed_samples: training samples so far.
-        dataset: what was evaluated: validation or test; the first of several validation sets is
-            validation-0, as in Megatron.
-        at_end: whether it was the evaluation at the end of the run.
-        lm_loss: mean over the evaluation's batches, nats per token.
-        perplexity: of that loss.
-        seconds: that it took.
-    """
+    """The loss on data that are only evaluated."""
 
     time: datetime
     iteration: int
@@ -174,16 +103,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of the processes, in good order.
-
-    Attributes:
-        time: of the record.
-        iteration: training iterations done.
-        consumed_samples: training samples so far.
-        consumed_tokens: the tokens in them.
-        seconds_in_saves: time since the start in which training stood still for a save.
-        seconds_in_evaluations: time since the start in which training stood still for one.
-    """
+    """The end of the processes, in good order."""
 
     time: datetime
     iteration: int
@@ -199,14 +119,7 @@ SaveEvent = Literal["Saved checkpoint", "Saving async checkpoint", "Saved async 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that has been begun or written.
-
-    Attributes:
-        time: of the record.
-        event: which of the two.
-        iteration: training iterations in it.
-        consumed_samples: training samples that they have used.
-    """
+    """A checkpoint that has been begun or written."""
 
     time: datetime
     event: SaveEvent
@@ -215,6 +128,34 @@ class Saved:
 
 
 Record = Started | Step | Interval | Evaluation | Ended | Saved
+
+
+class Sink:
+    """Takes the records that it has a use for.
+
+    Attributes:
+        name: the flag that asks for it, with its value.
+        wants_ranks: whether it has a use for memory and idle time by rank, which all ranks must
+            gather.
+    """
+
+    name: str
+    wants_ranks = False
+
+    def write(self, record: Record) -> None:
+        """Take a record.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        raise NotImplementedError
+
+    def close(self, failed: bool) -> None:
+        """Write what is left; ``failed``: the run ends by an error, of which nothing may be hidden.
+
+        Raises:
+            OSError: it could not be written.
+        """
 
 
 def perplexity(lm_loss: float) -> float:

@@ -6,37 +6,18 @@ Where only tensorboardX is installed, names have underscores in place of spaces,
 import importlib
 import json
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from megatron.config.records import is_installed
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
-from megatron.training.metrics.records import Record, Started
+from megatron.training.metrics.records import Record, Sink, Started
 
 
-class Writer(Protocol):
-    """What is used of a ``SummaryWriter``."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Add a point to the curve ``tag``."""
-        ...
-
-    def add_text(self, tag: str, text_string: str, global_step: int) -> None:
-        """Add a text in Markdown."""
-        ...
-
-    def close(self) -> None:
-        """Write what waits to be written."""
-        ...
-
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Draws curves.
 
-    Args:
-        folder: for the files of events.
-        queue_size: points that may wait to be written.
-        curves: chooses the points.
+    ``queue_size`` points may wait to be written.
     """
 
     def __init__(self, folder: Path, queue_size: int, curves: Curves) -> None:
@@ -45,7 +26,7 @@ class TensorBoard:
         self._folder = folder
         self._queue_size = queue_size
         self._curves = curves
-        self._writer: Writer | None = None
+        self._writer: Any = None
         self._space = " " if is_installed("tensorboard") else "_"
 
     def write(self, record: Record) -> None:
@@ -69,9 +50,6 @@ class TensorBoard:
             self._writer.add_scalar(curve.replace(" ", self._space), value, place)
 
 
-def _writer(folder: Path, queue_size: int) -> Writer:
+def _writer(folder: Path, queue_size: int) -> Any:
     module = "torch.utils.tensorboard" if is_installed("tensorboard") else "tensorboardX"
-    writer: Writer = importlib.import_module(module).SummaryWriter(
-        str(folder), max_queue=queue_size
-    )
-    return writer
+    return importlib.import_module(module).SummaryWriter(str(folder), max_queue=queue_size)

@@ -10,17 +10,12 @@ from typing import Any
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
-from megatron.training.metrics.records import Record, Started, Step
+from megatron.training.metrics.records import Record, Sink, Started, Step
 from megatron.training.rendezvous import UserError
 
 
-class WeightsAndBiases:
-    """Sends curves with the package ``wandb``.
-
-    Args:
-        config: project, name, owner and folder.
-        curves: chooses the points.
-    """
+class WeightsAndBiases(Sink):
+    """Sends curves with the package ``wandb``."""
 
     def __init__(self, config: RecordConfig, curves: Curves) -> None:
         self.name = f"--wandb-project {config.wandb_project}"

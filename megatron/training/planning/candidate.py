@@ -4,7 +4,7 @@ Candidates are compared by the seconds of the GPU that is asked about. Without a
 that nothing is known of, they are compared by FLOPs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
@@ -13,15 +13,21 @@ from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
+from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
-from megatron.training.planning.estimate import Estimate, estimate, least_seconds
-from megatron.training.planning.forecast_run import Fullest, RunForecast, forecast_run
-from megatron.training.planning.least_memory import least_memory
+from megatron.training.planning.estimate import (
+    Estimate,
+    least_seconds,
+    planned_microbatches,
+    steady_interval,
+)
+from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.run_memory import Fullest, fullest
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
         self.watch.next_plan()
-        plan = plan_for(self.request, self.watch)
+        return self._with(plan_for(self.request, self.watch))
+
+    def _with(self, plan: Plan) -> RunPlan:
         return RunPlan.of(self.config, self.request, self.layers, plan)
 
     @cached_property
@@ -89,9 +97,8 @@ class Candidate:
         """Lower bound of ``time``, known without the plan."""
         if self.gpu is None:
             return least_time_of(self.request)
-        one = one_microbatch_of(self.request)
-        run_plan = RunPlan.of(self.config, self.request, self.layers, one)
-        return least_seconds(self.config, run_plan, self.gpu)
+        one = self._with(one_microbatch_of(self.request))
+        return least_seconds(self.config, one, self.gpu)
 
     @cached_property
     def can_fit(self) -> bool:
@@ -100,8 +107,20 @@ class Candidate:
 
     @cached_property
     def least_memory(self) -> Fullest:
-        """Memory of the fullest rank that no plan goes below, known without the plan."""
-        return least_memory(self.config, self.request, self.layers)
+        """Memory of the fullest rank that no plan goes below, known before any plan is searched.
+
+        Before the last stage can begin the backward of the first microbatch, every rank has run its
+        forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment
+        at which a rank holds parameters, gradients and optimizer state, all tensors that one
+        microbatch leaves on the rank, and the microbatch's part of the input embedding (a program
+        keeps the last embedding, ``lower``). A plan of a single microbatch holds no more, with one
+        exception: the gradient of the embeddings, if that gradient arrives while T runs.
+
+        A schedule that is read from a file has that plan alone.
+        """
+        request = self.request
+        found = one_microbatch_of(request) if request.file is None else plan_for(request)
+        return fullest(self.config, self._with(found))
 
     @cached_property
     def in_flight(self) -> float:
@@ -125,24 +144,41 @@ class Candidate:
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
 
-    def quick_estimate(self, watch: Watch) -> Estimate:
-        """Return an estimate on ``gpu`` whose search spends only a tenth of its effort.
-
-        Args:
-            watch: ends the search for its plan.
-        """
-        assert self.gpu is not None, "without a GPU candidates are compared by their plans"
-        return self.estimate(self.gpu, watch, quick=True)
-
-    def estimate(self, gpu: Gpu, watch: Watch, *, quick: bool = False) -> Estimate:
+    def estimate(self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False) -> Estimate:
         """Return the time and memory of the run by a plan of few microbatches.
 
         Args:
-            gpu: of every rank.
             watch: ends the search for that plan.
+            gpu: of every rank; ``None``: the GPU by which candidates are compared.
             quick: whether the search spends only a tenth of its effort.
         """
-        return estimate(self.config, self.request, self.layers, gpu, watch, quick=quick)
+        gpu = gpu or self.gpu
+        assert gpu is not None, "without a GPU candidates are compared by their plans"
+        train, planned = self.config.train, planned_microbatches(self.request)
+        samples = planned * train.micro_batch_size * train.replicas
+        few = replace(
+            self,
+            config=replace(
+                self.config, train=replace(train, global_batch_size=samples, rampup=None)
+            ),
+            request=replace(self.request, microbatches=planned, quick=quick),
+            watch=watch,
+        )
+        found = forecast_run(few.config, few.run_plan, gpu)
+        seconds, whole = found.outcome.seconds, train.num_microbatches
+        if planned < whole:
+            seconds += (whole - planned) * steady_interval(found.timeline, few.run_plan.plan)
+        return Estimate(
+            seconds,
+            train.global_batch_size / seconds,
+            found.outcome.mfu * whole / planned * found.outcome.seconds / seconds,
+            found.fullest,
+            found.fits,
+            planned,
+            whole,
+            few.in_flight,
+            watch.was_cut,
+        )
 
     def tell(self) -> None:
         """Show the watch's reader what the plan is like; it is made if need be."""

@@ -14,11 +14,7 @@ from megatron.training.planning.race import NEAR
 def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:
     """Return the table of all candidates, in the order of preference, and what is not in it.
 
-    Args:
-        first: the candidate that is taken.
-        compared: all of them.
-        gpu: of every rank.
-        watch: over the time to plan the others; each gets an equal part of what is left.
+    ``watch`` is over the time to plan the others; each gets an equal part of what is left.
     """
     impossible = [each for each in compared if not each.is_planned and not each.can_fit]
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
@@ -59,11 +55,7 @@ def _words(
 ) -> str:
     """Return how the first row was chosen.
 
-    Args:
-        first: the candidate that is taken.
-        others: the other rows, of which those that fit come first, by their time.
-        unknown: candidates without a plan.
-        gpu: of every rank.
+    Of the other rows those that fit come first, by their time; ``unknown`` are without a plan.
     """
     by = f"auto compares by the seconds of {gpu.name}"
     if not first.fits:
@@ -71,7 +63,7 @@ def _words(
     if first.watch.was_cut:
         return f"{by}, and takes the best plan that it found in --search-seconds, the first"
     least = first.time * (1 - NEAR)
-    fastest = min(others, key=lambda each: (not each.fits, each.time), default=first)
+    fastest = others[0] if others else first
     if fastest.fits and fastest.time < least:
         return (
             f"{by}, and takes the first; its own plan shows {_named(fastest)} to be "
@@ -83,8 +75,7 @@ def _words(
 
 
 def _table(rows: Sequence[Candidate]) -> Iterator[str]:
-    found = [(row, row.forecast) for row in rows]
-    known = [(row, forecast) for row, forecast in found if forecast is not None]
+    known = [(row, row.forecast) for row in rows if row.forecast is not None]
     time = TIME.unit(*(forecast.outcome.seconds for _, forecast in known))
     memory = MEMORY.unit(*(max(forecast.outcome.peak) for _, forecast in known))
     yield (

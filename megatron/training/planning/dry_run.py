@@ -27,11 +27,12 @@ from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.choice import chosen
 from megatron.training.planning.compared import compared_lines
-from megatron.training.planning.forecast_run import Fullest, RunForecast
+from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.links_in_words import links_in_words
+from megatron.training.planning.race import chosen
 from megatron.training.planning.replica_report import replica_lines
+from megatron.training.planning.run_memory import Fullest
 from megatron.training.planning.run_plan import asked, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
@@ -107,10 +108,7 @@ def _for_advice(config: RunConfig, watch: Watch) -> Watch:
 def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
     """Return the job and its plan.
 
-    Args:
-        config: the run as it is asked for.
-        first: the candidate that the run takes.
-        gpu: of every rank.
+    ``config`` is the run as it is asked for.
     """
     plan, counts = first.run_plan.plan, first.run_plan.layers
     layers = " ".join(

@@ -7,23 +7,20 @@ each, the steady interval, and no rank holds more however many there are. So the
 rounds of the pipeline says what the plan of hundreds of microbatches would.
 """
 
-from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import block_of
-from megatron.schedules.held import in_flight
-from megatron.schedules.make_plan import plan_for
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.bound import least_time_by
-from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
-from megatron.training.planning.forecast_run import Fullest, forecast_run
+from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.run_memory import Fullest
 
 
 class Estimate(NamedTuple):
@@ -52,57 +49,10 @@ class Estimate(NamedTuple):
     cut: bool
 
 
-def estimate(
-    config: RunConfig,
-    request: Request,
-    layers: tuple[int, ...],
-    gpu: Gpu,
-    watch: Watch,
-    *,
-    quick: bool = False,
-) -> Estimate:
-    """Return the time and memory of a run with a schedule.
-
-    Args:
-        config: the run.
-        request: the request for its plan.
-        layers: transformer layers of every stage.
-        gpu: of every rank.
-        watch: ends the search for the plan.
-        quick: whether the search spends only a tenth of its effort.
-    """
-    train = config.train
-    whole = train.num_microbatches
-    planned = planned_microbatches(request)
-    samples = planned * train.micro_batch_size * train.replicas
-    shorter = replace(config, train=replace(train, global_batch_size=samples, rampup=None))
-    request = replace(request, microbatches=planned, quick=quick)
-    watch.next_plan()
-    run_plan = RunPlan.of(shorter, request, layers, plan_for(request, watch))
-    found = forecast_run(shorter, run_plan, gpu)
-    seconds = found.outcome.seconds
-    if planned < whole:
-        seconds += (whole - planned) * steady_interval(found.timeline, run_plan.plan)
-    return Estimate(
-        seconds,
-        train.global_batch_size / seconds,
-        found.outcome.mfu * whole / planned * found.outcome.seconds / seconds,
-        found.fullest,
-        found.fits,
-        planned,
-        whole,
-        max(in_flight(run_plan.plan)),
-        watch.was_cut,
-    )
-
-
 def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
     """Return a lower bound of the seconds of an iteration under every plan.
 
-    Args:
-        config: the run.
-        one: a plan of its schedule for one microbatch.
-        gpu: of every rank.
+    ``one`` is a plan of the run's schedule for one microbatch.
     """
     found = forecast_run(config, one, gpu)
     times = {
@@ -143,11 +93,7 @@ def steady_interval(timeline: Timeline, plan: Plan) -> float:
     """Return the time that one more microbatch takes, in the unit of the timeline.
 
     It is the mean time between two B of the last stage over the last round of the pipeline, and no
-    less than the busiest rank's work for one microbatch.
-
-    Args:
-        timeline: of a plan with more microbatches than ranks.
-        plan: the plan.
+    less than the busiest rank's work for one microbatch. The plan has more microbatches than ranks.
     """
     rank, chunk = plan.stages[-1]
     ends = {

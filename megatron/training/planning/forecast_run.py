@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.cluster import Cluster
+from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
@@ -26,27 +27,7 @@ from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_costs import cluster_of, crossing_of
-from megatron.training.planning.run_memory import moved_by_step, run_memory
-
-
-class Fullest(NamedTuple):
-    """The rank that holds the most.
-
-    Attributes:
-        rank: its number in the pipeline.
-        peak: the most bytes that it holds.
-        static: bytes among them that it always holds.
-    """
-
-    rank: int
-    peak: float
-    static: float
-
-    @classmethod
-    def of(cls, peaks: Sequence[float], memories: Sequence[RankMemory]) -> "Fullest":
-        """Return the fullest of the ranks that hold ``peaks`` at most."""
-        rank = max(range(len(peaks)), key=peaks.__getitem__)
-        return cls(rank, peaks[rank], memories[rank].always)
+from megatron.training.planning.run_memory import Fullest, moved_by_step, run_memory
 
 
 @dataclass(frozen=True)
@@ -62,9 +43,7 @@ class RunForecast:
         memories: memory of every rank, from which the peaks follow.
         exchanges: communication of ranks with the same parameters; ``None``: there are none.
         hidden: how much of ``exchanges`` the passes hide, by kind of communication.
-        padding: padding of a rank's buckets as a share of the rank's parameters; the largest.
-        uneven: how much larger the largest part of a replica is than the mean part, as a share of
-            the mean.
+        buckets: of every pipeline rank, if there are replicas.
         model_flops: FLOPs of a replica's iteration, without repeated ones.
         repeated_flops: FLOPs of a replica's iteration that backwards repeat.
     """
@@ -77,8 +56,7 @@ class RunForecast:
     memories: Sequence[RankMemory]
     exchanges: Exchanges | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
-    padding: float = 0.0
-    uneven: float = 0.0
+    buckets: Sequence[RankBuckets] = ()
     model_flops: int = 0
     repeated_flops: int = 0
 
@@ -97,109 +75,52 @@ class RunForecast:
         """The rank that holds the most."""
         return Fullest.of(self.outcome.peak, self.memories)
 
+    @property
+    def padding(self) -> float:
+        """The largest padding of a rank's buckets, as a share of the rank's parameters."""
+        return max((own.padded / own.parameters - 1 for own in self.buckets), default=0.0)
 
-def _padding(buckets: Sequence[RankBuckets]) -> float:
-    """Return the largest padding of a rank's buckets, as a share of the rank's parameters."""
-    return max((own.padded / own.parameters - 1 for own in buckets), default=0.0)
-
-
-def _unevenness(buckets: Sequence[RankBuckets], replicas: int) -> float:
-    """Return how much larger than the mean a replica's part is at most, as a share of the mean."""
-    return max((own.fullest * replicas / own.padded - 1 for own in buckets), default=0.0)
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """An iteration on a cluster.
-
-    Attributes:
-        program: of an iteration, with the communication of replicas.
-        timeline: of the program.
-        step: seconds of the optimizer's step after the timeline.
-        once: seconds of work that an iteration does once, as ``time_once`` returns.
-        exchanges: communication of replicas; ``None``: there are none.
-        buckets: of every pipeline rank, if there are replicas.
-        hidden: how much of ``exchanges`` the passes hide, by kind of communication.
-    """
-
-    program: Program
-    timeline: Timeline
-    step: float
-    once: float
-    exchanges: Exchanges | None = None
-    buckets: Sequence[RankBuckets] = ()
-    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
+    @property
+    def uneven(self) -> float:
+        """How much larger than the mean a replica's part is at most, as a share of the mean."""
+        replicas = self.config.parallel.replicas.size
+        return max((own.fullest * replicas / own.padded - 1 for own in self.buckets), default=0.0)
 
 
-def _timed(
+def forecast_run(
     config: RunConfig,
     run_plan: RunPlan,
-    cluster: Cluster,
-    counts: Sequence[RankCount],
+    gpu: Gpu,
+    cluster: Cluster | None = None,
     *,
     free: bool = False,
-) -> _Timed:
-    """Return an iteration on a cluster; with ``free`` as in ``seconds_on``."""
-    plan, parallel = run_plan.plan, config.parallel
-    costs = costs_of(counts, plan, cluster, crossing_of(parallel))
-    if free:
-        costs = replace(costs, comms={kind: costs.comms[kind] for kind in STAGE_KINDS})
-    program = lower(plan, run_plan.costs)
-    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
-    exchanges, buckets = None, list[RankBuckets]()
-    kept: Mapping[CommKind, Hidden] = {}
-    if parallel.replicas.size > 1:
-        buckets = run_buckets(config, run_plan)
-        exchanges = _exchanges(config, cluster, buckets, step)
-        program, costs = exchanges.added_to(program, costs)
-        kept = {} if free else hidden(program, costs)
-    limits, processors = parallel.nccl_blocks, cluster.rates.multiprocessors
-    vocabulary = 0.0 if free else limits.vocabulary / processors
-    costs = crowded(program, costs, vocabulary, limits.gradients / processors)
-    after = max(step) if exchanges is None else exchanges.step
-    once = time_once(counts, cluster)
-    return _Timed(program, simulate(program, costs), after, once, exchanges, buckets, kept)
-
-
-def seconds_on(
-    config: RunConfig, run_plan: RunPlan, cluster: Cluster, *, free: bool = False
-) -> float:
-    """Return the seconds of an iteration of a run's plan on any cluster.
+) -> RunForecast:
+    """Return the forecast of a run with a plan on a GPU.
 
     Args:
         config: the run.
-        run_plan: its plan.
-        cluster: GPUs and links; the plan may have been made for others.
+        run_plan: its plan, which may have been made for another cluster.
+        gpu: of every rank.
+        cluster: GPUs and links; ``None``: those of the run.
         free: whether collectives of the vocabulary take no time and slow no pass.
     """
-    counts = count_ranks(config, plan_of_one(run_plan.plan), run_plan.layers)
-    timed = _timed(config, run_plan, cluster, counts, free=free)
-    return timed.timeline.end + timed.once + timed.step
-
-
-def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
-    """Return the forecast of a run with a plan.
-
-    Args:
-        config: the run.
-        run_plan: its plan.
-        gpu: the GPU of every rank.
-    """
-    plan, cluster = run_plan.plan, cluster_of(config.parallel, gpu)
+    plan, parallel, train = run_plan.plan, config.parallel, config.train
+    cluster = cluster or cluster_of(parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
-    timed = _timed(config, run_plan, cluster, counts)
-    exchanges, buckets, timeline = timed.exchanges, timed.buckets, timed.timeline
-    memories = run_memory(config, plan, counts, buckets)
-    sharing = config.parallel.tensor_size * config.parallel.context_size
-    train = config.train
+    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
+    buckets = run_buckets(config, run_plan) if parallel.replicas.size > 1 else []
+    exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
+    costs = costs_of(counts, plan, cluster, crossing_of(parallel))
+    program, costs, kept = _priced(config, run_plan, cluster, costs, exchanges, free=free)
+    timeline, memories = simulate(program, costs), run_memory(config, plan, counts, buckets)
     model_flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     outcome = Forecast.of(
         timeline,
-        peaks(timed.program, memories),
-        model_flops=model_flops / sharing,
+        peaks(program, memories),
+        model_flops=model_flops / (parallel.tensor_size * parallel.context_size),
         peak_flops=cluster.rates.peak_flops,
-        step=timed.step,
-        once=timed.once,
+        step=max(step) if exchanges is None else exchanges.step,
+        once=time_once(counts, cluster),
     )
     return RunForecast(
         config,
@@ -209,12 +130,32 @@ def forecast_run(config: RunConfig, run_plan: RunPlan, gpu: Gpu) -> RunForecast:
         outcome,
         memories,
         exchanges,
-        timed.hidden,
-        _padding(buckets),
-        _unevenness(buckets, config.parallel.replicas.size),
+        kept,
+        buckets,
         model_flops=model_flops,
         repeated_flops=_repeated_flops(config, counts, model_flops),
     )
+
+
+def _priced(
+    config: RunConfig,
+    run_plan: RunPlan,
+    cluster: Cluster,
+    costs: Costs,
+    exchanges: Exchanges | None,
+    *,
+    free: bool,
+) -> tuple[Program, Costs, Mapping[CommKind, Hidden]]:
+    """Return the program of an iteration, its costs, and how much of ``exchanges`` passes hide."""
+    program, kept = lower(run_plan.plan, run_plan.costs), dict[CommKind, Hidden]()
+    if free:
+        costs = replace(costs, comms={kind: costs.comms[kind] for kind in STAGE_KINDS})
+    if exchanges is not None:
+        program, costs = exchanges.added_to(program, costs)
+        kept = {} if free else dict(hidden(program, costs))
+    limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
+    vocabulary = 0.0 if free else limits.vocabulary / processors
+    return program, crowded(program, costs, vocabulary, limits.gradients / processors), kept
 
 
 def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops: int) -> int:
@@ -238,13 +179,13 @@ def replicas_of(config: RunConfig) -> Replicas:
     )
 
 
-def link_of(config: RunConfig, cluster: Cluster) -> Link:
+def link_of(config: RunConfig, cluster: Cluster) -> Path:
     """Return the link of a rank to its replicas: as the run says, or as such GPUs usually have."""
     asked = config.dry_run
     found = cluster.ring("data", config.parallel.replicas.size)
     bandwidth = None if asked is None else asked.replica_bandwidth
     latency = None if asked is None else asked.replica_latency
-    return Link(
+    return Path(
         found.bandwidth if bandwidth is None else bandwidth,
         found.latency if latency is None else latency,
     )

@@ -6,36 +6,27 @@ kernel would end the job, and neither would name a flag.
 """
 
 import os
+from dataclasses import replace
 
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
-from megatron.simulator.costs.rank_memory import peaks
-from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_memory import run_memory
+from megatron.training.planning.run_memory import held_by_ranks
 
 
 def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None:
-    """Refuse a model of which one rank cannot hold the parameters, or one microbatch.
-
-    Args:
-        config: the run.
-        run_plan: its plan, and the layers of its stages.
-        pipeline_rank: the rank whose memory is counted.
+    """Refuse a model of which ``pipeline_rank`` cannot hold the parameters, or one microbatch.
 
     Raises:
         ValueError: names the flags, the bytes and the memory.
     """
     model, train = config.model, config.train
-    one = plan_of_one(run_plan.plan)
-    memories = run_memory(config, one, count_ranks(config, one, run_plan.layers))
+    peaks, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(run_plan.plan)))
     own, memory = memories[pipeline_rank], _memory(config.parallel.device)
     weights = float(train.dtype.itemsize * own.count.parameters.all)
-    whole = peaks(lower(one, run_plan.costs), memories)[pipeline_rank]
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
     for needed, what in (
         (
@@ -45,7 +36,7 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
             f"--vocab-size {model.vocab_size}: {held} of rank {pipeline_rank} take",
         ),
         (
-            weights if train.skip_train else whole,
+            weights if train.skip_train else peaks[pipeline_rank],
             f"--micro-batch-size {train.micro_batch_size} and --seq-length {model.seq_length}: "
             f"with one microbatch rank {pipeline_rank} holds",
         ),

@@ -5,11 +5,12 @@ activations that are kept.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.schedules.catalogue import SCHEDULES
@@ -29,19 +30,17 @@ class Setting:
     """A run like the one that was asked for.
 
     Attributes:
-        flags: the flags of the schedule, of the treatment, and of all else that differs.
-        schedule: the flag of its schedule, with which ``flags`` begins.
         candidate: the run with its schedule, which is not planned yet.
+        others: the flags that differ, or may differ, besides that of the schedule.
     """
 
-    flags: str
-    schedule: str
     candidate: Candidate
+    others: str
 
     @property
-    def others(self) -> str:
-        """All ``flags`` except that of the schedule."""
-        return self.flags.removeprefix(self.schedule).strip()
+    def flags(self) -> str:
+        """The flags of the schedule, of the treatment, and of all else that differs."""
+        return f"--pipeline-schedule {self.candidate.schedule} {self.others}"
 
     @property
     def promised(self) -> float:
@@ -75,12 +74,17 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
                 schedule_file=None,
                 measured_costs=None,
             )
-            other = replace(config, train=train, parallel=_split_evenly(parallel))
-            for candidate in _candidates_if_any(other):
-                schedule = f"--pipeline-schedule {candidate.schedule}"
-                flags = f"{schedule} --vocab-parallel {treatment}{difference}{without}"
-                yield Setting(flags, schedule, candidate)
-    yield from _with_recomputed_logits(config)
+            shards = parallel.vocab_shards
+            padded = -(-parallel.padded_vocab_size // shards) * shards
+            parallel = replace(parallel, padded_vocab_size=padded)
+            others = f"--vocab-parallel {treatment}{difference}{without}"
+            with suppress(ValueError):  # no schedule has stages for the layers
+                for candidate in candidates(replace(config, train=train, parallel=parallel)):
+                    yield Setting(candidate, others)
+    if not config.train.vocab_recompute:  # with it no logits are in memory between S and T
+        train = replace(config.train, vocab_recompute=True)
+        for candidate in asked(replace(config, train=train)):
+            yield Setting(candidate, "--vocab-recompute")
 
 
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
@@ -97,27 +101,3 @@ def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         yield " " + EVERY_LAYER, replace(train, recomputation=Recomputation(group=1))
     if train.eight_bits is not None:
         yield " without --fp8-format", replace(train, eight_bits=None)
-
-
-def _candidates_if_any(config: RunConfig) -> list[Candidate]:
-    """Return the schedules that a run could take; none if no schedule has stages for its layers."""
-    try:
-        return candidates(config)
-    except ValueError:
-        return []
-
-
-def _with_recomputed_logits(config: RunConfig) -> Iterator[Setting]:
-    """Yield the run with ``--vocab-recompute``: no logits are in memory between S and T."""
-    if config.train.vocab_recompute:
-        return
-    other = replace(config, train=replace(config.train, vocab_recompute=True))
-    for candidate in asked(other):
-        schedule = f"--pipeline-schedule {candidate.schedule}"
-        yield Setting(f"{schedule} --vocab-recompute", schedule, candidate)
-
-
-def _split_evenly(parallel: ParallelConfig) -> ParallelConfig:
-    """Return a layout whose vocabulary is padded so that it splits into its shards."""
-    shards = parallel.vocab_shards
-    return replace(parallel, padded_vocab_size=-(-parallel.padded_vocab_size // shards) * shards)

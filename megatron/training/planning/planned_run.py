@@ -33,11 +33,7 @@ class RunPlan:
     ) -> "RunPlan":
         """Return a plan for a run.
 
-        Args:
-            config: the run with its treatment of the vocabulary.
-            request: the request that the plan answers.
-            layers: transformer layers of every stage.
-            plan: the answer, or a plan of fewer microbatches of the same schedule.
+        It may have fewer microbatches than its request.
         """
         plan = replace(plan, looks_ahead=config.model.mtp_num_layers > 0)
         return cls(plan, layers, request.costs, request.schedule, config.parallel.vocab_parallel)

@@ -33,11 +33,7 @@ def prepared_advice(
     The rank may run out of memory although its counted memory fits. So a setting whose count fits
     is not enough: only settings are named whose fullest rank holds less than that of this run.
 
-    Args:
-        config: the run.
-        run_plan: its plan.
-        pipeline_rank: the rank's place in the pipeline.
-        seconds: time of the search for other settings.
+    The search for other settings takes so many ``seconds``.
 
     Returns:
         Lines; none for a run on CPUs.

@@ -1,9 +1,11 @@
-"""The fastest of several schedules on a GPU, of which as few as possible are planned in full.
+"""Which of the schedules that ``auto`` compares it takes, of which it plans as few as possible.
 
-Three things tell the seconds of a schedule: a lower bound, which is known at once; a plan of few
-microbatches (``estimate``), which takes up to some seconds; and its own plan, which takes several
-times as long. The schedule that looks fastest by what is known of it is always looked at more
-closely, until the fastest by its own plan is ahead of all that the others are expected to be.
+Without a GPU they are compared by their plans, and a bound in FLOPs spares most of them. On a GPU
+bounds in seconds are closer together, so the schedules race. Three things tell the seconds of one:
+a lower bound, which is known at once; a plan of few microbatches (``estimate``), which takes up to
+some seconds; and its own plan, which takes several times as long. The schedule that looks fastest
+by what is known of it is always looked at more closely, until the fastest by its own plan is ahead
+of all that the others are expected to be.
 
 An estimate may be off. One that is too low costs a plan and misleads nobody. One that is too high
 hides a faster schedule, so all that are expected to be faster at all are planned. The schedule that
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.schedules.counted import counted
+from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.candidate import Candidate
@@ -28,14 +31,60 @@ search is needed. On a GPU, ``auto`` takes the plan that holds the least of thos
 of the fastest."""
 
 
+def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candidate:
+    """Return the candidate that ``auto`` takes.
+
+    It is within the memory limit, and is the fastest such candidate or within ``NEAR`` of it. On a
+    GPU it fits the memory too, if any does, and holds the least of those within ``NEAR``. If none
+    fits, it is the one that holds the least.
+
+    ``seconds`` are those of the comparison on a GPU, unless the watch of the candidates has a limit
+    of its own. The search for the plan that is taken may last longer.
+
+    Raises:
+        ValueError: no schedule is within the limit.
+    """
+    best = _by_seconds(compared, seconds) if compared[0].gpu else _by_costs(compared)
+    if best is not None:
+        return best
+    within = [each for each in compared if each.is_planned and each.is_within_limit]
+    if within:
+        return min(within, key=lambda candidate: candidate.peak)
+    least = min(compared, key=lambda candidate: candidate.in_flight)
+    raise ValueError(
+        f"--zero-bubble-max-pending-backward {least.limit:g} is too few for every schedule: "
+        f"the least is {least.in_flight:g}, with {least.schedule}"
+    )
+
+
+def _by_costs(compared: Sequence[Candidate]) -> Candidate | None:
+    return fastest(
+        compared,
+        lambda candidate: candidate.fits,
+        NEAR,
+        is_over=lambda: any(candidate.watch.is_over for candidate in compared),
+        made=Candidate.tell,
+    )
+
+
+def _by_seconds(compared: Sequence[Candidate], seconds: float | None) -> Candidate | None:
+    watch = compared[0].watch
+    if watch.seconds is not None:
+        seconds = None
+    comparing = watch if seconds is None else watch.again(seconds)
+    able = [candidate for candidate in compared if candidate.can_fit]
+    race = Race(able or compared, comparing)
+    best = race.winner()
+    if seconds is not None:
+        comparing.close(race.consequence())
+    return best
+
+
 @dataclass
 class _Runner:
     """A candidate and what is known of it.
 
-    Attributes:
-        candidate: the candidate.
-        estimate: by a plan of few microbatches, once there is one.
-        is_done: whether its own plan is known.
+    There may be an estimate by a plan of few microbatches, or its own plan.
     """
 
     candidate: Candidate
@@ -71,11 +120,14 @@ class _Runner:
         return found is None or (found.fits and found.in_flight <= self.candidate.limit)
 
     def look(self, comparing: Watch) -> None:
-        """Look at it more closely."""
-        if self.estimate is not None or self.candidate.is_planned or self._has_few:
+        """Look at it more closely; a plan of few microbatches must be less than its own plan."""
+        request = self.candidate.request
+        has_few = planned_microbatches(request) == request.microbatches
+        if self.estimate is not None or self.candidate.is_planned or has_few:
             self.plan()
             return
-        found = self.estimate = self.candidate.quick_estimate(comparing.part(comparing.left))
+        part = comparing.part(comparing.left)
+        found = self.estimate = self.candidate.estimate(part, quick=True)
         fault = "" if self.fits else ": too much"
         self.candidate.watch.note(
             f"{self.candidate.schedule} {self.candidate.treatment}: by "
@@ -88,22 +140,14 @@ class _Runner:
         self.candidate.tell()
         self.is_done = True
 
-    @property
-    def _has_few(self) -> bool:
-        """Whether its own plan has no more microbatches than an estimate takes."""
-        request = self.candidate.request
-        return planned_microbatches(request) == request.microbatches
-
 
 class Race:
     """A comparison of schedules by their seconds."""
 
     def __init__(self, candidates: Sequence[Candidate], comparing: Watch) -> None:
-        """Begin with the bounds of all candidates.
+        """Begin with the bounds of candidates on one kind of GPU.
 
-        Args:
-            candidates: schedules on one kind of GPU.
-            comparing: when it is over, no further schedule is looked at if one fits.
+        When the time of ``comparing`` is over, no further schedule is looked at if one fits.
         """
         self._comparing = comparing
         runners = [_Runner(candidate) for candidate in candidates]

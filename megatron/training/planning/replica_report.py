@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from megatron.config.replicas import ReplicaConfig
 from megatron.schedules.counted import counted
@@ -16,12 +16,7 @@ UNEVEN: Final = 0.03
 
 
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
-    """Yield the lines on the replicas of a forecast.
-
-    Args:
-        found: the forecast.
-        exchanges: the communication of its replicas.
-    """
+    """Yield the lines on the replicas of a forecast."""
     link, count = exchanges.link, exchanges.replicas.count
     shared = found.config.parallel.context_size > 1
     alike = f"{count} ranks with the same parameters" if shared else counted(count, "replica")
@@ -51,21 +46,13 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
 def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
     """Yield other configurations of the replicas, each with one flag added or left out."""
     now = found.config.parallel.replicas
-    sharded = not now.shard_optimizer
-    yield (
-        _turned("--overlap-grad-reduce", now.overlap),
-        replace(now, overlap=not now.overlap),
-    )
-    yield (
-        _turned("--use-distributed-optimizer", now.shard_optimizer),
-        replace(now, shard_optimizer=sharded, overlap_gather=now.overlap_gather and sharded),
-    )
+    flags = {"--overlap-grad-reduce": "overlap", "--use-distributed-optimizer": "shard_optimizer"}
     if now.shard_optimizer and not found.config.optimizer.post_validation:
-        yield (
-            _turned("--overlap-param-gather", now.overlap_gather),
-            replace(now, overlap_gather=not now.overlap_gather),
-        )
-
-
-def _turned(flag: str, given: bool) -> str:
-    return f"{'without' if given else 'with'} {flag}"
+        flags["--overlap-param-gather"] = "overlap_gather"
+    for flag, name in flags.items():
+        given = getattr(now, name)
+        turned: dict[str, Any] = {name: not given}
+        other = replace(now, **turned)
+        if not other.shard_optimizer:
+            other = replace(other, overlap_gather=False)
+        yield f"{'without' if given else 'with'} {flag}", other

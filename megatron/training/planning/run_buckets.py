@@ -43,12 +43,7 @@ class RankBuckets:
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
-    """Return the buckets of every pipeline rank.
-
-    Args:
-        config: the run.
-        run_plan: its plan.
-    """
+    """Return the buckets of every pipeline rank."""
     return [_of_rank(config, run_plan, rank) for rank in range(run_plan.plan.ranks)]
 
 

@@ -24,12 +24,7 @@ _AXES: dict[SpreadAxis, AxisName] = {
 
 
 def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
-    """Return the GPUs of a job and what connects them.
-
-    Args:
-        parallel: the layout of the job, its links and the ranks of a machine.
-        gpu: of every rank.
-    """
+    """Return the GPUs of a job and what connects them."""
     links = gpu.links() if parallel.links is None else parallel.links
     together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
@@ -49,10 +44,7 @@ def price_of(parallel: ParallelConfig) -> Price:
 def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
     """Return the costs by which passes are placed.
 
-    Args:
-        config: the run.
-        plan: of one microbatch.
-        layers: transformer layers of every stage.
+    The plan is of one microbatch.
     """
     parallel = config.parallel
     counts = count_ranks(config, plan, layers)
@@ -62,10 +54,7 @@ def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs
 def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
     """Return costs for any distribution of the layers, W and R always apart.
 
-    Args:
-        config: the run.
-        plan: of one microbatch.
-        layers: any distribution; the run may have another one.
+    The plan is of one microbatch; the run may have another distribution than ``layers``.
     """
     again = config.train.recomputation.group > 0
     apart = _with_all_passes(plan, recomputes=again)

@@ -1,15 +1,52 @@
 """The memory of every rank of a run on GPUs, from the count of the code."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.schedules.plan import Plan
+from megatron.schedules.lower import lower
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
-from megatron.simulator.costs.rank_memory import RankMemory
+from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.training.planning.count.optimizer import count_step
+from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets
+
+
+class Fullest(NamedTuple):
+    """The rank that holds the most.
+
+    ``rank`` is its number in the pipeline; it holds ``peak`` bytes at most, ``static`` of them
+    always.
+    """
+
+    rank: int
+    peak: float
+    static: float
+
+    @classmethod
+    def of(cls, peaks: Sequence[float], memories: Sequence[RankMemory]) -> "Fullest":
+        """Return the fullest of the ranks that hold ``peaks`` at most."""
+        rank = max(range(len(peaks)), key=peaks.__getitem__)
+        return cls(rank, peaks[rank], memories[rank].always)
+
+
+def fullest(config: RunConfig, run_plan: RunPlan) -> Fullest:
+    """Return the fullest rank of a plan without replicas."""
+    return Fullest.of(*held_by_ranks(config, run_plan))
+
+
+def held_by_ranks(
+    config: RunConfig, run_plan: RunPlan
+) -> tuple[Sequence[float], Sequence[RankMemory]]:
+    """Return the most bytes that every rank holds, and its memory; replicas add nothing here."""
+    plan = run_plan.plan
+    counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
+    memories = run_memory(config, plan, counts)
+    return peaks(lower(plan, run_plan.costs), memories), memories
 
 
 def run_memory(
@@ -20,12 +57,8 @@ def run_memory(
 ) -> list[RankMemory]:
     """Return the memory of every pipeline rank of a run.
 
-    Args:
-        config: the run.
-        plan: of the run, with any number of microbatches.
-        counts: of every rank.
-        buckets: of every rank, if there are replicas. Without buckets the result lacks their
-            padding, and the copies in which gradients are reduced.
+    The plan may have any number of microbatches. Without ``buckets``, which a run with replicas
+    has, the result lacks their padding, and the copies in which gradients are reduced.
     """
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     memories = []
@@ -47,11 +80,8 @@ def _parameter_bytes(
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
 
-    Args:
-        config: the run.
-        parameters: of the rank.
-        padded: elements of the rank's buckets, padding included.
-        keeps_copy: whether the rank keeps a copy of the optimizer's state, to undo steps.
+    ``padded`` are the elements of the buckets with their padding. A rank that ``keeps_copy`` has
+    one of the optimizer's state, to undo steps.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
     replicas = config.parallel.replicas

@@ -28,8 +28,8 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.choice import chosen
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.race import chosen
 from megatron.training.planning.run_costs import planned_costs, stage_costs
 
 COMPARISON_SECONDS: Final = 20.0
@@ -37,12 +37,7 @@ COMPARISON_SECONDS: Final = 20.0
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
-    """Return a schedule and, if it is one that compares others, which of them it takes.
-
-    Args:
-        asked: the schedule that the flags name.
-        run_plan: the plan that was made.
-    """
+    """Return a schedule and, if it is one that compares others, which of them it takes."""
     if not TRAITS[asked].compares:
         return asked
     held = counted(max(in_flight(run_plan.plan)), "microbatch in flight")
@@ -108,7 +103,8 @@ def asked(
     """
     watch = Watch() if watch is None else watch
     found, faults = [], list[ValueError]()
-    for run in _decided(config):
+    treatments = [own.vocab_parallel for own in config.alternatives]
+    for run in [config.with_treatment(name) for name in treatments] or [config]:
         try:
             found += _asked(run, costs, watch)
         except ValueError as error:
@@ -118,12 +114,6 @@ def asked(
     if compares(config):
         watch.expect(len(found))
     return found
-
-
-def _decided(config: RunConfig) -> list[RunConfig]:
-    """Return the runs whose treatments are compared; the run itself, if it has just one."""
-    names = [own.vocab_parallel for own in config.alternatives]
-    return [config.with_treatment(name) for name in names] or [config]
 
 
 def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candidate]:
@@ -143,10 +133,8 @@ def candidates(
     A schedule is left out if the layers cannot be spread over its stages. With ``costs``, a
     schedule is also left out if its stages are not where the costs were measured.
 
-    Args:
-        config: the run; its own schedule does not matter, and its treatment is decided.
-        costs: as for ``make_run_plan`` with the schedule ``auto``.
-        watch: watches over the search for their plans.
+    The schedule of ``config`` does not matter, and its treatment is decided; ``costs`` are as for
+    ``make_run_plan`` with the schedule ``auto``.
 
     Raises:
         ValueError: there is no such schedule; the message says why the first one was left out.

@@ -16,8 +16,8 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from megatron.simulator.units import MEMORY, percent
 from megatron.training.planning.estimate import Estimate
-from megatron.training.planning.forecast_run import Fullest
 from megatron.training.planning.neighbours import Setting, neighbours
+from megatron.training.planning.run_memory import Fullest
 
 ALTERNATIVES: Final = 5
 """How many settings that fit are named if the settings of the command line do not fit."""
@@ -28,12 +28,7 @@ left when all are known."""
 
 
 class _Tried(NamedTuple):
-    """A setting with a plan.
-
-    Attributes:
-        setting: the setting.
-        found: its estimated time and memory.
-    """
+    """A setting with a plan, and its estimated time and memory."""
 
     setting: Setting
     found: Estimate
@@ -47,7 +42,6 @@ class _Search:
         gpu: of every rank.
         watch: over the time of the advice.
         tried: settings with a plan.
-        skipped: settings that may fit, but are too slow to be among the fastest.
         unknown: settings that were not looked at, because the time was up.
         impossible: settings whose least memory is too large, so none of their plans fits.
     """
@@ -55,7 +49,6 @@ class _Search:
     gpu: Gpu
     watch: Watch
     tried: list[_Tried] = field(default_factory=list)
-    skipped: list[Setting] = field(default_factory=list)
     unknown: list[Setting] = field(default_factory=list)
     impossible: list[Setting] = field(default_factory=list)
 
@@ -80,11 +73,7 @@ class _Search:
             (able if fits else self.impossible).append(setting)
         usable = self.gpu.usable
         return sorted(
-            able,
-            key=lambda setting: (
-                max(setting.expected, usable),
-                setting.candidate.least_time,
-            ),
+            able, key=lambda each: (max(each.expected, usable), each.candidate.least_time)
         )
 
     def plan(self, able: Sequence[Setting]) -> None:
@@ -94,8 +83,8 @@ class _Search:
         for setting in able:
             enough = self.fitting[ALTERNATIVES - 1 : ALTERNATIVES]
             if enough and rate * setting.candidate.least_time >= enough[0].found.seconds:
-                self.skipped.append(setting)
-            elif self.watch.is_over:
+                continue  # it is too slow to be among the fastest
+            if self.watch.is_over:
                 self.unknown.append(setting)
             else:
                 found = self.try_one(setting, SEARCH_SECONDS)
@@ -104,8 +93,7 @@ class _Search:
     def try_one(self, setting: Setting, seconds: float) -> Estimate:
         """Plan a setting within some seconds, and tell it to the watch's reader."""
         self.watch.next_plan()
-        part = self.watch.part(seconds)
-        found = setting.candidate.estimate(self.gpu, part)
+        found = setting.candidate.estimate(self.watch.part(seconds), self.gpu)
         told = f"{found.samples_per_second:.3g} samples/s" if found.fits else "does not fit"
         self.watch.planned(setting.flags, told)
         self.tried.append(_Tried(setting, found))
@@ -135,12 +123,8 @@ def what_would_fit(
 ) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
-    Args:
-        config: the run.
-        gpu: of every rank.
-        own: what the run itself holds.
-        watch: over the time of the advice. A bound or a plan that was begun is finished.
-        more: the way to have more settings tried than this time allows.
+    ``own`` is what the run itself holds. A bound or a plan that was begun is finished when the time
+    of ``watch`` is up; ``more`` says how more settings are tried.
     """
     search = _Search(gpu, watch)
     search.plan(search.bound(list(neighbours(config))))
@@ -207,9 +191,9 @@ def _not_tried(search: _Search, more: str) -> Iterator[str]:
         return
     number = counted(len(search.unknown), "setting")
     yield f"not tried in {_time(search.watch)}: {number} ({more})"
-    ordered = sorted(search.unknown, key=lambda setting: setting.others)
-    for others, settings in groupby(ordered, key=lambda setting: setting.others):
-        schedules = ", ".join(setting.candidate.schedule for setting in settings)
+    ordered = sorted(search.unknown, key=lambda each: each.others)
+    for others, settings in groupby(ordered, key=lambda each: each.others):
+        schedules = ", ".join(each.candidate.schedule for each in settings)
         yield f"  {others}, --pipeline-schedule {schedules}"
 
 

@@ -30,15 +30,7 @@ from megatron.training.setup import TrainState
 
 
 class Observation:
-    """Observes one rank's iterations, which are counted from 0 here and from 1 in the flags.
-
-    Args:
-        config: the iterations to observe, and the files for the observations.
-        state: this rank.
-        last: the last iteration.
-        plan_with: makes a plan from measured costs.
-        say: prints on rank 0.
-    """
+    """Observes one rank's iterations, which are counted from 0 here and from 1 in the flags."""
 
     def __init__(
         self,
@@ -46,7 +38,7 @@ class Observation:
         state: TrainState,
         last: int,
         plan_with: PlanWith,
-        say: Callable[..., None],
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._state = state
@@ -118,22 +110,21 @@ class Observation:
         tried = end_trial(self._trial, self._state, timelines)
         if tried.is_faster:
             self._costs = costs
-        self._say(describe_tried(tried), flush=True)
+        self._say(describe_tried(tried))
 
     def _use_costs(self, costs: Costs, timelines: list[Timeline]) -> None:
         """Save the measured costs, and plan with them."""
         config, state, measured = self._config, self._state, self._measured
         self._say(
             f"iterations {measured[0] + 1} to {measured[-1] + 1} measured: {describe_costs(costs)}",
-            flush=True,
         )
         if config.save_measured_costs is not None:
             unwritten = save_measured(state, costs, config.save_measured_costs)
             if unwritten is not None:
-                self._say(unwritten, flush=True)
+                self._say(unwritten)
         if config.replan:
             found, self._trial = replan(self._plan_with, state, costs, timelines)
-            self._say(describe_replanned(found), flush=True)
+            self._say(describe_replanned(found))
         if self._trial is not None:  # after an iteration in which the new plan gets its memory
             self._measured = range(measured.stop + 1, measured.stop + 1 + len(measured))
 
@@ -161,5 +152,4 @@ class Observation:
             why_unwritten("--record-timeline", write)
             or f"timeline of the last iteration: {path}, and beside it as planned ({PLANNED}) and "
             f"as a trace ({TRACE}); clocks of ranks agree within {error * 1e6:.0f} us",
-            flush=True,
         )

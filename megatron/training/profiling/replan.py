@@ -27,11 +27,7 @@ PlanWith = Callable[[Costs], RunPlan]
 class Replanned:
     """The result of planning with measured costs.
 
-    Attributes:
-        plan: the new plan.
-        schedule: that it is of.
-        before: predicted time of an iteration as it runs now, in seconds.
-        after: predicted time of an iteration of ``plan``.
+    Seconds of an iteration are predicted: ``before`` as it runs now, ``after`` with the new plan.
     """
 
     plan: Plan
@@ -49,9 +45,7 @@ class Replanned:
 class Trial:
     """A new plan that runs until it is measured.
 
-    Attributes:
-        old: the plan that ran before.
-        before: measured time of an iteration of ``old``, in seconds.
+    An iteration of the ``old`` plan took the seconds ``before``.
     """
 
     old: Installed
@@ -62,9 +56,7 @@ class Trial:
 class Tried:
     """The result of a trial.
 
-    Attributes:
-        before: measured time of an iteration of the old plan, in seconds.
-        after: measured time of an iteration of the new plan.
+    An iteration of the old plan took the seconds ``before``, one of the new plan ``after``.
     """
 
     before: float
@@ -84,11 +76,8 @@ def replan(
     Every rank calls it between two iterations. Rank 0 plans for all ranks, so that all have the
     same plan even on unlike machines. Stages and layers stay where they are.
 
-    Args:
-        plan_with: makes a plan from measured costs.
-        state: this rank.
-        costs: in seconds, by rank and chunk, the same on every rank.
-        measured: timelines of the iterations of the plan that runs, the same on every rank.
+    ``costs``, in seconds by rank and chunk, and the ``measured`` iterations of the plan that runs
+    are the same on every rank.
 
     Returns:
         The new plan, and its trial if it runs from the next iteration on.
@@ -109,10 +98,7 @@ def replan(
 def end_trial(trial: Trial, state: TrainState, measured: Sequence[Timeline]) -> Tried:
     """Keep the faster of two measured plans; every rank calls it between two iterations.
 
-    Args:
-        trial: what ``replan`` returned.
-        state: this rank.
-        measured: timelines of the iterations of the new plan, the same on every rank.
+    ``measured`` are iterations of the new plan, the same on every rank.
     """
     tried = Tried(trial.before, _iteration_time(measured))
     if not tried.is_faster:

@@ -4,41 +4,30 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from megatron.config.log import LogConfig
 from megatron.native.files import atomic_path
+from megatron.training.metrics.log import print_now
 from megatron.training.outputs import why_unwritten
 
 
-class Steps(Protocol):
-    """Is told after every iteration."""
-
-    def step(self) -> None:
-        """Note the end of an iteration."""
-        ...
-
-
-class _NoProfiler:
-    def step(self) -> None:
-        """Do nothing: this run is not traced."""
-
-
 @contextmanager
-def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> Iterator[Steps]:
+def profiler(
+    config: LogConfig, rank: int, say: Callable[[str], None] = print_now
+) -> Iterator[Callable[[], None]]:
     """Trace the iterations ``profile_step_start`` to ``profile_step_end`` (exclusive, from 1).
 
     The traces open in Perfetto or chrome://tracing.
 
-    Args:
-        config: which iterations and ranks are traced, and the folder of the traces.
-        rank: of the job.
-        say: prints why a trace could not be written.
+    ``say`` prints why a trace could not be written.
+
+    Yields:
+        A function to call after every iteration.
     """
     if not config.profile or (config.profile_ranks and rank not in config.profile_ranks):
-        yield _NoProfiler()
+        yield lambda: None  # this run is not traced
         return
     config.profile_dir.mkdir(parents=True, exist_ok=True)
     path = config.profile_dir / f"trace.rank{rank}.json"
@@ -51,14 +40,14 @@ def profiler(config: LogConfig, rank: int, say: Callable[..., None] = print) -> 
     def keep(trace: torch.profiler.profile) -> None:
         unwritten = why_unwritten("--profile-dir", lambda: _write(trace, path))
         if unwritten is not None:
-            say(unwritten, flush=True)
+            say(unwritten)
 
     with torch.profiler.profile(
         schedule=schedule,
         on_trace_ready=keep,
         record_shapes=config.pytorch_profiler_collect_shapes,
     ) as profile:
-        yield profile
+        yield profile.step
 
 
 def _write(trace: torch.profiler.profile, path: Path) -> None:

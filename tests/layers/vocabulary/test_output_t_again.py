@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.kernels.tiled.output_t import LEAST_TILES, tile_rows
+from megatron.kernels.tiled.output_s import LEAST_TILES, tile_rows
 from megatron.kernels.tiled.state import TiledState
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer

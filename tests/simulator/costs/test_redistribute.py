@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.simulator.costs import redistribute, redistribute_stages
+from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 
 times = st.floats(0, 10)
 

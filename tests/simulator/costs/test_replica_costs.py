@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from megatron.simulator.costs.replicas import Link, Replicas
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.replicas import Replicas
 
 PARAMETERS = 5040
 """Divided by all numbers of replicas that are tried here."""
@@ -57,7 +58,7 @@ def test_a_ring_sends_as_many_bytes(d: int, sharded: bool, gradient_bytes: int) 
     gathered.all_gather()
     assert gathered.vectors == [sums] * d
     steps = ring.steps + (0 if sharded else gathered.steps)
-    link = Link(bandwidth=8.0, latency=0.25)
+    link = Path(bandwidth=8.0, latency=0.25)
     for sent, more in zip(ring.sent, gathered.sent, strict=True):
         reduced = gradient_bytes * (sent if sharded else sent + more)
         assert replicas.reduced_bytes(PARAMETERS) == pytest.approx(reduced)
@@ -79,13 +80,13 @@ def test_all_reduce_is_twice_d_minus_1_over_d_and_sharding_halves_it() -> None:
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan")])
 def test_a_link_moves_something(bandwidth: float) -> None:
     with pytest.raises(ValueError, match=r"bandwidth of .* above 0"):
-        Link(bandwidth)
+        Path(bandwidth)
 
 
 @pytest.mark.parametrize("latency", [-1.0, float("inf"), float("nan")])
 def test_a_latency_is_a_time(latency: float) -> None:
     with pytest.raises(ValueError, match=r"latency of .* 0 or more"):
-        Link(1.0, latency)
+        Path(1.0, latency)
 
 
 def test_there_is_a_replica() -> None:

@@ -42,7 +42,7 @@ def test_a_sigterm_that_was_only_noted_is_remembered() -> None:
 
 
 def test_a_single_rank_leaves_at_once() -> None:
-    config = GuardConfig(exit_signals=("SIGUSR1",), exit_seconds=3600.0)
+    config = GuardConfig(exit_signals=("SIGUSR1",), exit_duration_in_mins=60.0)
     signals = ExitSignals(config.exit_signals)
     agreed = AgreedExit(config, signals, time.monotonic(), ALONE)
     assert agreed.decide() == (None, False)
@@ -52,7 +52,7 @@ def test_a_single_rank_leaves_at_once() -> None:
 
 
 def test_the_time_counts_from_the_begin_of_the_process() -> None:
-    config = GuardConfig(exit_seconds=90.0)
+    config = GuardConfig(exit_duration_in_mins=1.5)
     begin = time.monotonic() - 100.0
     reason, _ = AgreedExit(config, ExitSignals(), begin, ALONE).decide()
     assert reason == "after 1.5 minutes (--exit-duration-in-mins)"
@@ -62,7 +62,7 @@ def leave(rank: int, world_size: int, *, odd: int, seconds: float | None) -> lis
     """Five iterations; rank ``odd`` gets a signal in the second, or has begun earlier."""
     hosts = make_pipeline_groups().world_hosts
     names = () if seconds else ("SIGUSR1",)
-    config = GuardConfig(exit_signals=names, exit_seconds=seconds)
+    config = GuardConfig(exit_signals=names, exit_duration_in_mins=seconds and seconds / 60)
     before = signal.getsignal(signal.SIGUSR1)
     signals = ExitSignals(names)
     begin = time.monotonic() - (2 * (seconds or 0.0) if rank == odd else 0.0)
@@ -99,7 +99,7 @@ def test_a_run_that_no_signal_and_no_time_ends_exchanges_nothing() -> None:
 
 def test_a_file_ends_the_run_as_long_as_it_is_there(tmp_path: Path) -> None:
     file = tmp_path / "stop"
-    agreed = AgreedExit(GuardConfig(exit_file=file), ExitSignals(), time.monotonic(), ALONE)
+    agreed = AgreedExit(GuardConfig(kill_switch_path=file), ExitSignals(), time.monotonic(), ALONE)
     assert agreed.decide() == (None, False)
     file.touch()
     reason = f"because {file} is there (--kill-switch-path)"
@@ -107,7 +107,7 @@ def test_a_file_ends_the_run_as_long_as_it_is_there(tmp_path: Path) -> None:
 
 
 def test_triggers_work_once_each(tmp_path: Path) -> None:
-    config = GuardConfig(trigger_folder=tmp_path)
+    config = GuardConfig(trigger_path=tmp_path)
     agreed = AgreedExit(config, ExitSignals(), time.monotonic(), ALONE)
     assert agreed.decide() == (None, False)
     (tmp_path / "save").touch()
@@ -121,7 +121,7 @@ def test_triggers_work_once_each(tmp_path: Path) -> None:
 def look(rank: int, world_size: int, *, folder: Path) -> list[tuple[str | None, bool]]:
     """Three iterations; a file asks for a save before the first."""
     hosts = make_pipeline_groups().world_hosts
-    agreed = AgreedExit(GuardConfig(trigger_folder=folder), ExitSignals(), time.monotonic(), hosts)
+    agreed = AgreedExit(GuardConfig(trigger_path=folder), ExitSignals(), time.monotonic(), hosts)
     decided = [agreed.decide() for _ in range(3)]
     agreed.close()
     return decided

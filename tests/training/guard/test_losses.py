@@ -17,7 +17,7 @@ def finished(number: int, loss: float, is_skipped: bool = False) -> Finished:
 
 def remarks(losses: list[float], tells_spikes: bool = True) -> dict[int, str]:
     """What is said about each iteration, counted from 1, that is remarkable."""
-    watch = LossWatch(GuardConfig(tells_spikes=tells_spikes))
+    watch = LossWatch(GuardConfig(check_for_spiky_loss=tells_spikes))
     said = {}
     for number, loss in enumerate(losses):
         for line in watch.remarks(finished(number, loss, not math.isfinite(loss))):
@@ -79,4 +79,4 @@ def test_an_overflow_is_told_with_the_next_loss_scale() -> None:
 
 
 def test_an_iteration_that_is_not_final_is_no_news() -> None:
-    assert list(LossWatch(GuardConfig(tells_spikes=True)).remarks(None)) == []
+    assert list(LossWatch(GuardConfig(check_for_spiky_loss=True)).remarks(None)) == []

@@ -29,7 +29,7 @@ def run_on_rank(
     state = build_train_state(config, make_pipeline_groups())
     batches = [batch for number, batch in enumerate(JOB.batches()) if number not in without]
     with redirect_stdout(io.StringIO()) as out:
-        train(config, state, Data(Batches(batches), None))
+        train(config, state, Data(Batches(batches)))
     return everything(state), out.getvalue()
 
 

@@ -16,7 +16,7 @@ from megatron.schedules.passes import Pass
 from megatron.simulator.simulate import Span
 from megatron.training.guard.stragglers import StragglerWatch, Times, compare, median_times, report
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 
 Work = Callable[[StagePasses, Pass], None]

@@ -45,7 +45,7 @@ def test_what_only_some_runs_know_is_drawn_where_it_is_known() -> None:
 def test_a_loss_scale_is_drawn_unless_it_is_not_wanted() -> None:
     scaled = step(1, loss_scale=1024.0)
     assert Point("loss-scale", 1024.0, True) in list(Curves(RecordConfig(), 2).points(scaled))
-    assert names(RecordConfig(log_loss_scale_to_tensorboard=False), scaled) == STEP
+    assert names(RecordConfig(no_log_loss_scale_to_tensorboard=True), scaled) == STEP
 
 
 @pytest.mark.parametrize("dataset", ["validation", "test"])

@@ -225,5 +225,5 @@ def test_only_a_terminal_of_rank_0_has_one_and_only_if_wanted() -> None:
         environment.delenv("NO_COLOR", raising=False)
         assert shows(RecordConfig(), 0, Screen())
         assert not shows(RecordConfig(), 1, Screen())
-        assert not shows(RecordConfig(live_display=False), 0, Screen())
+        assert not shows(RecordConfig(no_live_display=True), 0, Screen())
         assert not shows(RecordConfig(), 0, io.StringIO())

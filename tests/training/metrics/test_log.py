@@ -5,14 +5,13 @@ from training.metrics.made_records import interval, step
 
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.log_line import iteration_line
-from megatron.training.metrics.records import Record
+from megatron.training.metrics.records import Record, Sink
 
 
-class Kept:
+class Kept(Sink):
     """A sink that fails when told to, and keeps what it takes."""
 
     name = "--kept here"
-    wants_ranks = False
 
     def __init__(self) -> None:
         self.records: list[Record] = []

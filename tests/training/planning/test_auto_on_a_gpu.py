@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from harness.marks import full
+from torch.distributed import HashStore
 from training.planning.test_dry_run import config, few, on, ranked, report, unhurried
 
 from megatron.config.run_config import RunConfig
@@ -13,11 +14,11 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import USABLE, gpu
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.choice import chosen
 from megatron.training.planning.compared import compared_lines
-from megatron.training.planning.race import NEAR
+from megatron.training.planning.race import NEAR, chosen
 from megatron.training.planning.run_plan import asked, candidates, make_run_plan, settled
-from megatron.training.planning.shared_plan import from_json, to_json
+from megatron.training.prepare import shared_plan
+from megatron.training.rendezvous import Rendezvous
 
 COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
 
@@ -124,7 +125,7 @@ def test_the_run_has_the_treatment_of_its_plan() -> None:
     times: dict[str, Candidate] = {each.treatment: each for each in asked(run)}
     assert found.treatment in COMPARED
     assert times[found.treatment].time * (1 - NEAR) <= min(each.time for each in times.values())
-    assert from_json(to_json(found)) == found
+    assert shared_plan(Rendezvous(HashStore(), 0, 1), found) == found
     own = settled(run, found)
     assert (own.parallel.vocab_parallel, own.alternatives) == (found.treatment, ())
     assert own.notes == (f"--vocab-parallel auto takes {found.treatment}",)

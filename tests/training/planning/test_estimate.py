@@ -25,7 +25,7 @@ def test_it_is_near_the_forecast_of_all_microbatches(schedule: str, vocabulary: 
     run = config(3, vocabulary, schedule)
     run = replace(run, train=replace(run.train, global_batch_size=2 * 22))
     [candidate] = asked(run)
-    found = candidate.estimate(gpu("A100"), Watch())
+    found = candidate.estimate(Watch(), gpu("A100"))
     whole = forecast_run(run, candidate.run_plan, gpu("A100"))
     assert found.planned < found.microbatches == 22
     assert found.seconds == pytest.approx(whole.outcome.seconds, rel=0.03)
@@ -37,7 +37,7 @@ def test_it_is_near_the_forecast_of_all_microbatches(schedule: str, vocabulary: 
 def test_of_few_microbatches_it_is_the_forecast() -> None:
     run = config(4, "vocab-2", "zb-h1")
     [candidate] = asked(run)
-    found = candidate.estimate(gpu("A100"), Watch())
+    found = candidate.estimate(Watch(), gpu("A100"))
     whole = forecast_run(run, candidate.run_plan, gpu("A100"))
     assert (found.seconds, found.fullest) == (whole.outcome.seconds, whole.fullest)
     assert not found.cut

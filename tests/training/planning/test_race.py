@@ -13,10 +13,9 @@ from training.planning.test_dry_run import config, on, with_microbatches
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.choice import chosen
 from megatron.training.planning.estimate import Estimate
-from megatron.training.planning.forecast_run import Fullest
-from megatron.training.planning.race import NEAR, Race
+from megatron.training.planning.race import NEAR, Race, chosen
+from megatron.training.planning.run_memory import Fullest
 from megatron.training.planning.run_plan import candidates
 
 REQUEST = Request("1f1b", "none", 2, 16)
@@ -46,7 +45,8 @@ class Contender:
     def tell(self) -> None:
         self.is_planned = True
 
-    def quick_estimate(self, watch: Watch) -> Estimate:
+    def estimate(self, watch: Watch, *, quick: bool) -> Estimate:
+        assert quick
         self.is_estimated = True
         fullest = Fullest(0, self.peak, 0.0)
         seconds = self.time * (1 + self.error)

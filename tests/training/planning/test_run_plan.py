@@ -79,7 +79,7 @@ def config(
         ),
         optimizer=OptimizerConfig(lr=1.0),
         data=DataConfig((), (1, 0, 0), 128, seed=0, eod_token=0),
-        log=LogConfig(1, None, False, 0, 0, Path(), None),
+        log=LogConfig(log_interval=1),
     )
 
 

@@ -15,26 +15,26 @@ from training.planning.test_run_plan import config
 from megatron.schedules.search.watch import Watch
 from megatron.training import prepare
 from megatron.training.agreement import run_digests
-from megatron.training.planning.choice import ranking
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.race import chosen
 from megatron.training.planning.run_plan import (
     COMPARISON_SECONDS,
     candidates,
     depends_on_time,
     make_run_plan,
 )
-from megatron.training.planning.shared_plan import from_json, shared_plan, to_json
+from megatron.training.prepare import shared_plan
 from megatron.training.rendezvous import Rendezvous
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "interleaved", "auto"])
 @pytest.mark.parametrize("treatment", ["vocab-2", "redis"])
-def test_a_plan_comes_back_from_its_text(schedule: str, treatment: str) -> None:
+def test_a_plan_comes_back_from_the_store(schedule: str, treatment: str) -> None:
     if schedule == "auto" and treatment == "redis":
         treatment = "none"
     run = config(schedule, treatment, 2)
     found = make_run_plan(run)
-    again = from_json(to_json(found))
+    again = shared_plan(Rendezvous(dist.HashStore(), 0, 1), found)
     assert (again.plan, again.layers) == (found.plan, found.layers)
     assert run_digests(run, again) == run_digests(run, found)
 
@@ -95,9 +95,9 @@ def test_ranks_that_compare_on_a_gpu_agree_on_the_plan_of_rank_0() -> None:
     assert second.run_plan.schedule == "zb-v"
 
 
-def test_a_ranking_without_time_leaves_out_what_was_not_planned() -> None:
+def test_without_time_few_are_planned_and_the_one_that_is_taken_fits() -> None:
     compared = candidates(config("auto", "vocab-2", 2, microbatches=8), watch=Watch(0.0))
-    ranked = ranking(compared)
-    assert 1 <= len(ranked) < len(compared)
-    assert all(candidate.is_planned for candidate in ranked)
-    assert ranked[0].fits
+    taken = chosen(compared)
+    assert 1 <= sum(candidate.is_planned for candidate in compared) < len(compared)
+    assert taken.is_planned
+    assert taken.fits

@@ -30,9 +30,9 @@ from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.iteration import run_iteration
-from megatron.training.make_step import make_train_step
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.post_validated_step import make_train_step
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import (
     describe_replanned,

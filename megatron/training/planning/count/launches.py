@@ -47,14 +47,7 @@ count as the model's."""
 
 
 def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
-    """Return the launch of an operation; ``None``: nothing is launched.
-
-    Args:
-        function: the overload of the operator.
-        args: of the call.
-        kwargs: of the call.
-        result: of the call.
-    """
+    """Return the launch of an operation; ``None``: nothing is launched."""
     name = function._schema.name.partition("::")[2]
     if name in _NO_LAUNCH or function.namespace not in _NAMESPACES:
         return None
@@ -63,8 +56,9 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
         return None
     known = {id(each) for each in tensors_of((args, kwargs))}
     made = [each for each in tensors_of(result) if id(each) not in known]
-    sizes = _rows_touched(function, args, kwargs)
-    again = _read_again(function, args, kwargs, writes)
+    names = [argument.name for argument in function._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    sizes, again = _rows_touched(name, given), _read_again(name, given, writes)
     moved = [*reads, *writes, *again, *made]
     if not moved:
         return None  # it asks about types
@@ -78,8 +72,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     flops = int(counter(*factors, out_val=result))
     product = _product(name, factors)
     executed = flops
-    if product is None and _is_causal(function, args, kwargs):
-        flops = _with_later_positions(flops, _named(function, args, kwargs))
+    if product is None and given.get("is_causal", given.get("causal", False)):
+        flops = _with_later_positions(flops, given)
         executed = flops // 2
     if product is None and name.endswith("_backward"):
         flops = flops * _COUNTED_PRODUCTS // _EXECUTED_PRODUCTS
@@ -140,11 +134,6 @@ def _grouped(size: int, args: Any) -> Launch:
     return Launch("_grouped_mm", size, flops, product, flops)
 
 
-def _is_causal(function: Any, args: Any, kwargs: Any) -> bool:
-    given = _named(function, args, kwargs)
-    return bool(given.get("is_causal", given.get("causal", False)))
-
-
 def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
     """Return twice the FLOPs that causality needs.
 
@@ -162,29 +151,19 @@ def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
     return flops * (2 * keys - queries) // keys
 
 
-def _named(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    names: list[str] = [argument.name for argument in function._schema.arguments]
-    named: dict[str, Any] = dict(zip(names, args, strict=False))
-    named.update(kwargs)
-    return named
-
-
-def _read_again(function: Any, args: Any, kwargs: Any, writes: list[Tensor]) -> list[Tensor]:
+def _read_again(name: str, given: dict[str, Any], writes: list[Tensor]) -> list[Tensor]:
     """Return the written tensors that an operation in place also reads."""
-    name = function._schema.name.partition("::")[2]
     if not name.endswith("_"):
         return []
-    given = _named(function, args, kwargs)
     unread = {id(each) for key in _ONLY_WRITTEN.get(name, ()) for each in tensors_of(given[key])}
     return [each for each in writes if id(each) not in unread]
 
 
-def _rows_touched(function: Any, args: Any, kwargs: Any) -> dict[int, int]:
+def _rows_touched(name: str, given: dict[str, Any]) -> dict[int, int]:
     """Return the bytes of touched rows, by the id of the matrix that they are of."""
-    chosen = _ROWS_OF_TOKENS.get(function._schema.name.partition("::")[2])
+    chosen = _ROWS_OF_TOKENS.get(name)
     if chosen is None:
         return {}
-    given = _named(function, args, kwargs)
     rows, indices = (given[name] for name in chosen)
     return {id(rows): indices.numel() * prod(rows.shape[1:]) * rows.element_size()}
 

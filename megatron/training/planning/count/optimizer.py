@@ -45,10 +45,7 @@ class StepCount(NamedTuple):
 def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
     """Return the state and the work of a step for one element of a parameter.
 
-    Args:
-        config: the run.
-        matrix: whether the parameter is a matrix of a layer; some optimizers have a rule of their
-            own for these.
+    Some optimizers have a rule of their own for a ``matrix`` of a layer.
     """
     optimizer = config.optimizer
     if optimizer.implementation == "apex":  # apex need not be there to be asked about

@@ -38,19 +38,13 @@ from megatron.simulator.costs.count import (
     in_order,
 )
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
-from megatron.training.planning.count.microbatch import counted_microbatch, document_starts
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a rank's layers, with all else that the rank has, or without.
-
-    Attributes:
-        placement: the parts of the model.
-        recomputation: activations of these layers that the backward computes again.
-    """
+    """Some of a rank's layers, with all else that the rank has, or without."""
 
     placement: Placement
     recomputation: Recomputation
@@ -59,11 +53,7 @@ class Part:
 class CountedRank:
     """A rank of a run whose tensors have no values.
 
-    Args:
-        subject: the model, one microbatch and the layout.
-        plan: a plan of one microbatch.
-        rank: pipeline rank.
-        part: the layers that are there.
+    Its plan is of one microbatch, and only the layers of ``part`` are there.
     """
 
     def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:
@@ -93,7 +83,7 @@ class CountedRank:
         self._passes = StagePasses(model, plan, rank, self._store, seed=0)
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         self._shape = (subject.samples, tokens, subject.model.hidden_size)
-        self._starts_bs = document_starts(subject)
+        self._starts_bs = subject.document_starts()
 
     def _tensor(self) -> TensorParallel:
         """Return the ranks that share layers, with a lane that lists."""
@@ -105,7 +95,7 @@ class CountedRank:
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""
-        model, batch = self._model, counted_microbatch(self._subject, self._starts_bs)
+        model, batch = self._model, self._subject.microbatch(self._starts_bs)
         if model.eight_bits is not None and model.eight_bits.delayed is not None:
             model.eight_bits.end(lambda _: None)  # so that scales have a history
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
@@ -148,8 +138,7 @@ class CountedRank:
     def _divide(self, *, between: bool) -> None:
         """Divide every F and B where the layers of a chunk begin, and where they end.
 
-        Args:
-            between: further layers follow those of the chunk.
+        With ``between`` further layers follow those of the chunk.
         """
         again = self._model.recomputation
         self._model.recomputation = DividedAtLayers(

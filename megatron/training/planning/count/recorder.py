@@ -9,6 +9,7 @@ passes from a lane that runs it at once (``ListedLane``).
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -140,17 +141,17 @@ def _is_of_the_host(args: Any, kwargs: Any) -> bool:
     return devices == {"cpu"} and "device" not in kwargs
 
 
+@dataclass(frozen=True)
 class _ListedResult(Generic[T]):
     """A result of a lane; like a real one it keeps the inputs until it is waited for."""
 
-    def __init__(self, recorder: Recorder, work: Callable[[], T], value: T) -> None:
-        self._recorder = recorder
-        self._work = work
-        self._value = value
+    recorder: Recorder
+    work: Callable[[], T]
+    value: T
 
     def wait(self) -> T:
-        self._recorder.await_lane()
-        return self._value
+        self.recorder.await_lane()
+        return self.value
 
 
 class ListedLane:
@@ -182,29 +183,12 @@ class _ListedWork(dist.Work):
 
 
 class ListedGroup(dist.ProcessGroup):
-    """A process group whose other ranks are not there; it lists what would be sent.
-
-    Args:
-        recorder: gets the collectives.
-        axis: of the ranks.
-        rank: this one.
-        size: ranks.
-    """
+    """A process group whose other ranks are not there; it lists what would be sent."""
 
     def __init__(self, recorder: Recorder, axis: CountedAxis, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
         self._recorder = recorder
         self._axis: CountedAxis = axis
-        self._rank = rank
-        self._size = size
-
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return self._size
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
         """Send to another rank."""
@@ -244,6 +228,6 @@ class ListedGroup(dist.ProcessGroup):
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
-        ranks = 2 if kind == "send" else self._size
+        ranks = 2 if kind == "send" else self.size()
         self._recorder.communicate(Collective(kind, self._axis, ranks, size))
         return _ListedWork(used)

@@ -35,10 +35,7 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
     """Return the work of every pipeline rank for one microbatch.
 
-    Args:
-        config: the run.
-        plan: a plan of one microbatch with the passes and stages of the run's own.
-        layers: transformer layers of every stage.
+    The plan is of one microbatch, with the passes and stages of the run's own.
     """
     assert plan.microbatches == 1, "one microbatch is counted"
     subject = Subject.of(config)
@@ -48,10 +45,7 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
 def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
     """Return the work of one layer of the model.
 
-    Args:
-        config: the run.
-        plan: as for ``count_ranks``.
-        layer: index of the layer.
+    The plan is as for ``count_ranks``.
     """
     subject = Subject.of(config)
     part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
@@ -61,9 +55,7 @@ def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
 class _LayersInARow(NamedTuple):
     """Layers that are counted together.
 
-    Attributes:
-        layers: their indices in the model.
-        again: whether the backward computes these layers again.
+    The backward computes them ``again``, or does not.
     """
 
     layers: range
@@ -74,11 +66,7 @@ class _LayersInARow(NamedTuple):
 class _Keyed:
     """Arguments of a count, which a cache distinguishes by ``key`` alone.
 
-    Attributes:
-        key: equal for arguments with equal counts.
-        plan: a plan of one microbatch.
-        rank: pipeline rank.
-        part: the layers that are there.
+    The key is equal for arguments with equal counts.
     """
 
     key: Hashable
@@ -115,11 +103,7 @@ def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersIn
         return layers, []
     if groups:
         return groups[-1], [_LayersInARow(one, again=True) for one in groups[:-1]]
-    return rest[-1:], [_alone(layer) for layer in rest[:-1]]
-
-
-def _alone(layer: int) -> _LayersInARow:
-    return _LayersInARow(range(layer, layer + 1), again=False)
+    return rest[-1:], [_LayersInARow(range(one, one + 1), again=False) for one in rest[:-1]]
 
 
 def _repeated(

@@ -5,15 +5,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from megatron.config.run_config import RunConfig
 from megatron.data.config import DocumentsConfig
+from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
 from megatron.parallel.grid import Grid
+from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
+from megatron.training.planning.count.recorder import META
 
 
 class Subject(NamedTuple):
@@ -21,21 +25,8 @@ class Subject(NamedTuple):
 
     The number of pipeline ranks and the treatment of the vocabulary are the plan's.
 
-    Attributes:
-        model: the whole model.
-        samples: of a microbatch.
-        dtype: of activations.
-        gradient_dtype: of the sums of gradients.
-        wide_stream: whether activations between layers are fp32.
-        eight_bits: how products are done in 8 bits; ``None``: none is.
-        recomputation: activations that the backward computes again.
-        vocab_recompute: whether the output layer computes its logits again.
-        padded_vocab_size: rows of the whole vocabulary matrix.
-        tensor_size: tensor-parallel ranks t.
-        sequence_parallel: whether each of these has its own part of the sequence between layers.
-        context_size: context-parallel ranks c.
-        documents: what becomes of the documents in a sample; ``None``: nothing. Every sample counts
-            as one document, which is the most work that documents can make.
+    The stream is the activations between layers. Of ``documents`` every sample counts as one, which
+    is the most work that documents can make; ``None``: samples stay whole.
     """
 
     model: ModelConfig
@@ -82,13 +73,7 @@ class Subject(NamedTuple):
         return Grid(self.tensor_size, 1, ranks, context_size=self.context_size)
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
-        """Return the parts of the model on the first rank of those that share pipeline ``rank``.
-
-        Args:
-            plan: of the pipeline.
-            layers: transformer layers of every stage.
-            rank: pipeline rank.
-        """
+        """Return the parts of the model on the first rank of those that share pipeline ``rank``."""
         grid = self.grid(plan.ranks)
         shard = grid.vocabulary_rank(rank), self.tensor_size * plan.ranks
         return place(
@@ -100,3 +85,35 @@ class Subject(NamedTuple):
             vocabulary_shard=shard if plan.treatment.is_sharded else None,
             tensor_shard=(0, self.tensor_size),
         )
+
+    def document_starts(self) -> Tensor:
+        """Return the starts of documents, [b, s] on the host: every sample is one document.
+
+        The tensor is a single number in memory, so a mistyped size is no harm.
+        """
+        return torch.zeros((), dtype=torch.int64).expand(self.samples, self.model.seq_length)
+
+    def microbatch(self, starts_bs: Tensor) -> DeviceMicrobatch:
+        """Return a microbatch of one rank, without values; ``starts_bs`` as ``document_starts``."""
+        samples, asked = self.samples, self.documents
+        tokens = samples * self.model.seq_length // self.context_size
+        documents = positions_bs = None
+        if asked is not None and asked.reset_attention_mask:
+            length = starts_bs.shape[1]
+            bounds_k = torch.empty(samples + 1, dtype=torch.int32, device=META)
+            documents = Documents(_integers(samples, length), starts_bs, bounds_k, length)
+        if asked is not None and asked.reset_position_ids:
+            positions_bs = _integers(samples, tokens // samples)
+        return DeviceMicrobatch(
+            tokens_n=_integers(tokens),
+            targets_n=_integers(tokens),
+            weight_n=torch.empty(tokens, device=META),
+            samples=samples,
+            valid_tokens=float(tokens),
+            documents=documents,
+            positions_bs=positions_bs,
+        )
+
+
+def _integers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=META)

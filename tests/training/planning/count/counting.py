@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -79,7 +78,7 @@ def run_of(
         train=TrainConfig(**(options | train)),
         optimizer=optimizer or OptimizerConfig(lr=1.0),
         data=DataConfig((), (1, 0, 0), model.seq_length, seed=0, eod_token=0),
-        log=LogConfig(1, None, False, 0, 0, Path(), None),
+        log=LogConfig(log_interval=1),
     )
 
 

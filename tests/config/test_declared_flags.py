@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from command_lines import with_flags
 
-from megatron.config.checks import idle_notes, pairing_mistakes, value_mistakes
-from megatron.config.command_line import help_text, parse
-from megatron.config.declare import COUNT, Declaration, flag
-from megatron.config.groups import all_declarations, copied, filled
+from megatron.config.command_line import parse
 from megatron.config.model import ModelFlags
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
+from megatron.flags.checks import idle_notes, pairing_mistakes, value_mistakes
+from megatron.flags.declare import COUNT, Declaration, flag
+from megatron.flags.groups import all_declarations, copied, filled
+from megatron.flags.help import help_text
 
 RUN = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
@@ -155,7 +156,7 @@ def test_one_line_makes_a_flag() -> None:
     """It is parsed, told in the help, checked and copied to the field of its name."""
     declared = all_declarations((MoreModelFlags,))
     assert "--embedding-multiplier FLOAT\n        Factor of the embedding. (default: 1.0)" in (
-        help_text([MoreModelFlags])
+        help_text("", "", [MoreModelFlags])
     )
     line = "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 3"
 

@@ -1,15 +1,21 @@
-"""What the tiled output layer needs from kernels: operations on a tile of vocabulary rows.
+"""Operations on a tile of vocabulary rows, of which the tiled output layer consists.
 
-Shapes: n tokens, h hidden size, t rows of a tile.
-Types: as in ``megatron.kernels.face``.
+Shapes and types: as in ``megatron.kernels.face``.
 """
 
-from typing import Protocol
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
+from megatron.kernels.reference.gradients import GradientOperations
 
-class TileKernels(Protocol):
+EXPONENTIALS_AT_ONCE = 1 << 22
+"""How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. The work
+on such a slice takes a GPU longer than the launch of the work on the next slice."""
+
+
+class TileOperations(GradientOperations):
     """The operations on one tile.
 
     Attributes:
@@ -17,12 +23,6 @@ class TileKernels(Protocol):
     """
 
     tile_rows: int
-
-    def accumulate_product_(
-        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
-    ) -> None:
-        """See ``megatron.kernels.face.Kernels``."""
-        ...
 
     def exponentials_(self, logits_tn: Tensor, max_n: Tensor, sum_n: Tensor) -> Tensor:
         """Turn some rows of logits into exponentials and carry the running maximum and sum on.
@@ -36,7 +36,16 @@ class TileKernels(Protocol):
         Returns:
             [n], the factor for all exponentials of earlier rows: exp(old - new maximum).
         """
-        ...
+        new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
+        shrink_n = (max_n - new_max_n).exp_()
+        sum_n.mul_(shrink_n)
+        for part_tn in _slices(logits_tn):
+            # In the dtype of statistics, because a difference in bf16 would be far off.
+            exp_tn = (part_tn - new_max_n).exp_()
+            sum_n.add_(exp_tn.sum(0))
+            part_tn.copy_(exp_tn)
+        max_n.copy_(new_max_n)
+        return shrink_n
 
     def shifted_exponentials_(self, logits_tn: Tensor, shift_n: Tensor) -> None:
         """``logits = exp(logits - shift)``: exponentials, once the maximum of all rows is known.
@@ -45,7 +54,8 @@ class TileKernels(Protocol):
             logits_tn: contiguous activations.
             shift_n: statistics; no logit exceeds it but by rounding.
         """
-        ...
+        for part_tn in _slices(logits_tn):
+            part_tn.copy_((part_tn - shift_n).exp_())
 
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
@@ -58,7 +68,7 @@ class TileKernels(Protocol):
             exp_tn: E, contiguous activations.
             weight_th: the same rows of W, activations.
         """
-        ...
+        total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
 
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
@@ -71,7 +81,8 @@ class TileKernels(Protocol):
             exp_tn: E, contiguous activations.
             weight_th: the same rows of W, activations.
         """
-        ...
+        product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
+        gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
@@ -84,4 +95,10 @@ class TileKernels(Protocol):
             exp_tn: E, contiguous activations.
             x_nh: input of the output layer, contiguous activations.
         """
-        ...
+        scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
+        self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
+
+
+def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
+    """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
+    yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))

@@ -19,8 +19,6 @@ from typing import (
     get_origin,
 )
 
-from megatron.simulator.costs.redistribute import MOST_LAYERS
-
 T = TypeVar("T")
 
 
@@ -50,7 +48,6 @@ PERCENT = Range("greater than 0 and at most 1", lambda x: 0 < x <= 1)
 
 WIDTH = up_to(1 << 24)
 LENGTH = up_to(1 << 30)
-DEPTH = up_to(MOST_LAYERS)
 RANKS = up_to(1 << 16)
 MINUTES = up_to(366 * 24 * 60)
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
@@ -76,6 +73,14 @@ class Facts:
         excludes: conditions that contradict the flag.
         idle_without: the condition without which the flag changes nothing, as in Megatron.
         idle_with: conditions under which it changes nothing, as in Megatron.
+        names: other names of it on a tool's command line, such as ``-p``; those that training
+            knows stand in ``config/foreign``.
+        place: its name in the help if it has none on a command line and is told by its place.
+        reads: makes the value of a word, and judges the word: it raises a ``ValueError`` that
+            names the way out. By default the type does.
+        repeats: whether it takes one word and may be given several times, for a value of each.
+        may_be_empty: whether a flag of several words may stand alone.
+        hidden: whether only the tool itself gives it, so that no help lists it.
     """
 
     help: str
@@ -91,6 +96,12 @@ class Facts:
     excludes: str = ""
     idle_without: str = ""
     idle_with: str = ""
+    names: tuple[str, ...] = ()
+    place: str = ""
+    reads: Callable[[str], Any] | None = None
+    repeats: bool = False
+    may_be_empty: bool = False
+    hidden: bool = False
 
 
 def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
@@ -101,6 +112,11 @@ def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
 def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     """Declare a flag that must be given; ``facts`` are further arguments of ``Facts``."""
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
+
+
+def positional(help: str, metavar: str) -> Any:
+    """Declare a word without a flag, told by its place; ``metavar`` is its name, in capitals."""
+    return required(help, place=metavar, metavar=metavar)
 
 
 def option_of(name: str) -> str:
@@ -115,7 +131,7 @@ class Declaration:
     Attributes:
         name: name of the field.
         kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, or
-            a tuple of any number of one of these.
+            a tuple of any number of one of these; any other with ``Facts.reads``.
         default: its value if it is not given; ``MISSING`` if it must be given.
         facts: all other facts.
     """
@@ -127,34 +143,46 @@ class Declaration:
 
     @property
     def option(self) -> str:
-        """The flag as it stands on a command line."""
-        return option_of(self.name)
+        """The flag as it stands on a command line; a word without a flag is named by its place."""
+        return self.facts.place or option_of(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All words that name it on a command line, the documented one first."""
+        return () if self.facts.place else (self.option, *self.facts.names)
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether any number of words may stand behind it."""
+        return get_origin(self.kind) is tuple and not self.facts.repeats
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The words it may be set to; empty if any word is allowed."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else self.facts.choices
+        listed = get_origin(self._element) is Literal
+        return get_args(self._element) if listed else self.facts.choices
 
     @property
     def metavar(self) -> str:
         """The form of its values."""
         if self.facts.metavar or self.kind is bool:
             return self.facts.metavar
+        kind = {int: "INT", float: "FLOAT", Path: "PATH"}.get(self._element, "STR")
         if self.choices:
-            return "{" + ",".join(self.choices) + "}"
-        return {int: "INT", float: "FLOAT", Path: "PATH"}.get(self.kind, "STR")
+            kind = "{" + ",".join(self.choices) + "}"
+        return f"{kind} ..." if self.takes_several else kind
 
     @property
     def default_words(self) -> str:
         """Its default in words; ``Facts.unset`` if it has none."""
         if self.default is dataclasses.MISSING:
             return "required"
-        return self.facts.unset or ("off" if self.default is False else str(self.default))
+        words = "off" if self.default is False else _in_words(self.default)
+        return self.facts.unset or words or "none"
 
     def shown(self, value: object) -> str:
         """The flag with a value, as it stands on a command line."""
-        words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        return self.option if value is True else f"{self.option} {words}"
+        return self.option if value is True else f"{self.option} {_in_words(value)}".rstrip()
 
     def asks(self, value: object) -> bool:
         """Whether a value asks for something: it is neither the default nor a 0 in its place."""
@@ -167,28 +195,36 @@ class Declaration:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
         if any("\0" in word for word in words):
             return f"{self.option}: there is a zero byte in {words!r}; leave it out"
-        if not all(words):
+        if not all(words) and self.facts.reads is None:
             return f"{self.option}: a word behind it is empty; give {self.metavar}, or leave it out"
         if dashed := self._dashed(words):
             return f"{given}: no value begins with '-'; a file of this name is ./{dashed}"
-        if get_origin(self.kind) is tuple:
-            faults = [fault for word in words if (fault := self._no_number(word))]
-            nothing = f"{given}: nothing stands behind it; give {self.metavar}"
-            return next(iter(faults), None) if words else nothing
-        if len(words) != 1:
+        if self.takes_several and not words and not self.facts.may_be_empty:
+            return f"{given}: nothing stands behind it; give {self.metavar}"
+        if not self.takes_several and len(words) != 1:
             return f"{given}: takes one value, {self.metavar}, got {len(words)}"
-        if self.choices and not self._is_choice(words[0]):
+        return next((fault for word in words if (fault := self._no_value(word))), None)
+
+    def _no_value(self, word: str) -> str | None:
+        """Return the fault of one word; ``None`` if it makes a value."""
+        if self.facts.reads is not None:
+            try:
+                self.facts.reads(word)
+            except ValueError as error:
+                return f"{self.option} {cut(word)}: {error}"
+            return None
+        if self.choices and not self._is_choice(word):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
-            return f"{given}: choose one of {', '.join(self.choices)}{instead}"
-        return self._no_number(words[0])
+            return f"{self.option} {word}: choose one of {', '.join(self.choices)}{instead}"
+        return self._no_number(word)
 
     def value(self, words: Sequence[str]) -> Any:
         """Return the value of the words behind the flag, in which there is no fault."""
         if self.kind is bool:
             return True
-        if get_origin(self.kind) is tuple:
-            return tuple(map(self._element, words))
-        return words[0] if get_origin(self.kind) is Literal else self.kind(words[0])
+        make = self.facts.reads or (str if get_origin(self._element) is Literal else self._element)
+        made = tuple(map(make, words))
+        return made if get_origin(self.kind) is tuple else made[0]
 
     @property
     def _element(self) -> Any:
@@ -215,11 +251,15 @@ class Declaration:
 
     def _dashed(self, words: Sequence[str]) -> str | None:
         """The first word that looks like a flag; numbers may be negative."""
-        if self.choices or self._element in (int, float):
+        if self.choices or self.facts.reads or self._element in (int, float):
             return None
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
         return next((word for word in dashed if not (weights and is_number(word))), None)
+
+
+def _in_words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def cut(word: str, most: int = 40) -> str:

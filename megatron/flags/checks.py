@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import NoReturn
 
-from megatron.config.conditions import alternatives, holds
-from megatron.config.declare import Declaration, Facts
-from megatron.config.groups import Flags, Rule, all_declarations
+from megatron.flags.conditions import alternatives, holds
+from megatron.flags.declare import Declaration, Facts
+from megatron.flags.groups import Flags, Rule, all_declarations
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,7 @@ class _Values:
 def value_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Find the flags whose own values are mistakes: missing, or out of range.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of flags; ``None``: not given.
-
-    Yields:
-        The flag, and a line on its fault that begins with the flag.
-    """
+    """Yield each flag whose own value is a mistake, missing or out of range, with a line on it."""
     for option, value in values.items():
         declaration, allowed = declared[option], declared[option].facts.range
         if value is None and declaration.default is MISSING:
@@ -138,15 +130,7 @@ def value_mistakes(
 def pairing_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[str]:
-    """Find flags whose needed flag is missing, or which stand beside a flag that they exclude.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of all flags that are no mistakes themselves; ``None``: not given.
-
-    Yields:
-        A line on each fault, which begins with the flag.
-    """
+    """Yield a line on flags that lack a needed flag, or stand beside one that they exclude."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.needs and holds(facts.needs, line) is False:
@@ -161,15 +145,7 @@ def pairing_mistakes(
 
 
 def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
-    """Find flags that change nothing beside the others, as they do in Megatron.
-
-    Args:
-        declared: the flags, as they stand on a command line.
-        values: the values of all flags that are no mistakes themselves; ``None``: not given.
-
-    Yields:
-        A line on each, which begins with the flag.
-    """
+    """Yield a line on flags that change nothing beside the others, as they do in Megatron."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.idle_without and holds(facts.idle_without, line) is False:

@@ -6,7 +6,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from megatron.config.declare import Declaration
+from megatron.flags.declare import Declaration
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -38,6 +38,21 @@ class Flags:
         return dataclasses.replace(
             self, groups={**self.groups, **{type(group): group for group in groups}}
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A command line that was read.
+
+    Attributes:
+        flags: the flags; those with a mistake have their default.
+        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
+    """
+
+    flags: Flags
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 Rule = Callable[[Flags], Iterator[str]]
