@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import torch
 
+from megatron.config.experts import experts_of
 from megatron.config.layers import sound_model
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -236,7 +237,16 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens)
+def _experts(flags: Flags) -> Iterator[str]:
+    form, experts = flags[EightBitFlags].fp8_format, experts_of(flags)
+    if form and experts is not None:
+        yield (
+            f"{FORMAT} {form} with --num-experts {experts}: experts multiply in 16 bits only; "
+            "leave one of them out"
+        )
+
+
+EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens, _experts)
 
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 from megatron.config.data import CorpusFlags
+from megatron.config.experts import expert_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
@@ -90,10 +91,11 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     heads, hidden = model.num_attention_heads, model.hidden_size
     gated = model.swiglu or layers.geglu
     ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    ffn = model.ffn_hidden_size or ffn_default
     return copied(
         ModelConfig,
         model,
-        ffn_hidden_size=model.ffn_hidden_size or ffn_default,
+        ffn_hidden_size=ffn,
         num_query_groups=(model.num_query_groups or 1) if model.group_query_attention else heads,
         kv_channels=model.kv_channels or hidden // heads,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
@@ -101,6 +103,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
         add_bias_linear=not model.disable_bias_linear,
         tie_embeddings=not model.untie_embeddings_and_output_weights,
         **layer_fields(flags),
+        **expert_fields(flags, ffn),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import option_of
@@ -21,6 +22,9 @@ FREE: Final = frozenset(
         "label_smoothing",
         "z_loss_coeff",
         "mtp_loss_scaling_factor",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
     }
 )
 """Fields of ``ModelConfig`` that may change under the same weights."""
@@ -40,7 +44,7 @@ _PATTERNS: Final = {
 """Patterns of layers: their flags, and what an N-th layer has where these give a number."""
 
 
-_DECLARED: Final = all_declarations((ModelFlags, LayerFlags))
+_DECLARED: Final = all_declarations((ModelFlags, LayerFlags, ExpertFlags))
 """The flags that make a model, but for its vocabulary."""
 
 Model = Mapping[str, Any]
@@ -96,6 +100,8 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
         yield option_of(name), value if grouped else None
     elif name == "window_size":
         yield option_of(name), None if value is None else f"{value},0"
+    elif is_about_experts(name):
+        yield word_of_experts(name, model)
     elif name in _PATTERNS:
         option, last = _PATTERNS[name]
         yield option, _pattern_words(value, last)

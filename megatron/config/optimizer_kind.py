@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
+from megatron.config.experts import experts_of
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
 from megatron.config.parallelism import on_cuda
@@ -161,6 +162,15 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
             yield f"--muon-num-ns-steps {optimizer.muon_num_ns_steps}: {error}"
 
 
+def _experts(flags: Flags) -> Iterator[str]:
+    experts = experts_of(flags)
+    if flags[OptimizerFlags].optimizer == "muon" and experts is not None:
+        yield (
+            f"--optimizer muon with --num-experts {experts}: Muon does not update the matrices of "
+            "experts; take --optimizer adam"
+        )
+
+
 def _predicted_without_products(flags: Flags) -> Iterator[str]:
     if flags[LogFlags].dry_run and flags[OptimizerFlags].optimizer == "muon":
         yield (
@@ -169,7 +179,7 @@ def _predicted_without_products(flags: Flags) -> Iterator[str]:
         )
 
 
-IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states)
+IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states, _experts)
 """The mistakes that they find make a run impossible."""
 
 IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (

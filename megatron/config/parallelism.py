@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import torch
 
+from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import LayerFlags, sound_model
 from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
@@ -96,6 +97,16 @@ def _cuts(flags: Flags) -> Iterator[str]:
         )
 
 
+def _shared_experts(flags: Flags) -> Iterator[str]:
+    own, ranks = flags[ExpertFlags], _size(flags)
+    if experts_of(flags) is not None and own.expert_tensor_parallel_size not in (None, ranks):
+        yield (
+            f"--expert-tensor-parallel-size {own.expert_tensor_parallel_size} with "
+            f"--tensor-model-parallel-size {ranks}: as many ranks share an expert as share every "
+            "layer; leave it out"
+        )
+
+
 def _no_parts(flags: Flags) -> Iterator[str]:
     if flags[ParallelFlags].sequence_parallel and _size(flags) == 1:
         yield (
@@ -108,7 +119,7 @@ def _size(flags: Flags) -> int:
     return flags[ParallelFlags].tensor_model_parallel_size
 
 
-TENSOR_RULES = (_cuts,)
+TENSOR_RULES = (_cuts, _shared_experts)
 TENSOR_NOTES = (_no_parts,)
 
 

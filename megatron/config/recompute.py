@@ -14,9 +14,8 @@ EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """What asks for every layer to be computed again, from its input."""
 
 _ELSEWHERE: Final = {
-    "moe": "there are no experts",
-    "moe_act": "there are no experts",
-    "shared_experts": "there are no experts",
+    "moe_act": "take moe, which computes all of a mixture again",
+    "shared_experts": "take moe, which computes all of a mixture again",
     "mla_up_proj": "there is no multi-latent attention",
 }
 """Modules that Megatron-LM names and models here do not have."""
@@ -36,8 +35,9 @@ class RecomputeFlags:
         unset="nothing is")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
-        "projections; layernorm: the two norms; mlp: the MLP.", unset="core_attn",
-        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+        "projections; layernorm: the two norms; mlp: the MLP; moe: the mixture of experts in its "
+        "place.", unset="core_attn", metavar="{" + ",".join(PARTS) + "} ...",
+        idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
         "the first --recompute-num-layers layers of every chunk, one by one.",

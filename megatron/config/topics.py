@@ -23,6 +23,7 @@ from megatron.config.eight_bits import (
     EIGHT_BIT_RULES,
     EightBitFlags,
 )
+from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
@@ -48,6 +49,7 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    ExpertFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -76,6 +78,7 @@ DECLARED: Final = all_declarations(GROUPS)
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
+    *EXPERT_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -95,6 +98,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
+    *EXPERT_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     *IMPLEMENTATION_NOTES,

@@ -25,7 +25,7 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.scores import Scores
 
-Shapes = Callable[..., tuple[Tensor, Tensor]]
+Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
 """Makes the results of an operator, without values."""
 
 _META: Final = torch.device("meta")
@@ -50,10 +50,28 @@ def counted_kernels(dtype: torch.dtype) -> Kernels:
     Args:
         dtype: of activations; of another one than bf16, fp16 and fp32 a GPU takes PyTorch's own.
     """
-    return _CountedKernels(_META, dtype) if dtype in TYPES else ReferenceKernels()
+    return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
 
 
-class _CountedKernels(CudaKernels):
+class _CountedGroups:
+    """Products of groups without values: on meta PyTorch's own knows bf16 alone."""
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_gio, ends_g)
+        return made
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_g)
+        return made
+
+
+class _CountedReference(_CountedGroups, ReferenceKernels):
+    pass
+
+
+class _CountedKernels(_CountedGroups, CudaKernels):
     def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
         return Products(device, dtype, add_of_this_version())
 
@@ -159,6 +177,12 @@ def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
         return shapes
 
     return define
+
+
+@_stands_for("_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
+def _grouped_shapes(left: Tensor, right: Tensor, ends_g: Tensor) -> Tensor:
+    groups = () if right.dim() == 3 else (len(ends_g),)
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
 @_stands_for(

@@ -25,9 +25,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.kernels.autograd import apply
 
-Part: TypeAlias = Literal["core_attn", "layernorm", "mlp"]
+Part: TypeAlias = Literal["core_attn", "layernorm", "mlp", "moe"]
 """A part of a layer by Megatron's name: attention between its two projections, the norms before
-attention and before the MLP, or the MLP."""
+attention and before the MLP, the MLP, or the mixture of experts in its place."""
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.layers.experts.router import Balance, RouterOptions, Score
 from megatron.layers.mlp import Activation
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
@@ -71,6 +72,22 @@ class ModelConfig:
         logit_softcap: c of ``c * tanh(logit / c)``; 0 switches it off.
         mtp_num_layers: depths D of multi-token prediction, each with a transformer layer; 0: none.
         mtp_loss_scaling_factor: weight of the mean of their losses in the loss.
+        num_experts: experts E of a layer that has them; 0: no layer has.
+        moe_layer_pattern: 1 for layers with experts, 0 for others, repeated over the layers.
+        moe_ffn_hidden_size: inner width of an expert.
+        moe_router_topk: experts k of a token.
+        moe_router_score_function: how a router scores experts.
+        moe_router_pre_softmax: its softmax is over all experts, not over the chosen ones.
+        moe_router_num_groups: groups of experts.
+        moe_router_group_topk: groups that a token may choose from.
+        moe_router_topk_scaling_factor: of the weights of chosen experts.
+        moe_router_load_balancing_type: what the loss compares that balances experts.
+        moe_aux_loss_coeff: coefficient of that loss.
+        moe_z_loss_coeff: coefficient of the router's squared log-partition.
+        moe_router_in_fp32: the router multiplies in fp32.
+        moe_shared_expert_intermediate_size: inner width of the expert that all tokens pass; 0:
+            there is none.
+        moe_shared_expert_gate: that expert has a gate.
     """
 
     num_layers: int
@@ -120,6 +137,21 @@ class ModelConfig:
     logit_softcap: float = 0.0
     mtp_num_layers: int = 0
     mtp_loss_scaling_factor: float = 0.1
+    num_experts: int = 0
+    moe_layer_pattern: Pattern = (1,)
+    moe_ffn_hidden_size: int = 0
+    moe_router_topk: int = 2
+    moe_router_score_function: Score = "softmax"
+    moe_router_pre_softmax: bool = False
+    moe_router_num_groups: int = 1
+    moe_router_group_topk: int = 1
+    moe_router_topk_scaling_factor: float = 1.0
+    moe_router_load_balancing_type: Balance = "aux_loss"
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float = 0.0
+    moe_router_in_fp32: bool = False
+    moe_shared_expert_intermediate_size: int = 0
+    moe_shared_expert_gate: bool = False
 
     @property
     def embeds_at_both_ends(self) -> bool:
@@ -139,6 +171,32 @@ class ModelConfig:
     def gated_mlp(self) -> bool:
         """Whether the MLP's first layer has two halves."""
         return self.swiglu or self.geglu
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in the place of its MLP.
+
+        Args:
+            layer: index in the whole model, from 0.
+        """
+        pattern = self.moe_layer_pattern
+        return self.num_experts > 0 and bool(pattern[layer % len(pattern)])
+
+    @property
+    def router(self) -> RouterOptions:
+        """How tokens choose experts."""
+        return RouterOptions(
+            self.num_experts,
+            self.moe_router_topk,
+            self.moe_router_score_function,
+            self.moe_router_pre_softmax,
+            self.moe_router_num_groups,
+            self.moe_router_group_topk,
+            self.moe_router_topk_scaling_factor,
+            self.moe_router_load_balancing_type,
+            self.moe_aux_loss_coeff,
+            self.moe_z_loss_coeff,
+            self.moe_router_in_fp32,
+        )
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer has the window.

@@ -21,6 +21,14 @@ def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -
         (heads, config.num_query_groups),
         ("--ffn-hidden-size", config.ffn_hidden_size),
     ]
+    if config.num_experts:
+        cuts += [
+            ("--moe-ffn-hidden-size", config.moe_ffn_hidden_size),
+            (
+                "--moe-shared-expert-intermediate-size",
+                config.moe_shared_expert_intermediate_size,
+            ),
+        ]
     if sequence_parallel:
         cuts.append(("--seq-length", config.seq_length))
     for flag, length in cuts:

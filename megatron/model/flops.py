@@ -14,7 +14,8 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     Attention counts in full; Megatron-LM counts half of it. Positions that a window hides do not
     count: where attention counts in full, a window reaches as far to later positions as to earlier
     ones. V is the real vocabulary, because padding is no useful work. Every further token that is
-    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer.
+    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. Of a
+    mixture the experts count that a token passes, and the router.
 
     Args:
         config: the model.
@@ -23,14 +24,24 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     h, tokens, depths = config.hidden_size, samples * config.seq_length, config.mtp_num_layers
     queries = config.num_attention_heads * config.kv_channels
     keys_values = 2 * config.num_query_groups * config.kv_channels
-    inner = (3 if config.gated_mlp else 2) * config.ffn_hidden_size
-    products = 2 * tokens * h * (2 * queries + keys_values + inner)
     layers = [*range(config.num_layers), *[config.num_layers - 1] * depths]
+    inner = sum(_inner_width(config, layer) for layer in layers)
+    products = 2 * tokens * h * (len(layers) * (2 * queries + keys_values) + inner)
     scores = sum(_positions_seen(config, layer) for layer in layers)
     attention = 4 * samples * queries * scores
     output = 2 * tokens * h * config.vocab_size
     joining = 4 * tokens * h * h
-    return 3 * (len(layers) * products + attention + depths * joining + (1 + depths) * output)
+    return 3 * (products + attention + depths * joining + (1 + depths) * output)
+
+
+def _inner_width(config: ModelConfig, layer: int) -> int:
+    """Return the numbers of a token that the products of an MLP with h numbers make, or take."""
+    matrices = 3 if config.gated_mlp else 2
+    if not config.has_experts(layer):
+        return matrices * config.ffn_hidden_size
+    shared = config.moe_shared_expert_intermediate_size
+    passed = config.moe_router_topk * config.moe_ffn_hidden_size + shared
+    return matrices * passed + config.num_experts + config.moe_shared_expert_gate
 
 
 def _positions_seen(config: ModelConfig, layer: int) -> int:

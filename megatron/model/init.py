@@ -33,7 +33,8 @@ BLOCK_ROWS = 1024
 DRAWING: Final = ("cuda",)
 """Types of devices that draw; for all others the CPU does."""
 
-_RESIDUAL_OUTPUTS: Final = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+_RESIDUAL_OUTPUTS: Final = ("self_attention.linear_proj.weight", "linear_fc2.weight")
+_OF_EXPERTS: Final = ".mlp.experts."
 
 
 @torch.no_grad()
@@ -62,7 +63,7 @@ def initialise(
         return
     std, by_itself = _std(name, config), not on_cpu and parameter.device.type in DRAWING
     device = parameter.device if by_itself else torch.device("cpu")
-    in_blocks = by_itself or name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
+    in_blocks = by_itself or name in (WORD_EMBEDDINGS, OUTPUT_LAYER) or _OF_EXPERTS in name
     for drawn, *seeds in _blocks(name, shape) if in_blocks else [(Box.whole(shape), name)]:
         here = [(drawn & box, box, part) for box, part in parts if (drawn & box).size]
         if not here:

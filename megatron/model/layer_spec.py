@@ -14,6 +14,8 @@ from torch import nn
 from megatron.kernels.scores import Scores
 from megatron.layers.alibi import alibi_slopes
 from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.experts.experts import Experts, ExpertsShape
+from megatron.layers.experts.router import RouterOptions
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
@@ -149,6 +151,19 @@ class MLPSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts in the place of an MLP; see ``Experts``."""
+
+    shape: ExpertsShape
+    router: RouterOptions
+    activation: Activation
+
+    def build(self, site: Site) -> nn.Module:
+        """See ``PartSpec``."""
+        return Experts(self.shape, self.router, self.activation, site)
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One transformer layer.
 
@@ -189,9 +204,7 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
         order="parallel" if config.parallel_attn else "sequential",
         norm=norm,
         attention=_attention(config, index, norm),
-        mlp=MLPSpec(
-            config.hidden_size, config.ffn_hidden_size, config.activation, config.add_bias_linear
-        ),
+        mlp=_mlp(config, index),
         mlp_norm=config.parallel_layernorm or not config.parallel_attn,
         norm_after_attention=config.post_self_attn_layernorm,
         norm_after_mlp=config.post_mlp_layernorm,
@@ -204,6 +217,20 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
 def norm_spec(config: ModelConfig) -> NormSpec:
     """Return the norm that a model has wherever it has one."""
     return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+
+
+def _mlp(config: ModelConfig, index: int) -> PartSpec:
+    if config.has_experts(index):
+        shape = ExpertsShape(
+            config.hidden_size,
+            config.moe_ffn_hidden_size,
+            config.moe_shared_expert_intermediate_size,
+            config.moe_shared_expert_gate,
+        )
+        return ExpertsSpec(shape, config.router, config.activation)
+    return MLPSpec(
+        config.hidden_size, config.ffn_hidden_size, config.activation, config.add_bias_linear
+    )
 
 
 def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec:

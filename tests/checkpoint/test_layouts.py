@@ -107,11 +107,29 @@ def load_on_rank(
     return everything(state), pieces(state, parameter_values), rounded
 
 
+DENSE = GPTOptions(num_layers=12, vocab_size=37, swiglu=True)
+MIXTURE = replace(
+    DENSE,
+    add_bias_linear=False,
+    num_experts=4,
+    moe_layer_pattern=(0, 1),
+    moe_ffn_hidden_size=12,
+    moe_shared_expert_intermediate_size=8,
+)
+MODELS = {"dense": DENSE, "mixture": MIXTURE}
+
+
 def config_of(
-    name: str, tied: bool, folder: Path, dtype: torch.dtype, seed: int, tensor: str = "1"
+    name: str,
+    tied: bool,
+    folder: Path,
+    dtype: torch.dtype,
+    seed: int,
+    tensor: str = "1",
+    model: str = "dense",
 ) -> RunConfig:
     replicas, ranks, treatment, schedule, sharded = LAYOUTS[name]
-    options = GPTOptions(num_layers=12, vocab_size=37, tie_embeddings=tied, swiglu=True)
+    options = replace(MODELS[model], tie_embeddings=tied)
     spread = replace(
         layout(schedule, treatment, ranks, folder),
         replicas=replicas,
@@ -163,6 +181,7 @@ TENSOR_PARALLEL = [("alone", "2"), ("tied copies", "2s"), ("replicas", "1"), ("a
 """Layouts, and on each of its ranks t that share layers; s: and the sequence."""
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("saver", "tensor"),
     [
@@ -171,9 +190,9 @@ TENSOR_PARALLEL = [("alone", "2"), ("tied copies", "2s"), ("replicas", "1"), ("a
     ],
 )
 def test_ranks_that_share_layers_save_and_load_like_all_others(
-    saver: str, tensor: str, ranks: RankPool, tmp_path: Path
+    saver: str, tensor: str, model: str, ranks: RankPool, tmp_path: Path
 ) -> None:
-    config = config_of(saver, True, tmp_path, torch.float32, seed=1, tensor=tensor)
+    config = config_of(saver, True, tmp_path, torch.float32, seed=1, tensor=tensor, model=model)
     size = config.parallel.grid.world_size
     expected = assemble(ranks.run(save_on_rank, size, config=config, root=tmp_path))
     reader = dcp.FileSystemReader(folder.folder_of(tmp_path, 10))
@@ -183,7 +202,9 @@ def test_ranks_that_share_layers_save_and_load_like_all_others(
         check_tiling(tuple(saved.size), boxes)  # copies are written once
         assert torch.Size(expected[name].shape) == saved.size
     for loader, others in TENSOR_PARALLEL:
-        config = config_of(loader, True, tmp_path, torch.float32, seed=2, tensor=others)
+        config = config_of(
+            loader, True, tmp_path, torch.float32, seed=2, tensor=others, model=model
+        )
         size = config.parallel.grid.world_size
         loaded = ranks.run(load_on_rank, size, config=config, root=tmp_path)
         found = assemble([held for held, _, _ in loaded])

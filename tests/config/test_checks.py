@@ -280,7 +280,7 @@ def refusal(
         (
             "--recompute-activations --recompute-modules core_attn moe_act",
             1,
-            "--recompute-modules moe_act: experts core_attn",
+            "--recompute-modules moe_act: moe core_attn",
         ),
         (
             "--recompute-activations --recompute-modules softmax",

@@ -35,6 +35,15 @@ Launches = list[tuple[str, int, int]]
 
 LLAMA: Final = llama_of(GPT, attention_dropout=0.0, hidden_dropout=0.0)
 
+MIXTURE: Final = replace(
+    LLAMA,
+    num_experts=4,
+    moe_ffn_hidden_size=32,
+    moe_router_topk=2,
+    moe_aux_loss_coeff=0.01,
+    moe_shared_expert_intermediate_size=16,
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -62,6 +71,10 @@ CASES: Final = {
         options={"recomputation": Recomputation(frozenset(("core_attn", "layernorm", "mlp")))},
     ),
     "wide stream": Case(LLAMA, options={"wide_stream": True}),
+    "mixture": Case(MIXTURE),
+    "mixture again": Case(
+        MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
+    ),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
 }

@@ -114,6 +114,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "use_rope_scaling": True,
     },
     "further tokens": {"mtp_num_layers": 2, "position_embedding_type": "rope"},
+    "mixture": {
+        "swiglu": True,
+        "add_bias_linear": False,
+        "num_experts": 4,
+        "moe_ffn_hidden_size": 16,
+        "moe_aux_loss_coeff": 0.01,
+        "moe_z_loss_coeff": 0.01,
+        "moe_shared_expert_intermediate_size": 16,
+    },
 }
 
 
@@ -408,6 +417,28 @@ def test_memory_is_what_a_dry_run_says(
 ) -> None:
     """The paper's model for 8 GPUs with half as many layers on each rank; in short on 3 of them."""
     own = memory(paper_config(Layout(p, treatment, schedule), vocab_size, layers=2 * p), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("schedule", "again"),
+    [("1f1b", NO_RECOMPUTATION), ("zb-h1", NO_RECOMPUTATION), ("zb-h1", Recomputation(group=1))],
+    ids=str,
+)
+def test_memory_of_a_mixture(schedule: str, again: Recomputation, gpus: GpuPool) -> None:
+    layout = Layout(2, "vocab-2", schedule, recomputation=again)
+    config = paper_config(layout, 32_000, layers=4)
+    mixture = replace(
+        config.model,
+        swiglu=True,
+        add_bias_linear=False,
+        num_experts=8,
+        moe_ffn_hidden_size=1024,
+        moe_aux_loss_coeff=0.01,
+    )
+    own = memory(replace(config, model=mixture), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

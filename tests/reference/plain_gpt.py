@@ -10,9 +10,11 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from reference import plain_experts
 
 Parameters = dict[str, torch.Tensor]
 
@@ -68,6 +70,21 @@ class GPTOptions:
         logit_softcap: c of ``c * tanh(logit / c)``; 0 switches it off.
         mtp_num_layers: depths of multi-token prediction.
         mtp_loss_scaling_factor: weight of the mean of their losses.
+        num_experts: E; 0: no layer has experts.
+        moe_layer_pattern: by layer, over and over: 1 has experts.
+        moe_ffn_hidden_size: width of an expert.
+        moe_router_topk: k.
+        moe_router_score_function: ``softmax`` or ``sigmoid``.
+        moe_router_pre_softmax: the softmax is taken before the best are.
+        moe_router_num_groups: groups of experts.
+        moe_router_group_topk: groups that a token chooses from.
+        moe_router_topk_scaling_factor: of all weights.
+        moe_router_load_balancing_type: ``aux_loss``, ``seq_aux_loss`` or ``none``.
+        moe_aux_loss_coeff: of that loss.
+        moe_z_loss_coeff: of the squared log-sum-exp of the router.
+        moe_router_in_fp32: decides nothing here.
+        moe_shared_expert_intermediate_size: width of the MLP for all tokens; 0: there is none.
+        moe_shared_expert_gate: it has a gate.
     """
 
     num_layers: int = 2
@@ -113,6 +130,21 @@ class GPTOptions:
     logit_softcap: float = 0.0
     mtp_num_layers: int = 0
     mtp_loss_scaling_factor: float = 0.1
+    num_experts: int = 0
+    moe_layer_pattern: tuple[int, ...] = (1,)
+    moe_ffn_hidden_size: int = 0
+    moe_router_topk: int = 2
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_pre_softmax: bool = False
+    moe_router_num_groups: int = 1
+    moe_router_group_topk: int = 1
+    moe_router_topk_scaling_factor: float = 1.0
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float = 0.0
+    moe_router_in_fp32: bool = False
+    moe_shared_expert_intermediate_size: int = 0
+    moe_shared_expert_gate: bool = False
 
 
 def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
@@ -129,21 +161,21 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
     if options.position_embedding_type == "learned_absolute":
         shapes["embedding.position_embeddings.weight"] = (options.max_position_embeddings, h)
     for index in range(options.num_layers):
-        shapes |= _layer_shapes(f"decoder.layers.{index}", options)
+        shapes |= _layer_shapes(f"decoder.layers.{index}", index, options)
     shapes |= _norm_shapes("decoder.final_layernorm", h, options)
     for index in range(options.mtp_num_layers):
         depth = f"mtp.layers.{index}"
         shapes |= _norm_shapes(f"{depth}.enorm", h, options)
         shapes |= _norm_shapes(f"{depth}.hnorm", h, options)
         shapes[f"{depth}.eh_proj.weight"] = (h, 2 * h)
-        shapes |= _layer_shapes(f"{depth}.transformer_layer", options)
+        shapes |= _layer_shapes(f"{depth}.transformer_layer", options.num_layers - 1, options)
         shapes |= _norm_shapes(f"{depth}.final_layernorm", h, options)
     if not options.tie_embeddings:
         shapes["output_layer.weight"] = (options.vocab_size, h)
     return shapes
 
 
-def _layer_shapes(layer: str, options: GPTOptions) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
     h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
     a, g = options.num_attention_heads, options.num_query_groups
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
@@ -154,8 +186,27 @@ def _layer_shapes(layer: str, options: GPTOptions) -> dict[str, tuple[int, ...]]
         "self_attention.linear_proj": (True, (h, a * d)),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
         "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
-        "mlp.linear_fc1": (True, (f * (2 if options.swiglu or options.geglu else 1), h)),
-        "mlp.linear_fc2": (True, (h, f)),
+        **_mlp_shapes("mlp", f, h, not has_experts(index, options), options),
+        "mlp.router": (has_experts(index, options), (options.num_experts, h)),
+        **_mlp_shapes(
+            "mlp.experts",
+            options.moe_ffn_hidden_size,
+            h,
+            has_experts(index, options),
+            options,
+            options.num_experts,
+        ),
+        **_mlp_shapes(
+            "mlp.shared_experts",
+            options.moe_shared_expert_intermediate_size,
+            h,
+            has_experts(index, options) and options.moe_shared_expert_intermediate_size > 0,
+            options,
+        ),
+        "mlp.shared_gate": (
+            has_experts(index, options) and options.moe_shared_expert_gate,
+            (1, h),
+        ),
         "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
     }
     shapes: dict[str, tuple[int, ...]] = {}
@@ -167,6 +218,21 @@ def _layer_shapes(layer: str, options: GPTOptions) -> dict[str, tuple[int, ...]]
             if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
+
+
+def _mlp_shapes(
+    name: str, f: int, h: int, is_there: bool, options: GPTOptions, copies: int = 1
+) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    halves = 2 if options.swiglu or options.geglu else 1
+    return {
+        f"{name}.linear_fc1": (is_there, (copies * halves * f, h)),
+        f"{name}.linear_fc2": (is_there, (copies * h, f)),
+    }
+
+
+def has_experts(index: int, options: GPTOptions) -> bool:
+    """Whether a layer has experts in the place of an MLP."""
+    return options.num_experts > 0 and _has(options.moe_layer_pattern, index, 1)
 
 
 def _norm_shapes(name: str, width: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
@@ -267,7 +333,10 @@ def _layer(
         normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", input_bsh, options)
     else:
         normed_bsh = input_normed_bsh
-    mlp_bsh = _mlp(parameters, f"{layer}.mlp", normed_bsh, options)
+    if has_experts(index, options):
+        mlp_bsh = plain_experts.mixture(parameters, f"{layer}.mlp", normed_bsh, options, _mlp)
+    else:
+        mlp_bsh = _mlp(parameters, f"{layer}.mlp", normed_bsh, options)
     if options.post_mlp_layernorm:
         mlp_bsh = _norm(parameters, f"{layer}.post_mlp_layernorm", mlp_bsh, options)
     if normed_first and not options.parallel_attn:

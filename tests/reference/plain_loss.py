@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from reference import plain_experts
 from reference.plain_gpt import GPTOptions, Parameters, all_logits
 
 
@@ -147,6 +148,9 @@ def losses_and_gradients(
             share = mask_bs.sum() / left_bs.sum() if left_bs.any() else 0.0
             weights_bs = share * left_bs / valid_tokens
             losses.append((weights_bs * token_losses(logits_bsv, labels_bs, options)).sum())
+        of_routers = sum(plain_experts.left) * microbatch.loss_mask.sum() / valid_tokens
+        plain_experts.left.clear()
+        losses[0] = losses[0] + of_routers
         loss = losses[0]
         if depths:
             loss = loss + options.mtp_loss_scaling_factor / depths * sum(losses[1:])

@@ -7,6 +7,7 @@ Attention has faster kernels with plain scores of whole samples only; others are
 import torch
 from torch import Tensor
 
+from megatron.kernels import grouped
 from megatron.kernels.autograd import apply
 from megatron.kernels.cpu import compiled_attention
 from megatron.kernels.cpu.activations import (
@@ -51,6 +52,14 @@ class CpuKernels(ReferenceKernels):
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
         return apply(PositiveSquaredReLU, with_bias(x, bias_f))
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.product(x_si, weight_gio, ends_g)
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.weight_product(grad_so, x_si, ends_g)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``; fp32 is computed in float64."""

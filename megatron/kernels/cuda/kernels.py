@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from megatron.kernels import grouped
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import update_operators
@@ -58,6 +59,14 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
         return apply(Activation, x, bias_f, False)
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.product(x_si, weight_gio, ends_g)
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """See ``Kernels``."""
+        return grouped.weight_product(grad_so, x_si, ends_g)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""

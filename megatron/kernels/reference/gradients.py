@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from megatron.kernels import grouped
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.eight_bits import EightBits, largest_number
 from megatron.kernels.reference import optimizer
@@ -44,6 +45,26 @@ class GradientOperations:
             total.copy_(left @ right)
         else:
             self.accumulate_(total, left @ right)
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """Return every row times the matrix of its group, [s, o].
+
+        Args:
+            x_si: activations; the rows of a group lie one after the other, in the groups' order.
+            weight_gio: activations, a matrix for each of g groups; it may be a transposed view.
+            ends_g: int32, the row behind the last one of every group; the last of them is s.
+        """
+        return grouped.product_by_group(x_si, weight_gio, ends_g)
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """Return ``grad.T @ x`` of the rows of every group, [g, o, i]; without rows it is zero.
+
+        Args:
+            grad_so: activations, contiguous.
+            x_si: activations, contiguous.
+            ends_g: as in ``grouped_product``.
+        """
+        return grouped.weight_product_by_group(grad_so, x_si, ends_g)
 
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest magnitude of all elements, fp32 []; undefined if one is NaN."""

@@ -211,7 +211,7 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
 
 def _checked(found: RunForecast) -> str:
     """Return the errors of predictions of measured runs like this one, or of the nearest."""
-    parallel = found.config.parallel
+    config, parallel = found.config, found.config.parallel
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
@@ -224,9 +224,9 @@ def _checked(found: RunForecast) -> str:
         runs = f"nothing like this ({own}) was measured" + (
             f"; the nearest: {runs}" if runs else ""
         )
-    split = TREATMENTS[parallel.vocab_parallel].is_sharded and own in PUBLISHED
-    split = split and own not in PAPER
-    without = "; none of them split the vocabulary" if split else ""
+    split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
+    lacking = ["split the vocabulary"] * split + ["had experts"] * (config.model.num_experts > 0)
+    without = f"; none of them {' or '.join(lacking)}" if lacking and own in PUBLISHED else ""
     return (
         f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "
         "code allocates"

@@ -63,6 +63,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     if not moved:
         return None  # it asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
+    if name == "_grouped_mm":
+        return _grouped(size, args)
     counter = flop_registry.get(function.overloadpacket)
     if counter is None:
         return Launch(name, size)
@@ -111,6 +113,27 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
     return None
 
 
+def _grouped(size: int, args: Any) -> Launch:
+    """Return the launch of the products of groups of rows, all of which have equally many.
+
+    Args:
+        size: bytes.
+        args: two factors and the ends of the groups, which lie in the rows of the first factor if
+            the second one has a matrix for each, and else in its columns.
+    """
+    left, right, ends_g = args
+    (m, k), n, groups = left.shape, right.shape[-1], len(ends_g)
+    flops = 2 * int(m) * int(n) * int(k)
+    by_rows = right.dim() == 3
+    product = Product(
+        -(-int(m) // groups) if by_rows else int(m),
+        int(n),
+        int(k) if by_rows else -(-int(k) // groups),
+        groups,
+    )
+    return Launch("_grouped_mm", size, flops, product, flops)
+
+
 def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
     """Return twice the FLOPs that causality needs.
 
@@ -142,7 +165,7 @@ def _rows_touched(name: str, given: dict[str, Any]) -> dict[int, int]:
     if chosen is None:
         return {}
     rows, indices = (given[name] for name in chosen)
-    return {id(rows): indices.numel() * rows.shape[1] * rows.element_size()}
+    return {id(rows): indices.numel() * prod(rows.shape[1:]) * rows.element_size()}
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,0 +1,240 @@
+"""Mixtures of experts: flags, rules, and the fields of the model that they become."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from megatron.config.layer_patterns import parse_pattern
+from megatron.config.model import ModelFlags
+from megatron.flags.declare import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RANKS,
+    WIDTH,
+    flag,
+    option_of,
+)
+from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.layers.experts.router import Balance, Score
+from megatron.model.config import ModelConfig, Pattern
+
+_EXPERTS: Final = "--num-experts"
+_OPTIONS: Final = {
+    "moe_layer_pattern": "--moe-layer-freq",
+    "moe_router_in_fp32": "--moe-router-dtype",
+}
+"""Flags with other names than the fields that they decide."""
+
+_SHARED: Final = "--moe-shared-expert-intermediate-size"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class ExpertFlags:
+    """A mixture of experts in the place of the MLP."""
+
+    num_experts: int | None = flag(None,
+        "Experts of a layer, each an MLP; a router sends every token to --moe-router-topk of them.",
+        WIDTH, unset="no layer has experts")
+    moe_layer_freq: str = flag("1",
+        "Every N-th layer has experts, the first one of each N; or a list with 1 for each layer "
+        "that has them, as in '[0]*3+[1]*58'.", metavar="N|[0,1,...]", idle_without=_EXPERTS)
+    moe_ffn_hidden_size: int | None = flag(None, "Width of an expert.", WIDTH,
+        unset="--ffn-hidden-size", idle_without=_EXPERTS)
+    moe_router_topk: int = flag(2, "Experts of a token.", COUNT, idle_without=_EXPERTS)
+    moe_router_score_function: Score = flag("softmax",
+        "A token's score of an expert: by a softmax over all experts, or by its own sigmoid.",
+        idle_without=_EXPERTS)
+    moe_router_pre_softmax: bool = flag(False,
+        "The softmax is over all experts, not over those that the token has chosen.",
+        idle_without=_EXPERTS, idle_with="--moe-router-score-function sigmoid")
+    moe_router_num_groups: int | None = flag(None,
+        "Groups of experts; a token chooses from the best --moe-router-group-topk of them.", COUNT,
+        unset="all experts are in one", idle_without=_EXPERTS, needs="--moe-router-group-topk")
+    moe_router_group_topk: int | None = flag(None, "Groups that a token may choose from.", COUNT,
+        unset="all of them", idle_without=_EXPERTS, needs="--moe-router-num-groups")
+    moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
+        POSITIVE, idle_without=_EXPERTS)
+    moe_router_load_balancing_type: Balance = flag("aux_loss",
+        "The loss with --moe-aux-loss-coeff that balances experts compares the tokens of a "
+        "microbatch (aux_loss) or of every sequence (seq_aux_loss); none: there is no such loss.",
+        idle_without=_EXPERTS)
+    moe_aux_loss_coeff: float = flag(0.0, "Coefficient of that loss.", NOT_NEGATIVE,
+        idle_without=_EXPERTS, idle_with="--moe-router-load-balancing-type none")
+    moe_z_loss_coeff: float = flag(0.0,
+        "Coefficient of the router's mean squared log-partition, which keeps its logits small.",
+        NOT_NEGATIVE, idle_without=_EXPERTS)
+    moe_router_dtype: Literal["fp32"] | None = flag(None, "Type of the router's product.",
+        unset="the type of activations", idle_without=_EXPERTS)
+    moe_shared_expert_intermediate_size: int | None = flag(None,
+        "Width of an expert that all tokens pass.", WIDTH, unset="there is none",
+        idle_without=_EXPERTS)
+    moe_shared_expert_gate: bool = flag(False,
+        "A sigmoid of the token multiplies what that expert returns.", idle_without=_EXPERTS,
+        needs=_SHARED)
+    expert_model_parallel_size: int = flag(1,
+        "Ranks over which the experts of a layer are spread; only 1 is there yet.", RANKS,
+        idle_without=_EXPERTS)
+    expert_tensor_parallel_size: int | None = flag(None,
+        "Ranks that share an expert; only as many as share every layer are there yet.", RANKS,
+        unset="--tensor-model-parallel-size", idle_without=_EXPERTS)
+# fmt: on
+
+
+def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
+    """The fields of the model about its experts.
+
+    Args:
+        flags: of a command line.
+        ffn_hidden_size: width of the model's MLP.
+    """
+    own = flags[ExpertFlags]
+    if experts_of(flags) is None:
+        return {
+            field.name: field.default
+            for field in fields(ModelConfig)
+            if is_about_experts(field.name)
+        }
+    return {
+        "num_experts": experts_of(flags),
+        "moe_layer_pattern": expert_pattern(flags),
+        "moe_ffn_hidden_size": own.moe_ffn_hidden_size or ffn_hidden_size,
+        "moe_router_topk": own.moe_router_topk,
+        "moe_router_score_function": own.moe_router_score_function,
+        "moe_router_pre_softmax": own.moe_router_pre_softmax,
+        "moe_router_num_groups": own.moe_router_num_groups or 1,
+        "moe_router_group_topk": own.moe_router_group_topk or 1,
+        "moe_router_topk_scaling_factor": own.moe_router_topk_scaling_factor,
+        "moe_router_load_balancing_type": own.moe_router_load_balancing_type,
+        "moe_aux_loss_coeff": own.moe_aux_loss_coeff,
+        "moe_z_loss_coeff": own.moe_z_loss_coeff,
+        "moe_router_in_fp32": own.moe_router_dtype == "fp32",
+        "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
+        "moe_shared_expert_gate": own.moe_shared_expert_gate,
+    }
+
+
+def experts_of(flags: Flags) -> int | None:
+    """Return the experts of a layer; ``None``: it has none, or one that all tokens pass."""
+    experts = flags[ExpertFlags].num_experts
+    return None if experts == 1 else experts
+
+
+def is_about_experts(name: str) -> bool:
+    """Return whether a field of the model is about its experts."""
+    return name == "num_experts" or name.startswith("moe_")
+
+
+def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the flag that decides a field of the model about its experts, and its value.
+
+    Args:
+        name: of the field.
+        model: all fields by name.
+
+    Returns:
+        The value ``None`` says that the flag is not given.
+    """
+    option, value = _OPTIONS.get(name, option_of(name)), model[name]
+    if not model.get("num_experts"):
+        return option, None
+    if name == "moe_layer_pattern":
+        return option, _words_of_pattern(value)
+    if name == "moe_router_in_fp32":
+        return option, "fp32" if value else None
+    if name in ("moe_router_num_groups", "moe_router_group_topk"):
+        return option, value if model.get("moe_router_num_groups", 1) > 1 else None
+    return option, value or None
+
+
+def _words_of_pattern(pattern: Sequence[int]) -> str:
+    """Return which layers have experts as --moe-layer-freq takes it."""
+    if list(pattern) == [1] + [0] * (len(pattern) - 1):
+        return str(len(pattern))
+    return f"[{','.join(map(str, pattern))}]"
+
+
+def expert_pattern(flags: Flags) -> Pattern:
+    """Which layers have experts; errors as of ``parse_pattern``."""
+    words, layers = flags[ExpertFlags].moe_layer_freq, flags[ModelFlags].num_layers
+    pattern = parse_pattern("--moe-layer-freq", words, 1, layers)
+    return pattern[::-1] if words.isdecimal() else pattern
+
+
+def _layers(flags: Flags) -> Iterator[str]:
+    if experts_of(flags) is not None:
+        yield from faults_of(lambda: expert_pattern(flags))
+
+
+def _choices(flags: Flags) -> Iterator[str]:
+    own, experts = flags[ExpertFlags], experts_of(flags)
+    if experts is not None and own.moe_router_topk > experts:
+        yield (
+            f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
+            "token cannot choose an expert twice; lower it"
+        )
+
+
+def _groups(flags: Flags) -> Iterator[str]:
+    own, experts = flags[ExpertFlags], experts_of(flags)
+    groups, chosen, topk = own.moe_router_num_groups, own.moe_router_group_topk, own.moe_router_topk
+    if experts is None or groups is None or chosen is None:
+        return
+    if experts % groups:
+        yield (
+            f"--moe-router-num-groups {groups} does not divide --num-experts {experts}: every "
+            "group has as many experts"
+        )
+    elif chosen > groups:
+        yield (
+            f"--moe-router-group-topk {chosen} is more than --moe-router-num-groups {groups}: "
+            "lower it"
+        )
+    elif topk % chosen or topk // chosen > experts // groups:
+        yield (
+            f"--moe-router-topk {topk} cannot come from --moe-router-group-topk {chosen} groups of "
+            f"{experts // groups} experts, as many from each: choose a multiple of {chosen}, up to "
+            f"{chosen * (experts // groups)}"
+        )
+
+
+def _biases(flags: Flags) -> Iterator[str]:
+    experts = experts_of(flags)
+    if experts is not None and not flags[ModelFlags].disable_bias_linear:
+        yield (
+            f"--num-experts {experts} without --disable-bias-linear: experts have no "
+            "biases here; add it"
+        )
+
+
+def _ranks(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertFlags]
+    if experts_of(flags) is not None and own.expert_model_parallel_size > 1:
+        yield (
+            f"--expert-model-parallel-size {own.expert_model_parallel_size}: the experts of a "
+            "layer are not spread over ranks yet; leave it out, and let tensor- and "
+            "pipeline-parallel ranks share the model"
+        )
+
+
+def _one_expert(flags: Flags) -> Iterator[str]:
+    if flags[ExpertFlags].num_experts == 1:
+        yield "--num-experts 1 changes nothing: every token passes the same layers"
+
+
+def _nothing_balances(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertFlags]
+    kind = own.moe_router_load_balancing_type
+    if experts_of(flags) is not None and kind == "seq_aux_loss" and not own.moe_aux_loss_coeff:
+        yield (
+            f"--moe-router-load-balancing-type {kind} changes nothing without --moe-aux-loss-coeff"
+        )
+
+
+EXPERT_RULES: Final[tuple[Rule, ...]] = (_layers, _choices, _groups, _biases, _ranks)
+"""The rules about the flags of experts; see ``megatron.config.topics``."""
+
+EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)
+"""The rules about flags of experts that change nothing beside the others."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts: a router sends every token to some of many MLPs."""

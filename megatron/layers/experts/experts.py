@@ -1,0 +1,179 @@
+"""A mixture of experts in the place of an MLP: every token passes k of e MLPs, and maybe one more.
+
+    y = sum over the chosen experts of weight * expert(x), plus shared(x)
+
+No token is dropped. All experts are multiplied together, and the weight of a slot multiplies the
+input of its expert's second layer, where a slot is narrowest.
+
+Shapes: b batch, s tokens of a sequence, u those that a rank has outside of the layer, h hidden, k
+choices of a token, z = b s k slots, f inner width of an expert.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from megatron.kernels.autograd import apply, once_differentiable
+from megatron.layers.experts.grouped_linear import GroupedLinear
+from megatron.layers.experts.order import Order
+from megatron.layers.experts.router import Choice, Router, RouterOptions
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.mlp import MLP, Activation
+from megatron.layers.recompute import again
+from megatron.layers.site import Site
+from megatron.parallel.tensor import TensorParallel
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """Sizes of a mixture.
+
+    Attributes:
+        hidden_size: h.
+        ffn_hidden_size: f, of each half of a gated MLP.
+        shared_ffn_hidden_size: inner width of the MLP that all tokens pass; 0: there is none.
+        shared_gate: a token's sigmoid multiplies what that MLP returns.
+    """
+
+    hidden_size: int
+    ffn_hidden_size: int
+    shared_ffn_hidden_size: int = 0
+    shared_gate: bool = False
+
+
+class Experts(nn.Module):
+    """e MLPs without biases, of which every token passes k.
+
+    Args:
+        shape: sizes.
+        router: how tokens choose.
+        activation: between the layers of an expert.
+        site: what the layer is built in.
+    """
+
+    def __init__(
+        self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
+    ) -> None:
+        super().__init__()
+        self._tensor = site.tensor
+        self._number = router.experts
+        self.router = Router(router, shape.hidden_size, site)
+        self.experts = _TwoLayers(shape, router.experts, activation, site)
+        self.shared_experts: MLP | None = None
+        self.shared_gate: nn.Linear | None = None
+        if shape.shared_ffn_hidden_size:
+            self.shared_experts = MLP(
+                shape.hidden_size,
+                shape.shared_ffn_hidden_size,
+                site,
+                activation=activation,
+                bias=False,
+            )
+        if shape.shared_gate:
+            self.shared_gate = nn.Linear(
+                shape.hidden_size, 1, bias=False, dtype=site.dtype, device=site.device
+            )
+        self._is_computed_again = "moe" in site.recomputation.parts
+
+    def forward(self, x_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
+        """[b, u, h] -> [b, u, h], of the tokens that this rank has."""
+
+        def run(x: Tensor) -> Tensor:
+            return self._run(x, forward_pass)
+
+        return again(run, x_buh) if self._is_computed_again else run(x_buh)
+
+    def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
+        choice = of_all_ranks(self.router(x_buh, forward_pass), self._tensor)
+        order = Order.by_expert(choice.experts_buk, self._number)
+        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, order)
+        if self.shared_experts is not None:
+            y_buh = y_buh + self._shared(x_buh)
+        return y_buh
+
+    def _shared(self, x_buh: Tensor) -> Tensor:
+        assert self.shared_experts is not None
+        y_buh: Tensor = self.shared_experts(x_buh)
+        if self.shared_gate is None:
+            return y_buh
+        gate_bu1: Tensor = self.shared_gate(x_buh).sigmoid()
+        return gate_bu1 * y_buh
+
+
+class _TwoLayers(nn.Module):
+    """The MLPs of all experts; a module of its own for the names of the parameters."""
+
+    def __init__(
+        self, shape: ExpertsShape, experts: int, activation: Activation, site: Site
+    ) -> None:
+        super().__init__()
+        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1
+        if activation in ("swiglu", "geglu"):
+            fused = 2
+        self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
+        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
+        functions: dict[Activation, Callable[..., Tensor]] = {
+            "gelu": site.kernels.gelu,
+            "swiglu": site.kernels.swiglu,
+            "geglu": site.kernels.geglu,
+            "squared_relu": site.kernels.squared_relu,
+        }
+        self._activation = functions[activation]
+
+    def forward(self, x_buh: Tensor, weights_bsk: Tensor, order: Order) -> Tensor:
+        inner_z = self.linear_fc1(x_buh, order)
+        weights_z = weights_bsk.flatten().index_select(0, order.choice_z)
+        weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
+        y_buh: Tensor = self.linear_fc2(weighted_zf, order)
+        return y_buh
+
+
+class _Weighted(torch.autograd.Function):
+    """An activation function times a weight of every row; the backward forms the function again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inner_z: Tensor, weights_z: Tensor, activation: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(inner_z, weights_z)
+        ctx.activation = activation
+        return (activation(inner_z) * weights_z[:, None]).to(inner_z.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_zf: Tensor) -> tuple[Tensor | None, ...]:
+        inner_z, weights_z = ctx.saved_tensors
+        inner_z = inner_z.detach().requires_grad_()
+        with torch.enable_grad():
+            active_zf = ctx.activation(inner_z)
+        weights_grad_z = (grad_zf.to(weights_z.dtype) * active_zf.detach()).sum(-1)
+        scaled_zf = (grad_zf * weights_z[:, None]).to(active_zf.dtype)
+        (inner_grad_z,) = torch.autograd.grad(active_zf, inner_z, scaled_zf)
+        return inner_grad_z, weights_grad_z, None
+
+
+def of_all_ranks(choice: Choice, tensor: TensorParallel) -> Choice:
+    """Return the choice of the tokens of all tensor ranks, [b, s, k].
+
+    Each rank has a part of every expert, so the gradients of weights are added up over the ranks.
+    """
+    if tensor.size == 1:
+        return choice
+    weights_bsk = apply(_Gathered, choice.weights_buk, tensor)
+    return Choice(tensor.gather(choice.experts_buk), weights_bsk)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_buk: Tensor, tensor: TensorParallel) -> Tensor:
+        ctx.tensor = tensor
+        x_bsk = tensor.gather(x_buk)
+        return x_bsk.view_as(x_bsk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_bsk: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.tensor.reduce(grad_bsk.clone()), None

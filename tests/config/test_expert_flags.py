@@ -1,0 +1,129 @@
+"""Flags of experts: what they become, and which of them make no mixture."""
+
+import pytest
+from command_lines import with_flags
+
+from megatron.config.command_line import parse
+from megatron.model.config import ModelConfig
+
+BASE = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "
+    "--micro-batch-size 2 --train-iters 10 --lr 1e-3 --tokenizer-type NullTokenizer "
+    "--vocab-size 999 --mock-data --device cpu --bf16 --dry-run --disable-bias-linear "
+    "--num-experts 8"
+)
+
+
+def model(flags: str) -> ModelConfig:
+    return parse(with_flags(BASE.split(), flags.split()), 1).model
+
+
+def notes(flags: str) -> str:
+    return "\n".join(parse(with_flags(BASE.split(), flags.split()), 1).notes)
+
+
+def refusal(flags: str) -> str:
+    with pytest.raises(ValueError, match="--") as caught:
+        parse(with_flags(BASE.split(), flags.split()), 1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("1", (1, 1, 1, 1)),
+        ("2", (1, 0, 1, 0)),
+        ("4", (1, 0, 0, 0)),
+        ("([0]*1+[1]*3)", (0, 1, 1, 1)),
+        ("[1,0,0,1]", (1, 0, 0, 1)),
+    ],
+)
+def test_layers_with_experts_are_those_of_megatron(words: str, pattern: tuple[int, ...]) -> None:
+    found = model(f"--moe-layer-freq {words}")
+    assert tuple(int(found.has_experts(layer)) for layer in range(4)) == pattern
+
+
+def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
+    assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
+    assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
+
+
+def test_every_flag_reaches_the_model() -> None:
+    found = model(
+        "--moe-router-topk 4 --moe-router-score-function sigmoid --moe-router-num-groups 4 "
+        "--moe-router-group-topk 2 --moe-router-topk-scaling-factor 2.5 --moe-aux-loss-coeff 0.01 "
+        "--moe-router-load-balancing-type seq_aux_loss --moe-z-loss-coeff 0.001 "
+        "--moe-router-dtype fp32 --moe-shared-expert-intermediate-size 48 "
+        "--moe-shared-expert-gate"
+    )
+    router = found.router
+    assert (router.experts, router.topk, router.score) == (8, 4, "sigmoid")
+    assert (router.groups, router.group_topk, router.scaling) == (4, 2, 2.5)
+    assert (router.balance, router.balance_coeff) == ("seq_aux_loss", 0.01)
+    assert (router.z_loss_coeff, router.in_fp32) == (0.001, True)
+    assert (found.moe_shared_expert_intermediate_size, found.moe_shared_expert_gate) == (48, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--moe-router-topk 9", "more than --num-experts 8"),
+        ("--moe-router-topk 0", "at least 1"),
+        ("--moe-router-num-groups 3 --moe-router-group-topk 1", "does not divide --num-experts 8"),
+        (
+            "--moe-router-num-groups 2 --moe-router-group-topk 4",
+            "more than --moe-router-num",
+        ),
+        (
+            "--moe-router-topk 3 --moe-router-num-groups 4 --moe-router-group-topk 2",
+            "choose a multiple of 2, up to 4",
+        ),
+        (
+            "--moe-router-topk 4 --moe-router-num-groups 8 --moe-router-group-topk 2",
+            "groups of 1 experts",
+        ),
+        ("--moe-router-num-groups 4", "--moe-router-group-topk"),
+        ("--moe-layer-freq [1,0]", "2 entries for 4 layers"),
+        ("--moe-layer-freq 5", "beyond the last of 4 layers"),
+        ("--moe-layer-freq -1", "--moe-layer-freq"),
+        ("--expert-model-parallel-size 2", "not spread over ranks yet"),
+        ("--expert-tensor-parallel-size 2", "as many ranks share an expert"),
+        ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
+        ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
+        ("--optimizer muon", "Muon does not update"),
+        ("--fp8-format e4m3", "16 bits only"),
+        ("--moe-expert-capacity-factor 1.0", "no expert is full"),
+        ("--moe-router-load-balancing-type sinkhorn", "choose one of"),
+        ("--recompute-activations --recompute-modules moe_act", "take moe"),
+        ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
+    ],
+)
+def test_what_makes_no_mixture_is_refused(flags: str, words: str) -> None:
+    assert words in refusal(flags)
+
+
+def test_biases_of_experts_are_refused() -> None:
+    words = [word for word in BASE.split() if word != "--disable-bias-linear"]
+    with pytest.raises(ValueError, match="experts have no biases"):
+        parse(words, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--moe-grouped-gemm", "multiplied at once anyway"),
+        ("--moe-token-dispatcher-type alltoall", "no token travels"),
+        ("--moe-router-load-balancing-type seq_aux_loss", "without --moe-aux-loss-coeff"),
+        ("--num-experts 1", "every token passes the same layers"),
+    ],
+)
+def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:
+    assert words in notes(flags)
+
+
+def test_without_experts_their_flags_change_nothing() -> None:
+    words = BASE.replace(" --num-experts 8", "").split()
+    found = parse([*words, "--moe-router-topk", "4", "--moe-expert-capacity-factor", "2"], 1)
+    assert found.model.num_experts == 0
+    assert found.model == parse(words, 1).model
+    assert sum("changes nothing" in note for note in found.notes) == 2

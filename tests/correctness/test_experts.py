@@ -1,0 +1,199 @@
+"""A mixture of experts trains the same model in every layout.
+
+The reference computes every expert for every token, masked, in float64 (``plain_experts``). With a
+score that two experts share in all bits the two could choose differently; random ones never are.
+"""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from correctness.rank_runs import (
+    Batches,
+    RankRun,
+    assemble,
+    check_agreement,
+    check_copies,
+    train_on_rank,
+)
+from correctness.short_runs import Job, Layout
+from correctness.test_replica_cover import errors
+from harness.marks import full
+from harness.rank_pool import RankPool
+from reference import plain_loss
+from reference.plain_gpt import GPTOptions, Parameters
+from reference.plain_training import Training
+from torch import Tensor
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.experts.order import Order
+from megatron.layers.experts.router import Router
+from megatron.layers.recompute import Recomputation
+
+MIXTRAL = GPTOptions(
+    num_layers=4,
+    vocab_size=37,
+    tie_embeddings=False,
+    position_embedding_type="rope",
+    normalization="RMSNorm",
+    swiglu=True,
+    add_bias_linear=False,
+    num_experts=4,
+    moe_ffn_hidden_size=12,
+    moe_router_topk=2,
+    moe_aux_loss_coeff=0.3,
+    moe_z_loss_coeff=0.05,
+)
+DEEPSEEK = replace(
+    MIXTRAL,
+    num_experts=8,
+    moe_layer_pattern=(0, 1, 1, 1),
+    moe_router_topk=4,
+    moe_router_score_function="sigmoid",
+    moe_router_num_groups=4,
+    moe_router_group_topk=2,
+    moe_router_topk_scaling_factor=2.5,
+    moe_router_load_balancing_type="seq_aux_loss",
+    moe_router_in_fp32=True,
+    moe_shared_expert_intermediate_size=8,
+)
+QWEN2 = replace(
+    MIXTRAL,
+    moe_router_pre_softmax=True,
+    moe_router_load_balancing_type="none",
+    moe_router_topk=1,
+    moe_shared_expert_intermediate_size=8,
+    moe_shared_expert_gate=True,
+)
+MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
+
+WHOLE, PARTS = Recomputation(group=1), Recomputation(frozenset({"core_attn", "layernorm", "moe"}))
+CASES = [
+    ("mixtral", Layout(1, "none")),
+    ("deepseek", Layout(1, "none")),
+    ("qwen2", Layout(1, "none")),
+    ("mixtral", Layout(2, "vocab-2")),
+    ("deepseek", Layout(2, "vocab-1", "interleaved", recomputation=PARTS)),
+    ("qwen2", Layout(2, "none", "zb-v")),
+    ("deepseek", Layout(2, "vocab-2", "zb-h1", recomputation=WHOLE)),
+    ("mixtral", Layout(2, "vocab-2", "v-half", recomputation=PARTS)),
+    ("mixtral", Layout(1, "none", tensor=2)),
+    ("deepseek", Layout(1, "vocab-2", "zb-h1", tensor=2, sequence=True)),
+    ("qwen2", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
+    ("mixtral", Layout(1, "none", context=2)),
+    ("deepseek", Layout(1, "none", context=2, tensor=2, sequence=True)),
+    ("mixtral", Layout(1, "none", replicas=2, sharded=True, overlap=True)),
+    ("deepseek", Layout(2, "vocab-1", "zb-h1", replicas=2, sharded=True)),
+    full("qwen2", Layout(4, "interlaced")),
+    full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
+    full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
+]
+
+
+def job(name: str) -> Job:
+    return Job(
+        MODELS[name],
+        micro_batch_size=2,
+        microbatches=4,
+        masked_out=(1,),
+        iterations=4,
+        warmup=1,
+        sequence=12,
+    )
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, tuple[Parameters, Training]]:
+    """Of every model the initial weights, and what the reference makes of them."""
+    return {}
+
+
+def expected(
+    ranks: RankPool, known: dict[str, tuple[Parameters, Training]], name: str
+) -> tuple[Parameters, Training]:
+    if name not in known:
+        config = job(name).config(Layout(1, "none"))
+        [own] = ranks.run(train_on_rank, 1, config=config, batches=job(name).batches()[:1])
+        start = assemble([own.initial])
+        wide = {key: value.double() for key, value in start.items()}
+        known[name] = start, job(name).reference(wide)
+    return known[name]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
+def test_a_layout_trains_the_plain_mixture(
+    name: str, layout: Layout, ranks: RankPool, known: dict[str, tuple[Parameters, Training]]
+) -> None:
+    start, wanted = expected(ranks, known, name)
+    runs: list[RankRun] = ranks.run(
+        train_on_rank,
+        layout.world_size,
+        config=job(name).config(layout),
+        batches=job(name).batches(),
+        evaluation_batches=job(name).batches(seed=1),
+        evaluate_after=(job(name).iterations - 1,),
+    )
+    check_agreement(runs)
+    check_copies(runs)
+    initial = assemble([own.initial for own in runs])
+    assert initial.keys() == start.keys()
+    assert all(initial[key].equal(value) for key, value in start.items())
+    assert runs[0].losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert runs[0].gradient_norms == pytest.approx(wanted.gradient_norms, rel=1e-5)
+    gradients = assemble([own.first_gradients for own in runs])
+    assert gradients.keys() == wanted.first_gradients.keys()
+    assert max(errors(gradients, wanted.first_gradients).values()) < 1e-5
+    final = {key: value.double() for key, value in assemble([r.final for r in runs]).items()}
+    assert max(errors(final, wanted.parameters).values()) < 1e-4
+    unbalanced = replace(MODELS[name], moe_aux_loss_coeff=0.0, moe_z_loss_coeff=0.0)
+    evaluated = [
+        plain_loss.loss_and_gradients(final, batch, unbalanced)[0]
+        for batch in job(name).batches(seed=1)[:2]
+    ]
+    assert runs[0].evaluations == pytest.approx([sum(evaluated) / 2], rel=1e-6), "without routers'"
+
+
+def halved_balance(router: Router, logits_bue: Tensor) -> Tensor:
+    return 0.5 * imbalance(router, logits_bue)
+
+
+def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+    """The last expert begins a slot too late."""
+    order = by_expert(experts_bsk, experts)
+    ends = order.ends.clone()
+    ends[-2] += 1
+    return order._replace(ends=ends)
+
+
+def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+    """Slots are joined in the order of tokens, though experts come in a row."""
+    order = by_expert(experts_bsk, experts)
+    return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
+
+
+imbalance, by_expert = Router._imbalance, Order.by_expert
+FAULTS: dict[str, tuple[type, str, object]] = {
+    "balance": (Router, "_imbalance", halved_balance),
+    "last expert": (Order, "by_expert", classmethod(moved_by_one)),
+    "joined by tokens": (Order, "by_expert", classmethod(unweighted)),
+}
+
+
+def train_with_fault(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches, fault: str
+) -> RankRun:
+    owner, name, wrong = FAULTS[fault]
+    with patch.object(owner, name, wrong):
+        return train_on_rank(rank, world_size, config=config, batches=batches)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(
+    fault: str, ranks: RankPool, known: dict[str, tuple[Parameters, Training]]
+) -> None:
+    """Else the comparison above would show nothing."""
+    _, wanted = expected(ranks, known, "mixtral")
+    config, batches = job("mixtral").config(Layout(1, "none")), job("mixtral").batches()[:1]
+    [own] = ranks.run(train_with_fault, 1, config=config, batches=batches, fault=fault)
+    gradients = assemble([own.first_gradients])
+    assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3
