@@ -144,8 +144,8 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
     """
     if saved.get("num_experts"):
         raise ValueError(
-            f"num_experts {saved['num_experts']}: a mixture of experts, which this program does "
-            "not train"
+            f"num_experts {saved['num_experts']}: a mixture of experts, which cannot be "
+            "converted yet"
         )
     options = {word.split("=")[0] for word in given}
     words = [*_RUN, *given]

@@ -29,7 +29,7 @@ def family_of(config: Fields) -> Family:
     kind = config.any("model_type")
     if any(name in config and config.any(name) != 1 for name in _EXPERTS) or "moe" in str(kind):
         raise ForeignError(
-            f"{config.origin}: a {kind} is a mixture of experts, which this program does not train"
+            f"{config.origin}: a {kind} is a mixture of experts, which cannot be converted yet"
         )
     if "quantization_config" in config:
         raise ForeignError(
