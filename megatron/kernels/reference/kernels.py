@@ -37,6 +37,7 @@ class ReferenceKernels(TiledOutput):
     """
 
     accumulates_products = False
+    activations_form_bias_gradients = False
     updates_at_once = False
     longest_norm = sys.maxsize
 
