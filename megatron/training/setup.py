@@ -35,6 +35,7 @@ from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
+from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.gradient_buckets import bucketed
@@ -253,6 +254,7 @@ def make_pipeline(
         train.seed,
         run_plan.costs,
         replication,
+        cuda_graphs if train.cuda_graph_impl == "local" else None,
     )
 
 
