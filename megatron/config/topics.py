@@ -23,6 +23,12 @@ from megatron.config.eight_bits import (
     EIGHT_BIT_RULES,
     EightBitFlags,
 )
+from megatron.config.graphs import (
+    GRAPH_NOTES,
+    GRAPHS_OF_DRY_RUN,
+    GRAPHS_OF_MACHINE,
+    GraphFlags,
+)
 from megatron.config.groups import Flags, Rule, all_declarations
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
@@ -54,6 +60,7 @@ GROUPS: Final = (
     PrecisionFlags,
     EightBitFlags,
     RecomputeFlags,
+    GraphFlags,
     OptimizerFlags,
     DataFlags,
     TokenizerFlags,
@@ -102,6 +109,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
+    *GRAPH_NOTES,
     *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""
@@ -125,11 +133,12 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     if flags[LogFlags].dry_run:
-        return (*REPLICA_NOTES, *DRY_RUN_NOTES)
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
     return (
         *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,
         *EIGHT_BIT_OF_MACHINE,
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
+        *GRAPHS_OF_MACHINE,
     )

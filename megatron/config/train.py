@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -15,9 +15,6 @@ from megatron.data.config import EvaluationSet
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.config import Precision
-
-GraphsOfPasses = Literal["none", "local"]
-"""How F, B and W are launched: kernel by kernel, or as graphs that were captured once."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -202,7 +199,7 @@ class TrainConfig:
         vocab_recompute: the output layer keeps nothing of the logits for its backward, which forms
             them again.
         recomputation: what the backward computes again.
-        cuda_graph_impl: whether F, B and W are launched as graphs of CUDA, ``local``.
+        captures_passes: F, B and W are captured once, as graphs of CUDA, and replayed.
         eight_bits: what is multiplied in 8 bits; ``None``: nothing.
     """
 
@@ -222,7 +219,7 @@ class TrainConfig:
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
-    cuda_graph_impl: GraphsOfPasses = "none"
+    captures_passes: bool = False
     gradient_dtype: torch.dtype = torch.float32
     fp32_precision: Precision = "highest"
     wide_stream: bool = False

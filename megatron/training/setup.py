@@ -254,7 +254,7 @@ def make_pipeline(
         train.seed,
         run_plan.costs,
         replication,
-        cuda_graphs if train.cuda_graph_impl == "local" else None,
+        cuda_graphs if train.captures_passes else None,
     )
 
 

@@ -63,7 +63,7 @@ class RecordedGraph:
 
 def _put(value: Tensor, place: Tensor) -> None:
     """Copy a result to the memory that it had; views and what was written in place are there."""
-    if value.data_ptr() != place.data_ptr():
+    if value.untyped_storage()._cdata != place.untyped_storage()._cdata:
         place.data.copy_(value)  # a graph does not count versions
 
 

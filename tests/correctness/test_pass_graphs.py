@@ -36,7 +36,7 @@ def replayed(
     """Train with graphs; return what the run left, and how many passes were replayed."""
     before = RecordedGraph.replays
     config = dataclasses.replace(
-        config, train=dataclasses.replace(config.train, cuda_graph_impl="local")
+        config, train=dataclasses.replace(config.train, captures_passes=True)
     )
     with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
         run = train_on_rank(rank, world_size, config=config, batches=batches)
