@@ -12,6 +12,7 @@ medians, of one layer:
     plain             nn.Linear, nn.LayerNorm and scaled_dot_product_attention, plainly written
     reference         our layer with reference kernels
     GPU's operators   our layer with the kernels of a GPU, whose Triton programs do nothing
+    replayed          the same as graphs of passes (--cuda-graph-impl), whose replays do nothing
 
 Ours run with a whole backward and with one that leaves weight gradients to W. Every round is a
 further microbatch of an iteration: in all rows gradients are added to those that are there. All
@@ -47,6 +48,7 @@ from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
+from megatron.runtime.pass_graphs import Slot
 
 CPU: Final = torch.device("cpu")
 HIDDEN: Final = 16
@@ -86,6 +88,7 @@ class Subject:
         layers: [b, s, h] -> [b, s, h].
         splits: whether its backward leaves work.
         deferred: work that a split backward has left for W.
+        slot: of passes that are replayed.
         taken: seconds of every pass through a layer, one entry a round.
     """
 
@@ -93,11 +96,18 @@ class Subject:
     layers: nn.Sequential
     splits: bool = False
     deferred: list[Callable[[], None]] = field(default_factory=list)
+    slot: Slot | None = None
     taken: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run F, B and W once, and note how long each took."""
         x_bsh = torch.full((1, TOKENS, HIDDEN), 0.5, requires_grad=True)
+        marks = self._launch(x_bsh) if self.slot is None else self._replay(x_bsh, self.slot)
+        for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
+            self.taken.setdefault(kind, []).append((marks[begin + 1] - marks[begin]) / LAYERS)
+
+    def _launch(self, x_bsh: Tensor) -> list[float]:
+        """Return the times at which passes began and ended."""
         marks = [time.thread_time()]
         y_bsh = self.layers(x_bsh)
         marks.append(time.thread_time())
@@ -110,12 +120,41 @@ class Subject:
                 work()
         marks.append(time.thread_time())
         self.deferred.clear()
-        for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
-            self.taken.setdefault(kind, []).append((marks[begin + 1] - marks[begin]) / LAYERS)
+        return marks
+
+    def _replay(self, x_bsh: Tensor, slot: Slot) -> list[float]:
+        """Return the same of passes that are replayed."""
+        marks = [time.thread_time()]
+        y_bsh = slot.forward(x_bsh.detach())
+        marks.append(time.thread_time())
+        gradient = torch.ones_like(y_bsh)
+        marks.append(time.thread_time())
+        slot.backward(gradient)
+        marks.append(time.thread_time())
+        if self.splits:
+            with torch.no_grad():
+                slot.weight_gradients()
+        marks.append(time.thread_time())
+        return marks
+
+    def take_deferred(self) -> list[Callable[[], None]]:
+        """Return the work that a backward has left."""
+        left, self.deferred[:] = list(self.deferred), []
+        return left
 
     def seconds(self, kind: str) -> float:
         """Return the median time of a pass, without the rounds that warm up."""
         return statistics.median(self.taken[kind][WARM_UPS:])
+
+
+class _NoGraph:
+    """A graph whose replay does nothing."""
+
+    def capture(self, work: Callable[[], None]) -> None:
+        work()
+
+    def replay(self) -> None:
+        pass
 
 
 class _Nothing:
@@ -156,6 +195,19 @@ def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
     return subject
 
 
+def replayed(kernels: Kernels, *, splits: bool) -> Subject:
+    """Return our layers, run as graphs."""
+    subject = ours("replayed", kernels, splits=splits)
+    subject.slot = Slot(
+        lambda x_bsh, _: subject.layers(x_bsh),
+        subject.take_deferred if splits else None,
+        _NoGraph,
+        complete=lambda: None,
+        free=lambda slot: None,
+    )
+    return subject
+
+
 def subjects() -> list[Subject]:
     """Return all layers, the plain one first."""
     of_gpu = CudaKernels(CPU, torch.float32)
@@ -163,6 +215,7 @@ def subjects() -> list[Subject]:
         Subject("plain", nn.Sequential(*(PlainLayer() for _ in range(LAYERS)))),
         *(ours("reference", ReferenceKernels(), splits=splits) for splits in (False, True)),
         *(ours("GPU's operators", of_gpu, splits=splits) for splits in (False, True)),
+        *(replayed(of_gpu, splits=splits) for splits in (False, True)),
     ]
 
 
