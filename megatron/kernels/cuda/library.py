@@ -2,8 +2,9 @@
 
 An operator's schema, and its form on tensors without values, are there on a machine without Triton
 too. So such a machine can say what a GPU would launch; only a launch needs the programs. Tensors
-with values go straight to the programs: PyTorch's dispatcher would take the host as long as all
-else that it does for a norm.
+with values go straight to the programs, since the way through PyTorch's dispatcher and back to
+Python costs the host some microseconds. So a mode of PyTorch that looks at operators sees these on
+tensors without values only.
 """
 
 from collections.abc import Callable
