@@ -45,7 +45,8 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
         yield (
             "--tensor-model-parallel-size and --context-parallel-size have collectives within "
-            "passes, which nobody has captured yet"
+            "passes, and only the host's order keeps those of several groups from waiting for each "
+            "other"
         )
     if corpus.reset_position_ids or corpus.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
