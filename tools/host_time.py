@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""How long the host takes to issue the passes of a transformer layer, beside plain PyTorch.
+"""How long the host takes to issue the passes of transformer layers, beside plain PyTorch.
 
     python tools/host_time.py --rounds 300
 
 A GPU waits for its host where passes are short: with many tensor-parallel ranks, or few tokens.
 With tiny tensors next to nothing is computed, so the time of a pass is that of Python, of autograd
-and of PyTorch's dispatcher. All layers run in turn in every round, and figures are medians:
+and of PyTorch's dispatcher. All kinds of layers run in turn in every round, four layers in a row as
+on a stage: of one alone much time would go to code that no cache holds any more. Figures are
+medians, of one layer:
 
     plain             nn.Linear, nn.LayerNorm and scaled_dot_product_attention, plainly written
     reference         our layer with reference kernels
     GPU's operators   our layer with the kernels of a GPU, whose Triton programs do nothing
+    replayed          the same as graphs of passes (--cuda-graph-impl), whose replays do nothing
 
-Ours run with a whole backward and with one that leaves weight gradients to W. All tensors are on
-the CPU, so PyTorch's own operators cost the same in every row. Launches of a real GPU come on top,
-and these are fewer with the GPU's operators.
+Ours run with a whole backward and with one that leaves weight gradients to W. Every round is a
+further microbatch of an iteration: in all rows gradients are added to those that are there. All
+tensors are on the CPU, so PyTorch's own operators cost the same in every row. Launches of a real
+GPU come on top, and these are fewer with the GPU's operators. Only the thread's own time counts,
+not that of other programs on the machine.
 """
 
 import statistics
@@ -44,12 +49,14 @@ from megatron.model.ownership import OwnedParameter
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
+from megatron.runtime.pass_graphs import Slot
 
 CPU: Final = torch.device("cpu")
 HIDDEN: Final = 16
 HEADS: Final = 2
 TOKENS: Final = 8
 WARM_UPS: Final = 20
+LAYERS: Final = 4
 
 
 class PlainLayer(nn.Module):
@@ -75,46 +82,80 @@ class PlainLayer(nn.Module):
 
 @dataclass
 class Subject:
-    """A layer that is timed.
+    """Layers in a row that are timed.
 
     Attributes:
-        name: of its row.
-        layer: [b, s, h] -> [b, s, h].
-        deferred: work that a split backward has left for W.
+        name: of its row of the table.
+        layers: [b, s, h] -> [b, s, h].
         splits: whether its backward leaves work.
-        forget: begins new sums of gradients.
-        taken: seconds of every pass, one entry a round.
+        deferred: work that a split backward has left for W.
+        slot: of passes that are replayed.
+        taken: seconds of every pass through a layer, one entry a round.
     """
 
     name: str
-    layer: nn.Module
-    forget: Callable[[], None]
+    layers: nn.Sequential
     splits: bool = False
     deferred: list[Callable[[], None]] = field(default_factory=list)
+    slot: Slot | None = None
     taken: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run F, B and W once, and note how long each took."""
         x_bsh = torch.full((1, TOKENS, HIDDEN), 0.5, requires_grad=True)
-        marks = [time.perf_counter()]
-        y_bsh = self.layer(x_bsh)
-        marks.append(time.perf_counter())
+        marks = self._launch(x_bsh) if self.slot is None else self._replay(x_bsh, self.slot)
+        for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
+            self.taken.setdefault(kind, []).append((marks[begin + 1] - marks[begin]) / LAYERS)
+
+    def _launch(self, x_bsh: Tensor) -> list[float]:
+        """Return the times at which passes began and ended."""
+        marks = [time.thread_time()]
+        y_bsh = self.layers(x_bsh)
+        marks.append(time.thread_time())
         gradient = torch.ones_like(y_bsh)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         torch.autograd.backward((y_bsh,), (gradient,))
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         with torch.no_grad():
             for work in self.deferred:
                 work()
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         self.deferred.clear()
-        self.forget()
-        for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
-            self.taken.setdefault(kind, []).append(marks[begin + 1] - marks[begin])
+        return marks
+
+    def _replay(self, x_bsh: Tensor, slot: Slot) -> list[float]:
+        """Return the same of passes that are replayed."""
+        marks = [time.thread_time()]
+        y_bsh = slot.forward(x_bsh.detach())
+        marks.append(time.thread_time())
+        gradient = torch.ones_like(y_bsh)
+        marks.append(time.thread_time())
+        slot.backward(gradient)
+        marks.append(time.thread_time())
+        if self.splits:
+            with torch.no_grad():
+                slot.weight_gradients()
+        marks.append(time.thread_time())
+        return marks
+
+    def take_deferred(self) -> list[Callable[[], None]]:
+        """Return the work that a backward has left."""
+        left, self.deferred[:] = list(self.deferred), []
+        return left
 
     def seconds(self, kind: str) -> float:
         """Return the median time of a pass, without the rounds that warm up."""
         return statistics.median(self.taken[kind][WARM_UPS:])
+
+
+class _NoGraph:
+    """A graph whose replay does nothing."""
+
+    def capture(self, work: Callable[[], None]) -> None:
+        work()
+
+    def replay(self) -> None:
+        pass
 
 
 class _Nothing:
@@ -125,9 +166,9 @@ class _Nothing:
 
 
 def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
-    """Return our layer, with its gradients in a bucket."""
+    """Return our layers, with their gradients in a bucket."""
     config = ModelConfig(
-        num_layers=1,
+        num_layers=LAYERS,
         hidden_size=HIDDEN,
         ffn_hidden_size=4 * HIDDEN,
         num_attention_heads=HEADS,
@@ -139,18 +180,32 @@ def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
         attention_dropout=0.0,
         hidden_dropout=0.0,
     )
-    layer = TransformerLayer(config, 0, Site(CPU, torch.float32, given_kernels=kernels))
+    site = Site(CPU, torch.float32, given_kernels=kernels)
+    layers = nn.Sequential(*(TransformerLayer(config, index, site) for index in range(LAYERS)))
     with torch.no_grad():
-        for parameter in layer.parameters():
+        for parameter in layers.parameters():
             parameter.fill_(0.01)
     entries = [
         OptimizedParameter.of(OwnedParameter.whole(each, parameter))
-        for each, parameter in layer.named_parameters()
+        for each, parameter in layers.named_parameters()
     ]
-    bucket = Bucket(entries, kernels)
+    Bucket(entries, kernels)
     way = "split" if splits else "whole"
-    subject = Subject(f"{name}, {way}", layer, bucket.forget_gradients, splits)
-    defer_weight_gradients(layer, subject.deferred.append if splits else None)
+    subject = Subject(f"{name}, {way}", layers, splits)
+    defer_weight_gradients(layers, subject.deferred.append if splits else None)
+    return subject
+
+
+def replayed(kernels: Kernels, *, splits: bool) -> Subject:
+    """Return our layers, run as graphs."""
+    subject = ours("replayed", kernels, splits=splits)
+    subject.slot = Slot(
+        lambda x_bsh, _: subject.layers(x_bsh),
+        subject.take_deferred if splits else None,
+        _NoGraph,
+        complete=lambda: None,
+        free=lambda slot: None,
+    )
     return subject
 
 
@@ -158,9 +213,10 @@ def subjects() -> list[Subject]:
     """Return all layers, the plain one first."""
     of_gpu = CudaKernels(CPU, torch.float32)
     return [
-        Subject("plain", PlainLayer(), forget=lambda: None),
+        Subject("plain", nn.Sequential(*(PlainLayer() for _ in range(LAYERS)))),
         *(ours("reference", ReferenceKernels(), splits=splits) for splits in (False, True)),
         *(ours("GPU's operators", of_gpu, splits=splits) for splits in (False, True)),
+        *(replayed(of_gpu, splits=splits) for splits in (False, True)),
     ]
 
 

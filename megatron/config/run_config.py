@@ -29,6 +29,7 @@ from megatron.config.corpora import (
 )
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.graphs import captures_passes
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
@@ -280,5 +281,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         length=flags.train_samples,
         vocab_recompute=given[ParallelFlags].vocab_recompute,
         recomputation=recomputation_of(given[RecomputeFlags]),
+        captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
     )

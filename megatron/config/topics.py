@@ -24,6 +24,12 @@ from megatron.config.eight_bits import (
     EightBitFlags,
 )
 from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
+from megatron.config.graphs import (
+    GRAPH_NOTES,
+    GRAPHS_OF_DRY_RUN,
+    GRAPHS_OF_MACHINE,
+    GraphFlags,
+)
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
@@ -56,6 +62,7 @@ GROUPS: Final = (
     PrecisionFlags,
     EightBitFlags,
     RecomputeFlags,
+    GraphFlags,
     OptimizerFlags,
     DataFlags,
     TokenizerFlags,
@@ -106,6 +113,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
+    *GRAPH_NOTES,
     *GUARD_NOTES,
 )
 """The rules about flags that change nothing beside the others: a line on each, as a note."""
@@ -129,11 +137,12 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """The rules about flags that change nothing on this machine, or with so many ranks."""
     if flags[LogFlags].dry_run:
-        return (*REPLICA_NOTES, *DRY_RUN_NOTES)
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
     return (
         *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,
         *EIGHT_BIT_OF_MACHINE,
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
+        *GRAPHS_OF_MACHINE,
     )

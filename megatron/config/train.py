@@ -195,6 +195,7 @@ class TrainConfig:
         length: samples of the whole job; ``None``: it ends by its iterations.
         final_sets: what is evaluated at the end: the validation set, the test set, both or none.
         recomputation: what the backward computes again.
+        captures_passes: F, B and W are captured once, as graphs of CUDA, and replayed.
         eight_bits: what is multiplied in 8 bits; ``None``: nothing.
     """
 
@@ -214,6 +215,7 @@ class TrainConfig:
     skip_train: bool = False
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
+    captures_passes: bool = False
     gradient_dtype: torch.dtype = torch.float32
     fp32_precision: Precision = "highest"
     wide_stream: bool = False

@@ -8,12 +8,15 @@ microseconds in each.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+_RECORDED: Final[Callable[..., Any]] = vars(torch._C._FunctionBase)["apply"]
+"""What ``Function.apply`` calls after its look through the arguments."""
 
 
 def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
@@ -23,20 +26,14 @@ def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor
         function: its ``forward`` returns one tensor.
         arguments: tensors, and whatever else that ``forward`` takes.
     """
-    result: Tensor = _recorded(function, arguments)
+    result: Tensor = _RECORDED(function, *arguments)
     return result
 
 
 def apply_all(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
     """As ``apply``, for a ``forward`` that returns several tensors."""
-    results: tuple[Tensor, ...] = _recorded(function, arguments)
+    results: tuple[Tensor, ...] = _RECORDED(function, *arguments)
     return results
-
-
-def _recorded(function: type[torch.autograd.Function], arguments: tuple[object, ...]) -> Any:
-    """Call what ``Function.apply`` calls after its look through the arguments."""
-    base = super(torch.autograd.Function, function)
-    return base.apply(*arguments)  # type: ignore[attr-defined]  # C++ declares nothing
 
 
 def once_differentiable(backward: Callable[..., T]) -> Callable[..., T]:

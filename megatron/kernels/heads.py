@@ -9,6 +9,9 @@ def split_heads(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Args:
         qkv_bsgcd: [b, s, g, r + 2, d]: for every group its r = a / g queries, its key, its value.
     """
-    # one split, so that the backward writes the fused gradient once instead of adding parts
+    # one operation, so that the backward writes the fused gradient once instead of adding parts
+    if qkv_bsgcd.shape[3] == 3:
+        q_bsad, k_bsgd, v_bsgd = qkv_bsgcd.unbind(3)
+        return q_bsad, k_bsgd, v_bsgd
     q, k, v = qkv_bsgcd.split([qkv_bsgcd.shape[3] - 2, 1, 1], dim=3)
     return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)

@@ -130,8 +130,9 @@ class SelfAttention(nn.Module):
             The attention's output after its projection, [b, s, h].
         """
         shape = self.shape
-        qkv_bsgcd = self.linear_qkv(x_bsh).unflatten(
-            2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
+        qkv_bsi = self.linear_qkv(x_bsh)
+        qkv_bsgcd = qkv_bsi.view(
+            *qkv_bsi.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
         )
         if "core_attn" in self._site.recomputation.parts:
             return self.linear_proj(again(self._core, qkv_bsgcd, forward_pass))

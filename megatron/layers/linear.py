@@ -116,30 +116,34 @@ class Linear(nn.Linear):
             x: the input, or what stands for it.
             forms_bias_gradient: otherwise whoever reads the output forms the bias's gradient.
         """
-        defer = self.defer if self.weight.requires_grad else None
-        bias = self.bias if forms_bias_gradient or self.bias is None else self.bias.detach()
+        weight, factored, early = self.weight, None, None
+        bias: Tensor | None = self.bias
+        if bias is not None and not forms_bias_gradient:
+            bias = bias.detach()
+        defer = self.defer if weight.requires_grad else None
+        adds = defer is None and self._adds_gradient_of(weight)
+        by_autograd = defer is None and not adds
+        alone = self.columns.size == self.rows.size == 1
         if isinstance(x, FactoredInput):
             assert x.products is self.products, "a factor of another layer"
-            return apply(_SharedLinear, x.placeholder, self.weight, bias, None, x, self, defer)
-        alone = self.columns.size == self.rows.size == 1 and self.products.are_autograds
-        if defer is None and alone and not self.adds_itself:
-            return functional.linear(x, self.weight, bias)
-        early = None  # keep the input before the product: computing again then ends before it
-        if self._keeps_first and self.weight.requires_grad:
-            early = list[Any]()
-            x = apply(_KeptInput, x, self.weight, early, self)
-        return apply(_SharedLinear, x, self.weight, bias, early, None, self, defer)
+            x, factored = x.placeholder, x
+        elif by_autograd and alone and self.products.are_autograds:
+            return functional.linear(x, weight, bias)
+        elif self._keeps_first and weight.requires_grad:
+            early = list[Any]()  # the input, kept before the product: computing again ends there
+            x = apply(_KeptInput, x, weight, early, self)
+        # A gradient that autograd does not form needs no node, as long as the input brings it here.
+        known = weight if by_autograd or not x.requires_grad else None
+        return apply(_SharedLinear, x, known, bias, early, factored, self, defer, adds)
 
     @property
     def deferred(self) -> tuple[Tensor]:
         """See ``DefersWeightGradients``: the weight; the bias has its gradient in B."""
         return (self.weight,)
 
-    @property
-    def adds_itself(self) -> bool:
+    def _adds_gradient_of(self, weight: Tensor) -> bool:
         """Whether the backward adds the weight's gradient to its sum, as one product."""
-        quick = self.products.accumulates and self.weight.requires_grad
-        return quick and has_main_grad(self.weight)
+        return self.products.accumulates and weight.requires_grad and has_main_grad(weight)
 
     if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
 
@@ -158,13 +162,18 @@ class _SharedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        known: Tensor | None,
         bias: Tensor | None,
         early: list[Any] | None,
         factored: FactoredInput | None,
         layer: Linear,
         defer: Defer | None,
+        adds: bool,
     ) -> Tensor:
+        """Return the output.
+
+        ``known`` is the layer's weight, for autograd; ``None``: it forms none of its gradient.
+        """
         keeper = None
         if early:
             keeper, factor = early
@@ -175,7 +184,8 @@ class _SharedLinear(torch.autograd.Function):
             factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)
         # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
-        ctx.weight, ctx.keeper, ctx.layer, ctx.defer = weight, keeper, layer, defer
+        ctx.weight = weight = layer.weight
+        ctx.keeper, ctx.layer, ctx.defer, ctx.adds = keeper, layer, defer, adds
         if layer.rows.size == 1:
             return layer.products.output(factor, weight, bias)
         y = layer.rows.reduce(layer.products.output(factor, weight, None))
@@ -184,7 +194,7 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layer, weight, defer = ctx.layer, ctx.weight, ctx.defer
+        layer, weight, defer, adds = ctx.layer, ctx.weight, ctx.defer, ctx.adds
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad = grad.contiguous()  # or every use would copy it
         bias_grad = rows(grad).sum(0) if needs_bias else None
@@ -193,9 +203,9 @@ class _SharedLinear(torch.autograd.Function):
         factor, kept_grad = layer.products.of_gradient(grad, layer.rows)
         if defer is not None:
             defer(_weight_gradient(layer, weight, kept_grad, kept))
-        wanted = kept if needs_weight and defer is None else None
-        x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x)
-        return x_grad, weight_grad, bias_grad, None, None, None, None
+        wanted = kept if adds or (needs_weight and defer is None) else None
+        x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x, adds=adds)
+        return x_grad, weight_grad, bias_grad, None, None, None, None, None
 
 
 class _KeptInput(torch.autograd.Function):
@@ -215,10 +225,11 @@ class _KeptInput(torch.autograd.Function):
 
 
 def _products(
-    layer: Linear, weight: Tensor, grad: Any, kept: Kept | None, *, wants_x: bool
+    layer: Linear, weight: Tensor, grad: Any, kept: Kept | None, *, wants_x: bool, adds: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the input, if it is wanted, and of the weight, if inputs are kept.
 
+    The weight's may be added to its sum instead.
     The input comes again beside the product of its gradient, and the gradient is reduced beside the
     product of the weight's.
     """
@@ -229,7 +240,7 @@ def _products(
         x_grad = products.input_gradient(grad, weight)
     x = coming.wait() if coming else None
     leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
-    if x is not None and layer.adds_itself:
+    if x is not None and adds:
         _add_product(layer, weight, grad, x)
     elif x is not None:
         weight_grad = products.weight_gradient(grad, x)

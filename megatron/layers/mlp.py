@@ -61,8 +61,8 @@ class MLP(nn.Module):
         }
         self._activation = functions[activation]
         self._is_computed_again = "mlp" in site.recomputation.parts
-        # without a gate it forms the bias's gradient, beside that of what holds the bias
-        self._activation_forms_bias_gradient = bias and fused == 1
+        quick = kernels.activations_form_bias_gradients
+        self._activation_forms_bias_gradient = bias and fused == 1 and quick
 
     @property
     def reader(self) -> Linear | None:

@@ -158,7 +158,7 @@ class PlainProducts:
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
         """See ``Products``."""
-        return (rows(grad) @ weight).view(*grad.shape[:-1], -1)
+        return grad @ weight
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         """See ``Products``."""

@@ -70,13 +70,16 @@ class TransformerLayer(nn.Module):
         """Return what attention adds to the stream."""
         with normed.reading():
             attended_bsh = self.self_attention(normed.value, forward_pass)
-            attended_bsh = self.post_self_attn_layernorm(attended_bsh)
+            if self.spec.norm_after_attention:
+                attended_bsh = self.post_self_attn_layernorm(attended_bsh)
             return self._drop(attended_bsh, forward_pass, "attention output")
 
     def _mlp(self, normed: Normed, forward_pass: ForwardPass) -> Tensor:
         """Return what the MLP adds to the stream."""
         with normed.reading():
-            mlp_bsh = self.post_mlp_layernorm(self.mlp(normed.value, forward_pass))
+            mlp_bsh = self.mlp(normed.value, forward_pass)
+            if self.spec.norm_after_mlp:
+                mlp_bsh = self.post_mlp_layernorm(mlp_bsh)
             return self._drop(mlp_bsh, forward_pass, "mlp output")
 
     def _drop(self, branch_bsh: Tensor, forward_pass: ForwardPass, use: str) -> Tensor:

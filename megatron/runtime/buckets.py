@@ -153,7 +153,7 @@ def touches(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
     deferred = {id(weight) for part in deferring_parts(model) for weight in part.deferred}
-    for module, chunk in _parts(model):
+    for module, chunk in parts_of_chunks(model):
         for parameter in module.parameters():
             kind: PassKind = products if id(parameter) in deferred else "B"
             found[id(parameter)].add((kind, chunk))
@@ -169,7 +169,7 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     """Return the passes that are the first to read every parameter, by its ``id``."""
     sharded = plan.treatment.is_sharded
     found: dict[int, set[Touch]] = defaultdict(set)
-    for module, chunk in _parts(model):
+    for module, chunk in parts_of_chunks(model):
         for parameter in module.parameters():
             found[id(parameter)].add(("F", chunk))
     for layer, reader in _embeddings(model):
@@ -180,7 +180,7 @@ def reads(model: RankModel, plan: Plan) -> dict[int, frozenset[Touch]]:
     return {parameter: frozenset(passes) for parameter, passes in found.items()}
 
 
-def _parts(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
+def parts_of_chunks(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
     """Yield the modules between the vocabulary layers, each with its chunk."""
     placement = model.placement
     for chunk, layers in enumerate(model.chunks):

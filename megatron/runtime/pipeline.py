@@ -1,6 +1,6 @@
 """One rank of the pipeline, ready to run: model, plan, programs, store and executor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from megatron.runtime.buckets import described, summands
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.observer import Observer
+from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
 from megatron.runtime.replica_work import ReplicaWork
@@ -73,6 +74,7 @@ class PipelineRank:
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
         replication: what is done together with others; needed if a program reduces gradients.
+        new_slot: makes the graphs of passes (``StageGraphs``); ``None``: each is launched anew.
 
     Attributes:
         position: where this rank is.
@@ -88,6 +90,7 @@ class PipelineRank:
         seed: int,
         costs: Costs = UNIT_COSTS,
         replication: Replication | None = None,
+        new_slot: Callable[[], NewGraph] | None = None,
     ) -> None:
         axes = (groups.gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
@@ -101,6 +104,7 @@ class PipelineRank:
         self._seed = seed
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._replication = replication
+        self._new_slot = new_slot
         self._gradient_lane = make_lane(groups.device, sharing, "gradients")
         self._installed = self._install(plan, costs)
 
@@ -155,7 +159,7 @@ class PipelineRank:
         nothing.
         """
         plan, replicas = self.train_program.plan, self._replication
-        running = self._install(plan_of_one(plan), self.costs, with_steps=False)
+        running = self._install(plan_of_one(plan), self.costs, is_first=True)
         for _ in range(2 if trains else 0):
             running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
             running.executor.run(running.training)
@@ -167,10 +171,21 @@ class PipelineRank:
             for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
                 work.gather_again(bucket).wait()
 
-    def _install(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Installed:
+    def _install(self, plan: Plan, costs: Costs, *, is_first: bool = False) -> Installed:
+        """Make a plan ready to run.
+
+        Args:
+            plan: the plan.
+            costs: as in ``replace_plan``.
+            is_first: it only warms up: it takes no step, and captures no graph of kernels that may
+                not be loaded yet.
+        """
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank = groups.pipeline.rank
-        passes = StagePasses(self.model, plan, rank, self.store, self._seed, groups.replica)
+        graphs = None
+        if self._new_slot is not None and not is_first:
+            graphs = StageGraphs(self.model, self._new_slot)
+        passes = StagePasses(self.model, plan, rank, self.store, self._seed, groups.replica, graphs)
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
             plan,
@@ -188,7 +203,7 @@ class PipelineRank:
         )
         return Installed(
             costs=costs,
-            training=self.training_program(plan, costs, with_steps=with_steps),
+            training=self.training_program(plan, costs, with_steps=not is_first),
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(

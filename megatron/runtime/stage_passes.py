@@ -30,6 +30,7 @@ from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
 from megatron.runtime.layer_losses import JoinedLosses, Source
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
+from megatron.runtime.pass_graphs import Slot, StageGraphs
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.vocabulary_passes import VocabularyPasses
@@ -49,6 +50,8 @@ class StagePasses:
         seed: of the run, for dropout.
         replica: number of this replica, and number of replicas. Their microbatches alternate in
             the global batch, and dropout depends on the place there.
+        graphs: of F, B and W in training; ``None``: each is launched anew. They take layers that
+            get nothing but their input, without dropout, documents or losses of their own.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class StagePasses:
         store: ActivationStore,
         seed: int,
         replica: tuple[int, int] = (0, 1),
+        graphs: StageGraphs | None = None,
     ) -> None:
         self.model = model
         self.plan = plan
@@ -81,6 +85,7 @@ class StagePasses:
         self._training = True
         self._last_stage = len(plan.stages) - 1
         self._deferred: list[Callable[[], None]] = []
+        self._graphs = graphs
 
     @property
     def depths(self) -> int:
@@ -114,6 +119,8 @@ class StagePasses:
         self.model.begin(training=training)
         self._vocabulary.begin(batch, training, predicts_ahead)
         self._layer_losses.begin(batch)
+        if self._graphs is not None:
+            self._graphs.begin()
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
@@ -133,6 +140,9 @@ class StagePasses:
 
     def forward(self, item: Pass) -> None:
         """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""
+        if self._graphs is not None and self._training:
+            self._forward_by_graph(item, self._graphs)
+            return
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         left_out, losses = list[Again](), LayerLosses()
         x_buh, ahead_bwh = self._input(i, stage), self._embeddings_ahead(i, stage)
@@ -157,6 +167,14 @@ class StagePasses:
         self._non_finite.check(i, stage, f"a loss of a layer of stage {stage}", *left)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
+
+    def _forward_by_graph(self, item: Pass, graphs: StageGraphs) -> None:
+        """F: the same, as a graph; what it leaves for B is in its slot."""
+        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        take_deferred = self._take_deferred if self.plan.split_backward else None
+        slot, y_buh = graphs.forward(item.chunk, self._input(i, stage), take_deferred)
+        self.store.put("graph", i, slot, item.chunk)
+        self._hand_on(i, stage, y_buh)
 
     def _input(self, i: int, stage: int) -> Tensor:
         """Return the input of a stage."""
@@ -204,15 +222,27 @@ class StagePasses:
         """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
-        x_entry, ahead_entry, edge, further, shape = self.store.take("graph", i, item.chunk)
+        graph = self.store.take("graph", i, item.chunk)
+        if isinstance(graph, Slot):
+            self._hand_back(i, stage, graph.backward(gradient))
+            if self.plan.split_backward:
+                self._defer(graph.weight_gradients)
+            self._leave_weights(item, stage)
+            return
+        x_entry, ahead_entry, edge, further, shape = graph
         sources = Source(edge, gradient.view(-1, *shape)), *further
         torch.autograd.backward([s.edge for s in sources], [s.gradient for s in sources])
         if ahead_entry is not None:
             self._hand_back_ahead(i, ahead_entry.take_gradient())
         self._hand_back(i, stage, x_entry.take_gradient())
+        self._leave_weights(item, stage)
+
+    def _leave_weights(self, item: Pass, stage: int) -> None:
+        """Leave to W what B has not done, or do it now."""
+        i = item.microbatch
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
-        deferred, self._deferred = self._deferred, []
+        deferred = self._take_deferred()
         if self.plan.split_backward:
             self.store.put("weights", i, deferred, item.chunk)
         else:
@@ -243,6 +273,10 @@ class StagePasses:
 
     def _defer(self, work: Callable[[], None]) -> None:
         self._deferred.append(work)
+
+    def _take_deferred(self) -> list[Callable[[], None]]:
+        deferred, self._deferred = self._deferred, []
+        return deferred
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
+from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.planning.planned_run import RunPlan
@@ -217,9 +218,17 @@ def _pipeline(
 ) -> PipelineRank:
     train = config.train
     tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-    shape = train.micro_batch_size, tokens, config.model.hidden_size
-    plan, costs = run_plan.plan, run_plan.costs
-    return PipelineRank(model, plan, groups, shape, train.dtype, train.seed, costs, replication)
+    return PipelineRank(
+        model,
+        run_plan.plan,
+        groups,
+        (train.micro_batch_size, tokens, config.model.hidden_size),
+        train.dtype,
+        train.seed,
+        run_plan.costs,
+        replication,
+        cuda_graphs if train.captures_passes else None,
+    )
 
 
 def build_train_state(

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.recorded_graph import recorded_graphs
 from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
@@ -90,6 +91,27 @@ def test_every_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", all_pairs() + each_once((3, 4)), ids=str)
 def test_all_pairs_of_schedule_and_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
     check(case, gpus, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "treatment"),
+    [
+        ("zb-h1", "vocab-2"),
+        pytest.param("1f1b", "none", marks=pytest.mark.full),
+        pytest.param("zb-v", "vocab-1", marks=pytest.mark.full),
+    ],
+)
+def test_passes_that_are_captured(schedule: str, treatment: str, gpus: GpuPool) -> None:
+    """A replay works on the memory of its capture, on the stream of the passes."""
+    options = GPTOptions(num_layers=4)
+    config = Job(options, microbatches=4).config(Layout(2, treatment, schedule), torch.bfloat16)
+    assert_sound(gpus.map(run_captured, config, ranks=2))
+
+
+def run_captured(config: RunConfig, rank: int) -> Findings:
+    config = replace(config, train=replace(config.train, captures_passes=True))
+    with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
+        return run_rank(config, rank)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -32,17 +32,16 @@ class Activation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of input and bias."""
         (kept,) = ctx.saved_tensors
-        kept_rf = as_rows(kept)
-        r, f = kept_rf.shape
         x_grad, partial_1kf = torch.empty_like(kept), None
         if ctx.bias_dtype is not None:
-            spans = quotient(r, operators.ACTIVATION_SPAN)
+            f = kept.shape[-1]
+            spans = quotient(kept.numel() // f, operators.ACTIVATION_SPAN)
             partial_1kf = kept.new_empty(1, spans, f, dtype=torch.float32)
         operators.activation_backward(
-            as_rows(x_grad),
+            x_grad,
             None if partial_1kf is None else partial_1kf[0],
-            kept_rf,
-            as_rows(grad.contiguous()),
+            kept,
+            grad.contiguous(),
             ctx.gelu,
         )
         if partial_1kf is None:

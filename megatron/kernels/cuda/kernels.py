@@ -37,6 +37,7 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         dtype: of activations, one of ``TYPES``.
     """
 
+    activations_form_bias_gradients = True
     updates_at_once = True
     longest_norm = WIDEST_ROW
 

@@ -1,14 +1,19 @@
 """The library of PyTorch's operators that launch Triton programs.
 
 An operator's schema, and its form on tensors without values, are there on a machine without Triton
-too. So such a machine can say what a GPU would launch; only a launch needs the programs.
+too. So such a machine can say what a GPU would launch; only a launch needs the programs. Tensors
+with values go straight to the programs, since the way through PyTorch's dispatcher and back to
+Python costs the host some microseconds. So a mode of PyTorch that looks at operators sees these on
+tensors without values only.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _LIBRARY = torch.library.Library("megatron_kernels", "FRAGMENT")
 
@@ -22,7 +27,13 @@ def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]
             _LIBRARY.impl(name, function, key)
         _LIBRARY.impl(name, _writes_nothing, "Meta")
         operator: Callable[..., None] = getattr(torch.ops.megatron_kernels, schema.split("(")[0])
-        return operator
+
+        @wraps(function)
+        def launch(first: object, *others: Any) -> None:
+            has_values = type(first) is Tensor and not first.is_meta
+            (function if has_values else operator)(first, *others)
+
+        return launch
 
     return define
 

@@ -35,15 +35,15 @@ class Norm(torch.autograd.Function):
         """[..., h] -> the sum and its norm, both [..., h], in the type of ``x``."""
         ctx.set_materialize_grads(False)
         x_rh = as_rows(x)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = x.new_empty(x.shape)
         total = x.view_as(x) if part is None else torch.empty_like(out)
-        statistics_2r = torch.empty(2, len(x_rh), dtype=torch.float32, device=x.device)
+        statistics_2r = x.new_empty(2, x_rh.shape[0], dtype=torch.float32)
         operators.norm(
-            as_rows(out),
-            None if part is None else as_rows(total),
+            out,
+            None if part is None else total,
             statistics_2r,
             x_rh,
-            None if part is None else as_rows(part.contiguous()),
+            None if part is None else part.contiguous(),
             weight_h.contiguous(),
             None if bias_h is None else bias_h.contiguous(),
             epsilon,
@@ -89,18 +89,19 @@ def norm_backward(
     """
     x_rh = as_rows(x)
     r, h = x_rh.shape
-    x_grad = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x_grad = x.new_empty(x.shape)
     spans = quotient(r, operators.norm_span(r, h))
     partial_jkh = statistics_2r.new_empty(1 + has_bias, spans, h)
     operators.norm_backward(
-        as_rows(x_grad),
+        x_grad,
         partial_jkh,
         x_rh,
         weight_h.contiguous(),
         statistics_2r,
-        as_rows(grad.contiguous()),
-        None if stream_grad is None else as_rows(stream_grad.contiguous()),
+        grad.contiguous(),
+        None if stream_grad is None else stream_grad.contiguous(),
     )
     sums_jh = weight_h.new_empty(1 + has_bias, h)
     operators.column_sums(sums_jh, partial_jkh)
-    return x_grad, sums_jh[0], sums_jh[1] if has_bias else None
+    scale_grad_h, *bias_grad_h = sums_jh.unbind()
+    return x_grad, scale_grad_h, bias_grad_h[0] if has_bias else None

@@ -59,28 +59,31 @@ def rotation_tile(channels: int, pairs: int) -> dict[str, int]:
 
 
 @operator(
-    "norm(Tensor(a!) out_rh, Tensor(b!)? sum_rh, Tensor(c!) statistics_2r, Tensor x_rh, "
-    "Tensor? part_rh, Tensor weight_h, Tensor? bias_h, float epsilon) -> ()"
+    "norm(Tensor(a!) out, Tensor(b!)? total, Tensor(c!) statistics_2r, Tensor x_rh, "
+    "Tensor? part, Tensor weight_h, Tensor? bias_h, float epsilon) -> ()"
 )
 def norm(
-    out_rh: Tensor,
-    sum_rh: Tensor | None,
+    out: Tensor,
+    total: Tensor | None,
     statistics_2r: Tensor,
     x_rh: Tensor,
-    part_rh: Tensor | None,
+    part: Tensor | None,
     weight_h: Tensor,
     bias_h: Tensor | None,
     epsilon: float,
 ) -> None:
-    """See ``programs.norms``; LayerNorm with a bias, else RMSNorm."""
+    """See ``programs.norms``; LayerNorm with a bias, else RMSNorm.
+
+    Of tensors that are contiguous only the memory counts, whatever their leading dimensions.
+    """
     r, h = x_rh.shape
     tile = norm_tile(h, x_rh.element_size())
     norms.norm[(quotient(r, tile["ROWS"]),)](
-        out_rh,
-        out_rh if sum_rh is None else sum_rh,
+        out,
+        out if total is None else total,
         statistics_2r,
         x_rh,
-        x_rh if part_rh is None else part_rh,
+        x_rh if part is None else part,
         weight_h,
         weight_h if bias_h is None else bias_h,
         r,
@@ -88,40 +91,43 @@ def norm(
         x_rh.stride(0),
         epsilon,
         CENTRED=bias_h is not None,
-        ADDS=part_rh is not None,
+        ADDS=part is not None,
         **{**LAUNCH, **tile},
     )
 
 
 @operator(
-    "norm_backward(Tensor(a!) x_grad_rh, Tensor(b!) partial_jkh, Tensor x_rh, Tensor weight_h, "
-    "Tensor statistics_2r, Tensor grad_rh, Tensor? stream_grad_rh) -> ()"
+    "norm_backward(Tensor(a!) x_grad, Tensor(b!) partial_jkh, Tensor x_rh, Tensor weight_h, "
+    "Tensor statistics_2r, Tensor grad, Tensor? stream_grad) -> ()"
 )
 def norm_backward(
-    x_grad_rh: Tensor,
+    x_grad: Tensor,
     partial_jkh: Tensor,
     x_rh: Tensor,
     weight_h: Tensor,
     statistics_2r: Tensor,
-    grad_rh: Tensor,
-    stream_grad_rh: Tensor | None,
+    grad: Tensor,
+    stream_grad: Tensor | None,
 ) -> None:
-    """See ``programs.norms``; LayerNorm with two sums side by side, else RMSNorm."""
+    """See ``programs.norms``; LayerNorm with two sums side by side, else RMSNorm.
+
+    Of contiguous tensors only the memory counts, as in ``norm``.
+    """
     r, h = x_rh.shape
     norms.norm_backward[(partial_jkh.shape[1],)](
-        x_grad_rh,
+        x_grad,
         partial_jkh,
         x_rh,
         weight_h,
         statistics_2r,
-        grad_rh,
-        grad_rh if stream_grad_rh is None else stream_grad_rh,
+        grad,
+        grad if stream_grad is None else stream_grad,
         r,
         h,
         x_rh.stride(0),
         norm_span(r, h),
-        CENTRED=len(partial_jkh) == 2,
-        STREAM=stream_grad_rh is not None,
+        CENTRED=partial_jkh.shape[0] == 2,
+        STREAM=stream_grad is not None,
         **{**LAUNCH, **norm_tile(h, x_rh.element_size())},
     )
 
@@ -145,20 +151,21 @@ def activation(out: Tensor, x: Tensor, gelu: bool) -> None:
 
 
 @operator(
-    "activation_backward(Tensor(a!) x_grad_rf, Tensor(b!)? partial_kf, Tensor kept_rf, "
-    "Tensor grad_rf, bool gelu) -> ()"
+    "activation_backward(Tensor(a!) x_grad, Tensor(b!)? partial_kf, Tensor kept, Tensor grad, "
+    "bool gelu) -> ()"
 )
 def activation_backward(
-    x_grad_rf: Tensor, partial_kf: Tensor | None, kept_rf: Tensor, grad_rf: Tensor, gelu: bool
+    x_grad: Tensor, partial_kf: Tensor | None, kept: Tensor, grad: Tensor, gelu: bool
 ) -> None:
-    """See ``programs.activations``; without partial sums there is no bias."""
-    r, f = kept_rf.shape
+    """See ``programs.activations``; all [..., f], and without partial sums there is no bias."""
+    f = kept.shape[-1]
+    r = kept.numel() // f
     grid = quotient(f, TILE["COLUMNS"]), quotient(r, ACTIVATION_SPAN)
     activations.activation_backward[grid](
-        x_grad_rf,
-        x_grad_rf if partial_kf is None else partial_kf,
-        kept_rf,
-        grad_rf,
+        x_grad,
+        x_grad if partial_kf is None else partial_kf,
+        kept,
+        grad,
         r,
         f,
         GELU=gelu,

@@ -36,12 +36,15 @@ class ReferenceKernels(TiledOutput):
     Attributes:
         accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
             quicker than a product and an addition.
+        activations_form_bias_gradients: ``gelu`` and ``squared_relu`` form the gradient of a bias
+            beside that of their input, so that a layer with such a bias had better not form it.
         updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
             PyTorch's optimizer with what must happen before and after it.
         longest_norm: longest row that ``norm_backward`` takes as quickly as autograd's own.
     """
 
     accumulates_products = False
+    activations_form_bias_gradients = False
     updates_at_once = False
     longest_norm = sys.maxsize
 

@@ -1,0 +1,82 @@
+"""Graphs of passes: the flag, and where passes are launched kernel by kernel all the same."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from megatron.config.data import CorpusFlags
+from megatron.config.eight_bits import EightBitFlags
+from megatron.config.layers import LayerFlags
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import ParallelFlags, on_cuda
+from megatron.config.recompute import RecomputeFlags
+from megatron.flags.declare import flag
+from megatron.flags.groups import Flags
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class GraphFlags:
+    """How the host launches passes."""
+
+    cuda_graph_impl: Literal["none", "local"] = flag("none",
+        "local: capture F, B and W of every stage as CUDA graphs and replay them, so that a GPU "
+        "with short passes does not wait for its host. Each microbatch in flight has memory of its "
+        "own for the intermediate results of a pass.")
+# fmt: on
+
+
+def captures_passes(flags: Flags) -> bool:
+    """Whether passes are captured as graphs."""
+    asked = flags[GraphFlags].cuda_graph_impl == "local"
+    return asked and on_cuda(flags) and not any(_obstacles(flags))
+
+
+def _obstacles(flags: Flags) -> Iterator[str]:
+    """Yield what keeps the passes of a GPU from being replayed, with the reason."""
+    model, parallel, corpus = flags[ModelFlags], flags[ParallelFlags], flags[CorpusFlags]
+    for option, share in (
+        ("--attention-dropout", model.attention_dropout),
+        ("--hidden-dropout", model.hidden_dropout),
+    ):
+        if share:
+            yield f"the host seeds {option} {share:g} anew in every pass"
+    if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
+        yield (
+            "--tensor-model-parallel-size and --context-parallel-size have collectives within "
+            "passes, and only the host's order keeps those of several groups from waiting for each "
+            "other"
+        )
+    if corpus.reset_position_ids or corpus.reset_attention_mask:
+        yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
+    if flags[LayerFlags].mtp_num_layers:
+        yield "--mtp-num-layers makes the last stage read further embeddings"
+    if flags[EightBitFlags].fp8_format is not None:
+        yield "--fp8-format makes the host choose scales in every pass"
+    if flags[RecomputeFlags].recompute_ahead is not None:
+        yield "--recompute-ahead computes layers again in a pass that has no graph"
+
+
+def _launched_one_by_one(flags: Flags) -> Iterator[str]:
+    if flags[GraphFlags].cuda_graph_impl == "local":
+        for obstacle in _obstacles(flags):
+            yield f"--cuda-graph-impl local changes nothing: {obstacle}"
+
+
+def _on_this_machine(flags: Flags) -> Iterator[str]:
+    if flags[GraphFlags].cuda_graph_impl == "local" and not on_cuda(flags):
+        yield "--cuda-graph-impl local changes nothing: ranks on CPUs launch nothing"
+
+
+def _not_predicted(flags: Flags) -> Iterator[str]:
+    if flags[GraphFlags].cuda_graph_impl == "local" and not any(_obstacles(flags)):
+        yield (
+            "--cuda-graph-impl local changes nothing in a dry run, which counts neither the time "
+            "that the host saves nor the memory that slots do not share"
+        )
+
+
+GRAPH_NOTES: Final = (_launched_one_by_one,)
+GRAPHS_OF_MACHINE: Final = (_on_this_machine,)
+GRAPHS_OF_DRY_RUN: Final = (_not_predicted,)

@@ -1,0 +1,232 @@
+"""F, B and W of a stage as graphs of launches, which the host replays at the cost of one launch.
+
+Shapes never change, so a pass launches the same kernels on the same memory again and again. A
+microbatch takes a *slot* from its F to its B, or to its W: the static input and output, and a graph
+of each pass, captured when the slot is used for the first time. Two microbatches that are in flight
+have two slots, and no slot shares memory with another one: within a slot the graphs run in the
+order in which they were captured, and slots may overtake each other.
+
+A graph knows nothing of the microbatch, so whatever comes in or goes out is copied. It always adds
+to gradients, so they are set to zero before the first backward of an iteration.
+
+Shapes: b batch, u tokens of a sequence that a rank has, h hidden.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from megatron.layers.forward_pass import ForwardPass, LayerLosses
+from megatron.layers.main_grad import main_grad_of
+from megatron.model.stage import RankModel
+from megatron.runtime.buckets import parts_of_chunks
+from megatron.runtime.entry import Entry
+
+Work: TypeAlias = Callable[[], None]
+
+
+class Graph(Protocol):
+    """Launches that can be repeated on the same memory."""
+
+    def capture(self, work: Work) -> None:
+        """Note what ``work`` launches. Its results are there after ``replay``, not before."""
+        ...
+
+    def replay(self) -> None:
+        """Launch all of it."""
+        ...
+
+
+NewGraph: TypeAlias = Callable[[], Graph]
+"""Returns a graph that shares memory with those of the same slot."""
+
+
+class CudaGraph:
+    """A graph of CUDA.
+
+    Args:
+        pool: memory that it shares with the other graphs of the slot, as
+            ``torch.cuda.graph_pool_handle`` returns it.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+
+    def capture(self, work: Work) -> None:
+        """See ``Graph``; other threads, such as those of NCCL, may go on meanwhile."""
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+
+    def replay(self) -> None:
+        """See ``Graph``."""
+        self._graph.replay()
+
+
+def cuda_graphs() -> NewGraph:
+    """Return what makes the graphs of one slot."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda: CudaGraph(pool)
+
+
+class Replayed:
+    """One pass of a slot: captured once, then replayed.
+
+    Args:
+        graph: of the pass.
+        work: launches it.
+    """
+
+    def __init__(self, graph: Graph, work: Work) -> None:
+        self._graph, self._work = graph, work
+        self._is_captured = False
+
+    def run(self) -> None:
+        """Run the pass."""
+        if not self._is_captured:
+            self._graph.capture(self._work)
+            self._is_captured = True
+        self._graph.replay()
+
+
+class Slot:
+    """The passes of one microbatch in flight through one stage.
+
+    Args:
+        run: the stage's layers, [b, u, h] -> [b, u, h].
+        take_deferred: returns the work that a backward has just left for W; ``None``: it leaves
+            none.
+        new_graph: makes the graphs of this slot.
+        complete: is called before gradients are added to.
+        free: is called when the slot is free again.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tensor, ForwardPass], Tensor],
+        take_deferred: Callable[[], Sequence[Work]] | None,
+        new_graph: NewGraph,
+        complete: Work,
+        free: Callable[["Slot"], None],
+    ) -> None:
+        self._run, self._take_deferred = run, take_deferred
+        self._complete, self._free = complete, free
+        self._forward = Replayed(new_graph(), self._launch_forward)
+        self._backward = Replayed(new_graph(), self._launch_backward)
+        self._weights = Replayed(new_graph(), self._launch_weights)
+        self._x: Tensor | None = None
+        self._gradient: Tensor | None = None
+        self._edge: GradientEdge | None = None
+        self._deferred: list[Work] = []
+
+    def forward(self, x_buh: Tensor) -> Tensor:
+        """F: return the output of the stage."""
+        self._x = _placed(x_buh, self._x)
+        self._forward.run()
+        return self._y.clone()
+
+    def backward(self, gradient_buh: Tensor) -> Tensor:
+        """B: return the gradient of the input."""
+        self._complete()
+        self._gradient = _placed(gradient_buh.view_as(self._y), self._gradient)
+        self._backward.run()
+        if self._take_deferred is None:
+            self._free(self)
+        return self._x_gradient.clone()
+
+    def weight_gradients(self) -> None:
+        """W: form the weight gradients that B has left."""
+        self._weights.run()
+        self._free(self)
+
+    def _launch_forward(self) -> None:
+        assert self._x is not None
+        self._entry, losses = Entry(), LayerLosses()
+        y_buh = self._run(self._entry.connect(self._x), ForwardPass(losses=losses))
+        assert not losses.close(), "layers leave losses, which no graph takes along"
+        self._edge, self._y = get_gradient_edge(y_buh), y_buh.detach()
+
+    def _launch_backward(self) -> None:
+        assert self._edge is not None, "captured once, after F"
+        assert self._gradient is not None
+        torch.autograd.backward((self._edge,), (self._gradient,))
+        self._edge, self._x_gradient = None, self._entry.take_gradient()
+        if self._take_deferred is not None:
+            self._deferred += self._take_deferred()
+
+    def _launch_weights(self) -> None:
+        while self._deferred:  # each product lets go of its activations as soon as it is done
+            self._deferred.pop(0)()
+
+
+class StageGraphs:
+    """The graphs of all stages of a rank.
+
+    Args:
+        model: this rank's part of the model.
+        new_slot: returns what makes the graphs of a further slot.
+    """
+
+    def __init__(
+        self,
+        model: RankModel,
+        new_slot: Callable[[], NewGraph] = cuda_graphs,
+    ) -> None:
+        self._model, self._new_slot = model, new_slot
+        self._parameters: defaultdict[int, list[Tensor]] = defaultdict(list)
+        for part, chunk in parts_of_chunks(model):
+            self._parameters[chunk] += part.parameters()
+        self._slots: defaultdict[int, list[Slot]] = defaultdict(list)
+        self._free: dict[int, list[Slot]] = {}
+        self._incomplete: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin an iteration: all slots are free, and no gradient has been added to."""
+        self._free = {chunk: list(slots) for chunk, slots in self._slots.items()}
+        self._incomplete = set(self._parameters)
+
+    def forward(
+        self, chunk: int, x_buh: Tensor, take_deferred: Callable[[], Sequence[Work]] | None
+    ) -> tuple[Slot, Tensor]:
+        """Run F of a chunk in a free slot; return the slot and the output of the stage.
+
+        Args:
+            chunk: of this rank.
+            x_buh: input of its stage.
+            take_deferred: see ``Slot``; the same in all calls.
+        """
+        free = self._free.setdefault(chunk, [])
+        if not free:
+            slot = Slot(
+                partial(self._model, chunk),
+                take_deferred,
+                self._new_slot(),
+                partial(self._complete, chunk),
+                partial(self._let_go, chunk),
+            )
+            self._slots[chunk].append(slot)
+            free.append(slot)
+        slot = free.pop()
+        return slot, slot.forward(x_buh)
+
+    def _complete(self, chunk: int) -> None:
+        """Set gradients to zero before the first backward of a chunk in an iteration."""
+        if chunk in self._incomplete:
+            self._incomplete.remove(chunk)
+            for parameter in self._parameters[chunk]:
+                main_grad_of(parameter)
+
+    def _let_go(self, chunk: int, slot: Slot) -> None:
+        self._free[chunk].append(slot)
+
+
+def _placed(x: Tensor, place: Tensor | None) -> Tensor:
+    """Return ``x`` in its static place, which the first one makes."""
+    if place is None:
+        return x.clone()
+    assert x.shape == place.shape, "shapes never change"
+    return place.copy_(x)

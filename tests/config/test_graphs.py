@@ -1,0 +1,56 @@
+"""Graphs of passes: where they are asked for, and where passes are launched one by one."""
+
+from unittest.mock import patch
+
+import pytest
+from command_lines import with_flags
+
+from megatron.config.command_line import parse
+
+RUN = (
+    "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
+    "--lr 1e-3 --train-iters 1 --mock-data --vocab-size 99 --attention-dropout 0 "
+    "--hidden-dropout 0 --cuda-graph-impl local"
+)
+
+
+def test_a_gpu_captures_passes() -> None:
+    with patch("megatron.config.graphs.on_cuda", lambda flags: True):
+        config = parse([*RUN.split(), "--device", "cpu"], 1)
+    assert config.train.captures_passes
+    assert not any("--cuda-graph-impl" in note for note in config.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "reason"),
+    [
+        ("--attention-dropout 0.1", 1, "seeds --attention-dropout 0.1 anew"),
+        ("--hidden-dropout 0.2", 1, "seeds --hidden-dropout 0.2 anew"),
+        ("--tensor-model-parallel-size 2", 2, "collectives within passes"),
+        ("--context-parallel-size 2", 2, "collectives within passes"),
+        ("--reset-position-ids --eod-mask-loss", 1, "other bounds"),
+        ("--mtp-num-layers 1 --position-embedding-type rope", 1, "further embeddings"),
+        (
+            "--recompute-ahead 1 --recompute-granularity full --recompute-method uniform",
+            1,
+            "no graph",
+        ),
+    ],
+)
+def test_what_no_graph_can_have_is_noted(flags: str, ranks: int, reason: str) -> None:
+    with patch("megatron.config.graphs.on_cuda", lambda flags: True):
+        config = parse(with_flags([*RUN.split(), "--device", "cpu"], flags.split()), ranks)
+    assert not config.train.captures_passes
+    (note,) = [each for each in config.notes if "--cuda-graph-impl" in each]
+    assert reason in note
+
+
+def test_a_cpu_has_none() -> None:
+    config = parse([*RUN.split(), "--device", "cpu"], 1)
+    assert not config.train.captures_passes
+    assert "--cuda-graph-impl local changes nothing: ranks on CPUs launch nothing" in config.notes
+
+
+def test_a_dry_run_does_not_predict_them() -> None:
+    config = parse([*RUN.split(), "--device", "cpu", "--dry-run", "--bf16"], 1)
+    assert any("changes nothing in a dry run" in note for note in config.notes)

@@ -1,0 +1,51 @@
+"""Slots of captured passes: what leaves a slot is nobody's but the receiver's."""
+
+import torch
+from correctness.recorded_graph import recorded_graphs
+from correctness.short_runs import Job, Layout
+from reference.plain_gpt import GPTOptions
+
+from megatron.parallel.groups import single_rank
+from megatron.runtime.pass_graphs import StageGraphs
+from megatron.training.setup import build_train_state
+
+JOB = Job(GPTOptions(num_layers=2, vocab_size=37))
+SHAPE = (1, JOB.sequence, JOB.options.hidden_size)
+
+
+def stage_graphs() -> StageGraphs:
+    """Of all layers, with a whole backward."""
+    state = build_train_state(JOB.config(Layout(1, "none")), single_rank(torch.device("cpu")))
+    graphs = StageGraphs(state.pipeline.model, recorded_graphs)
+    graphs.begin()
+    return graphs
+
+
+def test_what_has_left_a_slot_stays_when_the_slot_is_used_again() -> None:
+    graphs = stage_graphs()
+    slot, y = graphs.forward(0, torch.randn(SHAPE), None)
+    gradient = slot.backward(torch.randn(SHAPE))
+    before = y.clone(), gradient.clone()
+    again, other_y = graphs.forward(0, torch.randn(SHAPE), None)
+    other_gradient = again.backward(torch.randn(SHAPE))
+    assert again is slot
+    assert torch.equal(y, before[0])
+    assert torch.equal(gradient, before[1])
+    assert not torch.equal(y, other_y)
+    assert not torch.equal(gradient, other_gradient)
+
+
+def test_microbatches_in_flight_have_slots_of_their_own() -> None:
+    graphs = stage_graphs()
+    first, _ = graphs.forward(0, torch.randn(SHAPE), None)
+    second, _ = graphs.forward(0, torch.randn(SHAPE), None)
+    assert first is not second
+    first.backward(torch.randn(SHAPE))
+    assert graphs.forward(0, torch.randn(SHAPE), None)[0] is first
+
+
+def test_an_iteration_that_was_abandoned_leaves_all_slots_free() -> None:
+    graphs = stage_graphs()
+    slots = {graphs.forward(0, torch.randn(SHAPE), None)[0] for _ in range(2)}
+    graphs.begin()
+    assert {graphs.forward(0, torch.randn(SHAPE), None)[0] for _ in range(2)} == slots
