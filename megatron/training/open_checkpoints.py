@@ -68,7 +68,7 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
 class SavesAndLoads(Protocol):
     """What a run does with its checkpoints; see ``Checkpoints``."""
 
-    failed: bool
+    fault: str
 
     def load(self) -> Progress:
         """Load what the configuration asks for; return how far that run had come."""
@@ -86,7 +86,7 @@ class SavesAndLoads(Protocol):
 class NoCheckpoints:
     """Of a run that neither saves nor loads; see ``SavesAndLoads``."""
 
-    failed = False
+    fault = ""
 
     def load(self) -> Progress:
         """Return that nothing has been trained."""
