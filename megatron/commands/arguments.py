@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from megatron.native.words import readable
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.plan_file import load_any_plan, treatments_of
@@ -21,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, f"error: {readable(message)}\n")
 
 
 def number(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:

@@ -13,6 +13,7 @@ from megatron.config.saved_model import add_saved_model
 from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, job_rules
 from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
+from megatron.native.words import readable
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     flags = with_default_batch(filled(GROUPS, words.given, world_size))
     rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
     found = check(flags, rules, notes, words.unreadable)
-    return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
+    mistakes, notes = (*words.mistakes, *found.mistakes), (*words.notes, *found.notes)
+    return Reading(flags, tuple(map(readable, mistakes)), tuple(map(readable, notes)))
 
 
 def with_default_batch(flags: Flags) -> Flags:

@@ -203,7 +203,12 @@ def _idle_check(flags: Flags) -> Iterator[str]:
 
 def _trigger_folder(flags: Flags) -> Iterator[str]:
     path = flags[GuardFlags].trigger_path
-    if path is not None and path.exists() and not path.is_dir():
+    try:
+        is_no_folder = path is not None and path.exists() and not path.is_dir()
+    except OSError as error:  # its name is too long, or a folder above it is closed to us
+        yield f"--trigger-path {path}: {error.strerror}; give a folder that can be looked into"
+        return
+    if is_no_folder:
         yield (
             f"--trigger-path {path} is no folder: give one, in which a file 'save' or 'exit' is "
             "looked for, or a path at which a folder is made later"

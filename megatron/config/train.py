@@ -29,7 +29,7 @@ class TrainFlags:
     rampup_batch_size: tuple[str, ...] = flag((),
         "Grow batches: samples of the first one, samples by which they grow at a time until they "
         "have --global-batch-size, and samples over which they grow.", unset="off",
-        metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
+        metavar="START INCREMENT SAMPLES", excludes="--schedule-file or "
         "--pipeline-schedule auto or --profile-schedule-start")
     batch_size_steps: tuple[str, ...] = flag((),
         "Grow batches by these steps: for each the consumed samples at which it begins, and the "
@@ -275,6 +275,19 @@ def _length(flags: Flags) -> Iterator[str]:
             "raise it, or lower --global-batch-size"
         )
 
+
+def _smaller_batches(flags: Flags) -> Iterator[str]:
+    train = flags[TrainFlags]
+    if train.rampup_batch_size and train.train_iters is not None:
+        yield (
+            f"--train-iters {train.train_iters} counts the iterations with smaller batches too "
+            f"(--rampup-batch-size): {iterations(train).samples} samples in all; Megatron-LM takes "
+            "the two together only as --train-samples, or with --step-batch-size-schedule"
+        )
+
+
+TRAIN_NOTES: Final = (_smaller_batches,)
+"""The lines on flags that mean something else than a reader may think."""
 
 TRAIN_RULES: Final = (_batches, _growing_batches, _length)
 """The mistakes that they find make a run impossible."""

@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from megatron.config.declare import Declaration, cut
+from megatron.config.declare import Declaration
 from megatron.config.foreign.answers import ANSWERS, DECIDED, Answer, spelling
 from megatron.config.foreign.line import Line
-
-_LONGEST_WORD = 200
 
 
 @dataclass
@@ -205,5 +203,5 @@ def _note(found: SortedWords, note: str) -> None:
 
 
 def _written(option: str, values: Sequence[str]) -> str:
-    """The flag and its words, for a message; no word is that long but by mistake."""
-    return " ".join([option, *(cut(value, _LONGEST_WORD) for value in values)])
+    """The flag and its words, for a message."""
+    return " ".join([option, *values])

@@ -82,7 +82,8 @@ def _span(named: Any) -> Span:
         raise ValueError(f"kind is {_shown(span.kind)}: the lane {span.lane} has {kinds}")
     for name, largest in _LARGEST.items():
         if not 0 <= getattr(span, name) < largest:
-            raise ValueError(f"{name} is {getattr(span, name)}: it must be from 0 to {largest - 1}")
+            number = str(getattr(span, name))[:40]
+            raise ValueError(f"{name} is {number}: it must be from 0 to {largest - 1}")
     return span
 
 
