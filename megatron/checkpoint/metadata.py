@@ -7,6 +7,7 @@ unread for which it finds no file.
 """
 
 import pickle
+import pickletools
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
@@ -85,8 +86,24 @@ def unpickled(path: Path, other: type | None = None) -> Any:
         path: of the file.
         other: stands for every other class, which must do nothing; ``None``: there may be none.
     """
+    if other is not None:  # of strangers, and nobody has noted its digest
+        check_numbers(path.read_bytes())
     with path.open("rb") as file:
         return _Unpickler(file, other).load()
+
+
+def check_numbers(pickled: bytes) -> None:
+    """Check that a pickle numbers its objects as one does that was written from objects.
+
+    An object with number 10^9 takes memory for all numbers below it, however small the file.
+
+    Raises:
+        DamagedError: it does not.
+        ValueError: it is no pickle.
+    """
+    for opcode, number, _ in pickletools.genops(pickled):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(number or 0) > len(pickled):
+            raise DamagedError(f"it has {len(pickled)} bytes and an object with number {number}")
 
 
 class CheckedReader(dcp.FileSystemReader):

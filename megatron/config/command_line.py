@@ -72,8 +72,8 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     flags = with_default_batch(filled(GROUPS, words.given, world_size))
     rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
     found = check(flags, rules, notes, words.unreadable)
-    mistakes, notes = (*words.mistakes, *found.mistakes), (*words.notes, *found.notes)
-    return Reading(flags, tuple(map(readable, mistakes)), tuple(map(readable, notes)))
+    mistakes = map(readable, (*words.mistakes, *found.mistakes))
+    return Reading(flags, tuple(mistakes), tuple(map(readable, (*words.notes, *found.notes))))
 
 
 def with_default_batch(flags: Flags) -> Flags:

@@ -1,6 +1,7 @@
 """How a run ends, and what guards it: flags, rules, configuration."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def parse_iterations(words: Sequence[str]) -> frozenset[int]:
         ValueError: a word is no such number.
     """
     for word in words:
-        if not (word.isascii() and word.isdigit() and int(word) > 0):
+        if not re.fullmatch(r"0*[1-9]\d{0,17}", word, re.ASCII):
             raise ValueError(
                 f"--iterations-to-skip {' '.join(words)}: {word!r} is no iteration; give whole "
                 "numbers from 1 on, as the log counts them"
@@ -145,9 +146,11 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
 
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
-    beyond = [
-        i for i in sorted(parse_iterations(flags[GuardFlags].iterations_to_skip)) if i > total
-    ]
+    try:
+        skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
+    except ValueError:  # a rule tells it
+        return
+    beyond = sorted(iteration for iteration in skipped if iteration > total)
     if beyond and total > 0:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "

@@ -24,7 +24,7 @@ WORDS: Final = (
     *("F=1,B=1,W=1", "F=nan,B=1", "F=1e308,B=1e308,W=1", "F=1,B=1,W=1,p2p=1e400", "F=0,B=0,W=0"),
     *("0:1", ":", "m0:m3", "1e-300:1", "nan:nan", "\x1b[2J"),
 )
-LEAVES: Final = (
+LEAVES: Final[tuple[Any, ...]] = (
     *WORDS,
     *(0, -1, 1, 2, 3, 7, 10**6, 10**18, 10**100, 0.5, -0.0, 1e308, 5e-324, 2**63),
     *(float("nan"), float("inf"), None, True, False, [], {}, [1, 2], {"a": 1}, [[]] * 3),

@@ -25,7 +25,7 @@ PATIENCE: Final = 60
 """Seconds for a timeline; it takes some hundredths of one."""
 
 SOUND: Final = simulate(lower(make_plan("1f1b", "vocab-2", 2, 2)))
-LEAVES: Final = (
+LEAVES: Final[tuple[Any, ...]] = (
     *("", "x" * 5000, '"><script>alert(1)</script>', "</style><script>", "' onload='alert(1)"),
     *("F", "B", "S", "C1", "compute", "wait", "\u202eF", "\ud800", "&#x3c;"),
     *("F\x1b", "\x1b[2J", "F0\x1b]0;title\x07", "\0"),

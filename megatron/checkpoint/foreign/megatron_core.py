@@ -28,7 +28,7 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes, without_number
 from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
-from megatron.checkpoint.metadata import METADATA, unpickled
+from megatron.checkpoint.metadata import METADATA, check_numbers, unpickled
 from megatron.checkpoint.reading import read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.model.config import ModelConfig
@@ -94,7 +94,9 @@ def _read_common(path: Path) -> dict[str, Any]:
         pickled = entries.get(_PICKLE)
         if pickled is None or pickled.file_size > _LARGEST_PICKLE:
             raise ForeignError(f"it has no {_PICKLE} of at most {_LARGEST_PICKLE:,} bytes")
-        content = _InertUnpickler(io.BytesIO(archive.read(pickled))).load()
+        found = archive.read(pickled)
+        check_numbers(found)
+        content = _InertUnpickler(io.BytesIO(found)).load()
     if not isinstance(content, dict):
         raise ForeignError("it holds no dictionary")
     return content
