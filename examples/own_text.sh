@@ -24,6 +24,7 @@ while IFS='=' read -r name value; do export "$name=$value"; done <<<"$made"
 save="${SAVE:-$root/examples/out/own_text}"
 VOCAB_PARALLEL=1 bash "$root/pretrain_gpt.sh" --save "$save"
 
+if [[ "${DRY_RUN:-0}" != 0 ]]; then exit; fi
 cat <<EOF
 The model is in $save. To let it go on from words of yours:
 $(printf '%q ' python "$root/tools/generate.py" "$save" --tokenizer-type GPTSentencePieceTokenizer \
