@@ -75,6 +75,11 @@ setup(
         "docs": ["mkdocs-material>=9.5"],  # mkdocs build
         "hugging-face": ["safetensors>=0.4"],  # for tools/convert.py
         "lm-eval": ["lm-eval>=0.4.9"],  # for tools/evaluate.py
+        "peers": [  # what some tests compare with; CI has it, and Chromium by apt
+            "megatron-core>=0.14",
+            "psutil>=5.9",  # megatron-core needs it to save, and does not say so
+            "tensorboard>=2.14",
+        ],
         "test": [
             "hypothesis>=6.100",
             "import-linter>=2.0",

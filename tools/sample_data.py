@@ -125,10 +125,11 @@ def main(argv: Sequence[str]) -> int:
     vocab_size = flags.vocab_size
     try:
         corpus = text_files(flags.text) if flags.text else standard_library()
+        place = flags.cache.absolute()
+        other = "--cache FOLDER, or MEGATRON_CACHE, names another place"
+        print(f"tokenizer and token files are kept in {place}; {other}", file=sys.stderr)
         with Reporter() as report:
-            folder = prepare(
-                corpus, vocab_size, flags.cache.absolute(), report, os.cpu_count() or 1
-            )
+            folder = prepare(corpus, vocab_size, place, report, os.cpu_count() or 1)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

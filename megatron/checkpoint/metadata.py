@@ -6,7 +6,9 @@ with the manifest: PyTorch would read files that nobody has checked, and leave p
 unread for which it finds no file.
 """
 
+import io
 import pickle
+import pickletools
 from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
@@ -91,7 +93,25 @@ def unpickled(
         other: stands for every other class, and for the storages of tensors, and must do nothing;
             ``None``: there may be none.
     """
+    if other is not None:  # of strangers, and nobody has noted its digest
+        content = file.read()
+        check_numbers(content)
+        file = io.BytesIO(content)
     return _Unpickler(file, known, other).load()
+
+
+def check_numbers(pickled: bytes) -> None:
+    """Check that a pickle numbers its objects as one does that was written from objects.
+
+    An object with number 10^9 takes memory for all numbers below it, however small the file.
+
+    Raises:
+        DamagedError: it does not.
+        ValueError: it is no pickle.
+    """
+    for opcode, number, _ in pickletools.genops(pickled):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(number or 0) > len(pickled):
+            raise DamagedError(f"it has {len(pickled)} bytes and an object with number {number}")
 
 
 class CheckedReader(dcp.FileSystemReader):

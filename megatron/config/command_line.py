@@ -12,6 +12,7 @@ from megatron.config.words import sort_words
 from megatron.flags.checks import check
 from megatron.flags.groups import Flags, Reading, filled
 from megatron.flags.help import help_text
+from megatron.flags.readable import readable
 
 
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
@@ -55,7 +56,8 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     flags = with_default_batch(filled(GROUPS, words.given, world_size))
     rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
     found = check(flags, rules, notes, words.unreadable)
-    return Reading(flags, (*words.mistakes, *found.mistakes), (*words.notes, *found.notes))
+    mistakes = map(readable, (*words.mistakes, *found.mistakes))
+    return Reading(flags, tuple(mistakes), tuple(map(readable, (*words.notes, *found.notes))))
 
 
 def with_default_batch(flags: Flags) -> Flags:

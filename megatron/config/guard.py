@@ -1,6 +1,7 @@
 """How a run ends, and what guards it: flags, rules, configuration."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def parse_iterations(words: Sequence[str]) -> frozenset[int]:
         ValueError: a word is no such number.
     """
     for word in words:
-        if not (word.isascii() and word.isdigit() and int(word) > 0):
+        if not re.fullmatch(r"0*[1-9]\d{0,17}", word, re.ASCII):
             raise ValueError(
                 f"--iterations-to-skip {' '.join(words)}: {word!r} is no iteration; give whole "
                 "numbers from 1 on, as the log counts them"
@@ -122,9 +123,9 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
     try:
         skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
-    except ValueError:
-        return  # a rule tells it
-    beyond = [number for number in sorted(skipped) if number > total]
+    except ValueError:  # a rule tells it
+        return
+    beyond = sorted(iteration for iteration in skipped if iteration > total)
     if beyond and total > 0:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "
@@ -180,7 +181,12 @@ def _idle_check(flags: Flags) -> Iterator[str]:
 
 def _trigger_folder(flags: Flags) -> Iterator[str]:
     path = flags[GuardFlags].trigger_path
-    if path is not None and path.exists() and not path.is_dir():
+    try:
+        is_no_folder = path is not None and path.exists() and not path.is_dir()
+    except OSError as error:  # its name is too long, or a folder above it is closed to us
+        yield f"--trigger-path {path}: {error.strerror}; give a folder that can be looked into"
+        return
+    if is_no_folder:
         yield (
             f"--trigger-path {path} is no folder: give one, in which a file 'save' or 'exit' is "
             "looked for, or a path at which a folder is made later"

@@ -48,7 +48,7 @@ from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
-from megatron.config.train import TRAIN_RULES, TrainFlags
+from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
 from megatron.flags.groups import Flags, Rule, all_declarations
 
@@ -106,6 +106,7 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     *IMPLEMENTATION_NOTES,

@@ -30,7 +30,7 @@ class TrainFlags:
         "Grow the batch, by three numbers: samples of the first batch, samples by which it grows "
         "at a time until it has --global-batch-size, and samples of the run over which it grows.",
         unset="off",
-        metavar="START INCREMENT SAMPLES", excludes="--train-iters or --schedule-file or "
+        metavar="START INCREMENT SAMPLES", excludes="--schedule-file or "
         "--pipeline-schedule auto or --profile-schedule-start")
     batch_size_steps: tuple[str, ...] = flag((),
         "Grow the batch by these steps, each START:SIZE: from START consumed samples on, a batch "
@@ -270,5 +270,18 @@ def _length(flags: Flags) -> Iterator[str]:
             "raise it, or lower --global-batch-size"
         )
 
+
+def _smaller_batches(flags: Flags) -> Iterator[str]:
+    train = flags[TrainFlags]
+    if train.rampup_batch_size and train.train_iters is not None:
+        yield (
+            f"--train-iters {train.train_iters} counts the iterations with smaller batches too "
+            f"(--rampup-batch-size): {iterations(train).samples} samples in all; Megatron-LM takes "
+            "the two together only as --train-samples, or with --step-batch-size-schedule"
+        )
+
+
+TRAIN_NOTES: Final = (_smaller_batches,)
+"""The lines on flags that mean something else than a reader may think."""
 
 TRAIN_RULES: Final = (_batches, _growing_batches, _length)

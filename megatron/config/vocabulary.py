@@ -14,16 +14,21 @@ from megatron.flags.groups import Flags, faults_of
 def vocabulary(flags: Flags) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
+    Without a tokenizer, as made-up data needs none, --vocab-size counts the token that ends a
+    document, which is the last one.
+
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
     given = flags[TokenizerFlags]
-    kind = given.tokenizer_type or ("NullTokenizer" if flags[DataFlags].mock_data else None)
-    if kind is None or (flags[LogFlags].dry_run and given.vocab_size):
-        return given.vocab_size or 0, 0  # without the tokenizer's file, which may not be here
+    kind, size = given.tokenizer_type, given.vocab_size or 0
+    if kind is None:
+        return size, max(size - 1, 0)
+    if flags[LogFlags].dry_run and size:
+        return size, 0  # without the tokenizer's file, which may not be here
     tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
-    return max(tokenizer.vocab_size, given.vocab_size or 0), tokenizer.eod
+    return max(tokenizer.vocab_size, size), tokenizer.eod
 
 
 def _tokenizer(flags: Flags) -> Iterator[str]:

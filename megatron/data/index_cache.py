@@ -52,15 +52,17 @@ class IndexCache:
         except (OSError, ValueError, RecursionError) as error:
             _LOG.warning(_DAMAGED, self._checksums, f"cannot be read ({error})")
             return None
+        found = {}
         for name, path in self._paths.items():
             try:
                 if checksum(path) != expected[name]:
                     _LOG.warning(_DAMAGED, path, "is not what was written")
                     return None
-            except (OSError, KeyError, TypeError) as error:
+                found[name] = _mapped(path)
+            except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
                 _LOG.warning(_DAMAGED, path, f"cannot be read ({error})")
                 return None
-        return {name: _mapped(path) for name, path in self._paths.items()}
+        return found
 
     def save(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Write the arrays, and that they are complete; return them mapped, as ``load`` does.

@@ -23,6 +23,7 @@ from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
+from megatron.flags.readable import readable
 from megatron.flags.words import SortedWords, as_written, nearest, no_flag, split
 
 
@@ -59,7 +60,7 @@ def read(
     if found.mistakes:
         _refuse(found.mistakes)
     for note in found.notes if speak else ():
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {readable(note)}", file=sys.stderr)
     return found.flags
 
 
@@ -152,5 +153,6 @@ def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequ
 
 def _refuse(mistakes: Sequence[str]) -> NoReturn:
     """End the process; several mistakes have a line each."""
-    print("error:", "\n".join(mistakes), sep="\n" if len(mistakes) > 1 else " ", file=sys.stderr)
+    told = readable("\n".join(mistakes))
+    print("error:", told, sep="\n" if len(mistakes) > 1 else " ", file=sys.stderr)
     sys.exit(2)

@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from megatron.flags.declare import Declaration, cut
-
-_LONGEST_WORD = 200
+from megatron.flags.declare import Declaration
 
 
 @dataclass
@@ -108,5 +106,5 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def as_written(option: str, values: Sequence[str]) -> str:
-    """The flag and its words, for a message; no word is that long but by mistake."""
-    return " ".join([option, *(cut(value, _LONGEST_WORD) for value in values)])
+    """The flag and its words, for a message."""
+    return " ".join([option, *values])

@@ -42,5 +42,6 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        ctx.gradients.extend(grads)
+        # A stage may begin with a transposition; a gradient that is sent must lie in one piece.
+        ctx.gradients.extend(gradient.contiguous() for gradient in grads)
         return None, None, None

@@ -17,6 +17,9 @@ _KINDS: Final = {"compute": PASS_KINDS, "comm": COMM_KINDS, "wait": COMM_KINDS}
 _LARGEST: Final = {"rank": 1 << 20, "microbatch": 10**9, "chunk": 1 << 20}
 """Bounds of numbers; larger ones are damage, and would let a reader count for hours."""
 
+_LONGEST_LABEL: Final = 40
+"""Characters. A terminal obeys some that nobody sees, and a picture may not hold them."""
+
 _LAST_TIME: Final = 1e21
 """The latest time: simulated timelines count FLOPs, of which an iteration has fewer."""
 
@@ -75,6 +78,8 @@ def _span(named: Any) -> Span:
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is no {kind.__name__}")
     if not -_LAST_TIME <= span.start <= span.end <= _LAST_TIME:
         raise ValueError(f"{_shown(span.label)} lasts from {span.start} to {span.end}")
+    if not span.label.isprintable() or len(span.label) > _LONGEST_LABEL:
+        raise ValueError(f"label is {_shown(span.label)}: it must be a short word, such as F0")
     if span.lane not in _KINDS:
         raise ValueError(f"lane is {_shown(span.lane)}: the lanes are {', '.join(_KINDS)}")
     if span.kind not in _KINDS[span.lane]:
@@ -82,7 +87,8 @@ def _span(named: Any) -> Span:
         raise ValueError(f"kind is {_shown(span.kind)}: the lane {span.lane} has {kinds}")
     for name, largest in _LARGEST.items():
         if not 0 <= getattr(span, name) < largest:
-            raise ValueError(f"{name} is {getattr(span, name)}: it must be from 0 to {largest - 1}")
+            number = str(getattr(span, name))[:40]
+            raise ValueError(f"{name} is {number}: it must be from 0 to {largest - 1}")
     return span
 
 

@@ -44,7 +44,8 @@ class Checkpoints:
         lock: of the folder for saves, if this rank holds it.
 
     Attributes:
-        failed: whether the last save that has ended has failed, the same on every rank.
+        fault: why the last save that has ended has failed, the same on every rank; empty if it
+            has not.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Checkpoints:
         self._tell = tell
         self._lock = lock
         self._being_saved = Progress()
-        self.failed = False
+        self.fault = ""
         self._background = Background()
         self._copies: dict[str, BoxedTensor] = {}
         self._part: Part | None = None
@@ -131,7 +132,7 @@ class Checkpoints:
         self._being_saved = progress
 
     def _tell_unless_failed(self, event: SaveEvent, progress: Progress) -> None:
-        if not self.failed:
+        if not self.fault:
             self._tell(event, progress)
 
     def _copy(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
@@ -179,9 +180,9 @@ class Checkpoints:
         try:
             where = storage.write(root, iteration, tensors, common, self._hosts, lock=self._lock)
         except SaveError as error:
-            self.failed = True
+            self.fault = str(error)
             return f"--save: {error}; older checkpoints are as they were"
-        self.failed = False
+        self.fault = ""
         said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
         if self._config.save_retain_interval is not None:
             left = self._prune(root, iteration) if self._hosts.rank == 0 else []

@@ -20,6 +20,7 @@ from typing import Final, NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from megatron.flags.readable import readable
 from megatron.training.guard.exits import was_terminated
 from megatron.training.rendezvous import Rendezvous, UserError
 
@@ -191,4 +192,5 @@ def _takes_the_word(rendezvous: Rendezvous, otherwise: bool) -> bool:
 
 def _error(error: Exception) -> str:
     """Several mistakes have a line each."""
-    return f"error:{chr(10) if chr(10) in str(error) else ' '}{error}"
+    told = readable(str(error))
+    return f"error:{chr(10) if chr(10) in told else ' '}{told}"

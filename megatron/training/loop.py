@@ -273,10 +273,10 @@ class _Loop:
         meter.report_post_validation()
         meter.report_end(self.last, self._data.train.consumed_samples)
         self._state.pipeline.close()
-        if self._checkpoints.failed:
+        if fault := self._checkpoints.fault:
             raise UserError(
-                f"--save: the checkpoint of iteration {self.last} was not written; make room in "
-                f"{config.checkpoint.save}, or name another folder, and go on with --load"
+                f"--save: {fault}; make room in {config.checkpoint.save}, or name another folder, "
+                "and go on with --load"
             )
 
     def let_save_end(self) -> None:

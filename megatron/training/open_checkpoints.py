@@ -71,7 +71,7 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
 class NoCheckpoints:
     """In place of ``Checkpoints`` in a run that neither saves nor loads."""
 
-    failed = False
+    fault = ""
 
     def load(self) -> Progress:
         """Return that nothing has been trained."""

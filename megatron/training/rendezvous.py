@@ -37,6 +37,9 @@ RESOLVE_SECONDS: Final = 15.0
 """How long the name of rank 0's host may take to become known; a cluster's name server may be late.
 """
 
+CONNECT_SECONDS: Final = 5.0
+"""How long a host may take to answer."""
+
 
 class UserError(Exception):
     """A user's mistake, found after the ranks have met; it is told without a traceback."""
@@ -157,6 +160,16 @@ def join(config: ParallelConfig) -> Rendezvous:
         return dist.PrefixStore(word, client)
 
     return Rendezvous(dist.PrefixStore(word, store), rank, size, connect)
+
+
+def is_in_reach() -> bool:
+    """Return whether anybody listens where the ranks have met."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(place, CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def meet(store: dist.Store, rank: int, size: int, seconds: float) -> str:

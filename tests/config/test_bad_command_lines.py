@@ -141,6 +141,37 @@ def test_numbers_that_would_be_looped_over_are_refused_before(flags: str, wanted
     assert wanted in str(told.value)
 
 
+@pytest.mark.parametrize("option", DECLARED)
+def test_a_message_shows_no_endless_and_no_invisible_word(option: str) -> None:
+    """5,000 digits are an accident, and so is a space of no width from a web page."""
+    words = [w for flag, value in USUAL.items() for w in (flag, value) if flag != option]
+    for value in ("9" * 5000, "\u200b1"):
+        try:
+            parse([*words, "--dry-run", "--bf16", option, value], 1, speak=False)
+        except ValueError as error:
+            told = str(error)
+            assert max(map(len, told.split())) <= 300
+            assert all(character.isprintable() or character == "\n" for character in told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--layer-distribution None", "--layer-distribution None: give even, remainder, redis, or"),
+        (
+            "--pipeline-model-parallel-layout None",
+            "--pipeline-model-parallel-layout None: 'N' is no layer",
+        ),
+        ("--num-gpus 8", "give torchrun --nproc-per-node 8 before pretrain_gpt.py, or GPUS_PER"),
+    ],
+)
+def test_words_of_other_programs_are_refused_with_the_way_out(flags: str, told: str) -> None:
+    words = [word for flag, value in USUAL.items() for word in (flag, value)]
+    with pytest.raises(ValueError, match=r".") as refused:
+        parse([*words, "--dry-run", "--bf16", *flags.split()], 1, speak=False)
+    assert told in str(refused.value)
+
+
 def test_long_runs_are_no_mistake(tmp_path: Path) -> None:
     """Made-up samples take no room, and an interval may be never."""
     words = [word for flag, value in USUAL.items() for word in (flag, value)]

@@ -178,11 +178,6 @@ def refusal(
             1,
             "--muon-num-ns-steps 5 polar_express 8 steps or more",
         ),
-        (
-            "--rampup-batch-size 2 2 8 --global-batch-size 4",
-            1,
-            "--rampup-batch-size 2 2 8 --train-iters 10 give one",
-        ),
         ("--peak-tflops 0", 1, "--peak-tflops 0.0 greater than 0"),
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),

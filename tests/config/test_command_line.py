@@ -1,5 +1,6 @@
 """From a command line to a configuration: what each flag becomes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from command_lines import with_flags
 
-from megatron.config.command_line import parse
+from megatron.config.command_line import parse, read
 from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.config import ModelConfig
@@ -178,6 +179,32 @@ def test_length_in_samples(run: Callable[..., Any]) -> None:
     assert config.optimizer.lr_decay_samples == 100
 
 
+def test_iterations_of_growing_batches_are_counted_as_they_are(prefix: Path) -> None:
+    """Batches of 2, 4, 6 and 8; of the first three each size for 8 / 3 samples."""
+    growing = MOCK.replace("--train-iters 1", "--rampup-batch-size 2 2 8 --global-batch-size 8")
+    config = parse([*growing.split(), "--train-iters", "50"], 1)
+    assert config.train.train_iters == 50
+    assert config.train.train_samples == 2 + 2 + 4 + 47 * 8 == 384
+    [note] = config.notes
+    assert note.startswith("--train-iters 50 counts the iterations with smaller batches too")
+    assert "384 samples" in note
+    same = parse([*growing.split(), "--train-samples", "384"], 1)
+    assert (same.train.train_iters, same.train.rampup) == (50, config.train.rampup)
+    assert same.optimizer == config.optimizer
+    assert same.notes == ()
+
+
+def test_the_earlier_line_of_gpt3_is_read() -> None:
+    """Megatron-LM's own example had these two flags together, which Megatron-LM refuses."""
+    lists = json.loads(Path(__file__).with_name("launch_lists.json").read_text())
+    words = [word for flag in lists["M-LM gpt3_175b"]["flags"] for word in flag]
+    at = words.index("--step-batch-size-schedule")
+    words[at : words.index("--train-iters")] = ["--rampup-batch-size", "16", "16", "5859375"]
+    found = read([*words, "--dry-run", "--vocab-size", "50257"], 128, speak=False)
+    assert found.mistakes == ()
+    assert any(note.startswith("--train-iters 500000 counts") for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("flags", "decay", "warmup"),
     [
@@ -216,7 +243,7 @@ def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> 
 def test_mock_data_needs_a_vocabulary_and_nothing_else() -> None:
     config = parse(MOCK.split(), world_size=1)
     assert (config.data.mock_data, config.data.data_path) == (True, ())
-    assert (config.model.vocab_size, config.data.eod_token) == (100, 99)
+    assert (config.model.vocab_size, config.data.eod_token) == (99, 98)
     assert config.notes == ()
 
 

@@ -168,7 +168,7 @@ REFUSED = [
     ),
     (
         f"--train-data-path a --valid-data-path {'1' * 300} --multiple-validation-sets",
-        f"--valid-data-path: '{'1' * 300}' looks like a weight",
+        f"--valid-data-path: '{'1' * 199}...",
         "give prefixes only",
     ),
     ("--train-weighted-split-paths-path open", "No closing quotation", "in quotes"),

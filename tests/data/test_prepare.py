@@ -243,9 +243,12 @@ def test_tool_prints_paths_that_a_shell_can_read(
 
 
 def test_of_racing_tools_one_works(racing: tuple[Path, list[str], list[str]]) -> None:
-    _, _, errors = racing
+    folder, _, errors = racing
     assert sum("tokenising: 100 %" in error for error in errors) == 1
-    assert errors[2].count("\n") == 1  # the note, and no progress
+    assert errors[2].startswith(
+        f"tokenizer and token files are kept in {folder / 'cache'}; --cache"
+    )
+    assert errors[2].count("\n") == 2  # the place and the note, and no progress
 
 
 def test_entries_that_stand_for_nothing_are_noted(

@@ -1,5 +1,6 @@
 """Raw text to token files: Megatron-LM's bytes, however many work and however often they die."""
 
+import codecs
 import errno
 import gzip
 import json
@@ -245,6 +246,15 @@ def test_bad_lines_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:
     reasons = ("no JSON", "no key 'text'", "list", "NoneType", "encoded", "1001", "surrogate")
     reasons += ("UTF-8", "no JSON", "list")
     assert all(why in told for why, told in zip(reasons, status.told, strict=True))
+
+
+def test_byte_order_marks_before_lines_are_no_part_of_them(tmp_path: Path) -> None:
+    """Editors write one before a file; the second is there where ``cat`` has joined two files."""
+    content = codecs.BOM_UTF8 + lines(["1", "2"]) + codecs.BOM_UTF8 + lines(["3"])
+    (tmp_path / "in").write_bytes(content)
+    status = preprocess(config(tmp_path, tmp_path / "in"), silent)
+    assert written(tmp_path) == expected(["1", "2", "3"])
+    assert status.bad == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sampling against the token stream it is defined on."""
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from megatron.data.index_builder import IndexBuilder
+from megatron.data.index_cache import checksum
 from megatron.data.indexed import IndexedDataset, IndexedWriter
 from megatron.data.samples import Epochs, GPTDataset, SampleIndices, build_sample_indices
 
@@ -235,6 +237,28 @@ def test_a_damaged_cache_is_named_and_built_anew(
     assert f"{path} " in caplog.text
     assert "built anew" in caplog.text
     build_sample_indices(source, range(10), 4, 10, 1, cache, Unwanted())
+
+
+def test_a_pickle_in_the_cache_is_named_and_not_read(
+    write_corpus: Write, tmp_path: Path, builder: IndexBuilder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its size and checksum are those that are told: somebody has made it on purpose."""
+
+    class Command:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "executed",)
+
+    source, cache = write_corpus(LENGTHS), tmp_path / "cache"
+    built = build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
+    expected = built.shuffle.tolist()
+    [path], [checksums] = cache.glob("*-shuffle.npy"), cache.glob("*.json")
+    np.save(path, np.array([Command()], dtype=object))
+    told = json.loads(checksums.read_text()) | {"shuffle": checksum(path)}
+    checksums.write_text(json.dumps(told))
+    again = build_sample_indices(source, range(10), 4, 10, 1, cache, builder)
+    assert again.shuffle.tolist() == expected
+    assert f"{path} cannot be read" in caplog.text
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_cache_without_checksums_is_built_anew_without_a_word(

@@ -16,8 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+
+CHROMIUM: Final = next(filter(None, map(shutil.which, _NAMES)), None)
 """The browser's file, if this machine has one."""
+
+_PATIENCE: Final = 300.0
+"""Seconds for an answer; a page that computes on a busy machine is long silent."""
 
 _ABOVE: Final = 10  # of file descriptors that the two fixed ones cannot overwrite
 
@@ -154,7 +159,7 @@ class Browser:
             message["sessionId"] = session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._read(60.0)
+            answer = self._read(_PATIENCE)
             if answer.get("id") == self._number:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]

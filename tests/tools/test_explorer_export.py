@@ -1,6 +1,7 @@
 """The exported folder is complete: its Python needs the archive and the standard library alone."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,13 @@ import pytest
 from tools.explore import main
 from tools.explorer.export import PAGE, PYODIDE_FILES, ROOT, write_archive
 from tools.explorer.interface import answer
-from tools.explorer.server import Channels, InterruptibleWatch, SupersededError, make_server
+from tools.explorer.server import (
+    LARGEST,
+    Channels,
+    InterruptibleWatch,
+    SupersededError,
+    make_server,
+)
 from tools.explorer.simulated import Simulations
 from tools.explorer_cases import CASES
 
@@ -147,6 +154,62 @@ def test_the_server_gives_nothing_else(connection: HTTPConnection) -> None:
     request = json.dumps({"action": "facts"})
     assert fetch(connection, "/explore", request, "text/plain")[0] == 404  # as other sites can
     assert fetch(connection, "/other", request)[0] == 404
+
+
+def raw(connection: HTTPConnection, request: bytes) -> bytes:
+    """Send bytes as they are; return all that comes back until the server closes."""
+    with socket.create_connection((connection.host, connection.port), timeout=60) as peer:
+        peer.sendall(request)
+        peer.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: peer.recv(1 << 16), b""))
+
+
+HEAD = "POST /explore HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [
+        ("", 400),
+        ("Content-Length: x", 400),
+        ("Content-Length: -5", 400),
+        ("Content-Length: +2", 400),
+        ("Content-Length: 1_0", 400),
+        ("Content-Length: \u0663".encode().decode("latin-1"), 400),
+        ("Transfer-Encoding: chunked", 400),
+        (f"Content-Length: {'9' * 5000}", 413),
+        (f"Content-Length: {LARGEST + 1}", 413),
+    ],
+)
+def test_a_bad_length_has_one_answer(length: str, status: int, connection: HTTPConnection) -> None:
+    """What follows is no further request: the connection ends."""
+    header = f"{length}\r\n" if length else ""
+    answered = raw(connection, f"{HEAD}{header}\r\nGET / HTTP/1.1\r\n\r\n".encode("latin-1"))
+    assert answered.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answered.count(b"HTTP/1.1 ") == 1
+    assert (b"number of bytes" if status == 400 else b"at most 67,108,864 bytes") in answered
+
+
+def test_a_request_that_is_cut_short_is_answered(connection: HTTPConnection) -> None:
+    answered = raw(connection, f'{HEAD}Content-Length: 99\r\n\r\n{{"act'.encode())
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    assert b'{"error": "' in answered
+
+
+@pytest.mark.parametrize("method", ["GET /", "POST /explore"])
+@pytest.mark.parametrize("name", ["", "example.org", "localhost.example.org:80", "127.0.0.1@x"])
+def test_a_foreign_host_is_not_served(name: str, method: str, connection: HTTPConnection) -> None:
+    """A page of another site may make its own name mean this machine, and then read answers."""
+    host = f"Host: {name}\r\n" if name else ""
+    answered = raw(connection, f"{method} HTTP/1.1\r\n{host}\r\n".encode())
+    assert answered.startswith(b"HTTP/1.1 421 ")
+    assert b"localhost, 127.0.0.1 and [::1] alone" in answered
+
+
+@pytest.mark.parametrize("name", ["localhost", "LOCALHOST:8017", "127.0.0.1:1", "[::1]:9"])
+def test_all_names_of_this_machine_are_served(name: str, connection: HTTPConnection) -> None:
+    answered = raw(connection, f"GET /engine.json HTTP/1.1\r\nHost: {name}\r\n\r\n".encode())
+    assert answered.startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_newer_request_ends_an_older_search() -> None:

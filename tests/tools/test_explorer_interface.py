@@ -207,6 +207,13 @@ def test_refusals(case: object, message: str) -> None:
 def test_requests_that_are_none_are_refused() -> None:
     assert "ask for one of" in refusal("guess")
     assert "needs 'case'" in refusal("simulate")
+    for action in (["facts"], {"facts": 1}, None, 5, "FACTS"):
+        request = json.dumps({"action": action})
+        told = json.loads(answer(request, Simulations()))["error"]
+        assert told.startswith("ask for one of facts, simulate,")
+    for points in (5, [1], [{"time": 1}], [{"time": [], "memory": 1}]):
+        assert "each of 'points' needs its 'time'" in refusal("front", points=points)
+    assert "schedule x: the page shows" in refusal("point", case={}, schedule="x")
     for text in ("no JSON", "3", "[" * 100_000):
         assert "error" in json.loads(answer(text, Simulations()))
 

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 from megatron.commands.simulate_schedule import figures, heading, notes
+from megatron.flags.readable import readable
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS
@@ -71,7 +72,7 @@ def answer(text: str, simulations: Simulations, watch_of: WatchOf = Watch) -> st
     try:
         return json.dumps(explore(json.loads(text), simulations, watch_of))
     except (ValueError, RecursionError) as error:
-        return json.dumps({"error": str(error)})
+        return json.dumps({"error": readable(str(error))})
 
 
 def explore(
@@ -90,12 +91,13 @@ def explore(
     Raises:
         ValueError: the request is none, or cannot be met; the message says why.
     """
-    if not isinstance(request, Mapping) or request.get("action") not in _ACTIONS:
+    action = request.get("action") if isinstance(request, Mapping) else None
+    if not isinstance(action, str) or action not in _ACTIONS:
         raise ValueError(f"ask for one of {', '.join(_ACTIONS)}, as an object with an 'action'")
     try:
-        return _ACTIONS[request["action"]](_Asked(request, simulations, watch_of))
+        return _ACTIONS[action](_Asked(request, simulations, watch_of))
     except KeyError as error:
-        raise ValueError(f"the action {request['action']} needs {error}") from error
+        raise ValueError(f"the action {action} needs {error}") from error
 
 
 def _facts(asked: _Asked) -> dict[str, object]:
@@ -193,7 +195,10 @@ def _draw(asked: _Asked) -> dict[str, object]:
 
 def _point(asked: _Asked) -> dict[str, object]:
     """Return the figures by which plans are compared; memory counts in full for all of them."""
-    found = asked.simulated(str(asked.values.get("schedule") or ""))
+    schedule = str(asked.values.get("schedule") or "")
+    if schedule and schedule not in SHOWN_SCHEDULES:
+        raise ValueError(f"schedule {schedule}: the page shows {', '.join(SHOWN_SCHEDULES)}")
+    found = asked.simulated(schedule)
     held = found.held
     return {
         "schedule": found.scenario.request.schedule,
@@ -206,7 +211,11 @@ def _point(asked: _Asked) -> dict[str, object]:
 
 
 def _front(asked: _Asked) -> dict[str, object]:
-    points = [(float(point["time"]), float(point["memory"])) for point in asked.values["points"]]
+    given = asked.values["points"]
+    try:
+        points = [(float(point["time"]), float(point["memory"])) for point in given]
+    except (TypeError, OverflowError, KeyError, ValueError) as error:
+        raise ValueError("each of 'points' needs its 'time' and its 'memory', numbers") from error
     return {"front": pareto_front(points)}
 
 

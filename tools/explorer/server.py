@@ -4,12 +4,14 @@ Only the last request of a tab's channel matters: a newer one ends the search of
 """
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from mimetypes import guess_type
 from threading import Event, Lock
-from typing import Final
+from typing import Any, Final
 
 from megatron.schedules.search.watch import Watch
 from tools.explorer.export import page_files
@@ -21,6 +23,8 @@ LARGEST: Final = 64 << 20
 
 _ENGINE: Final = json.dumps({"engine": "server"}).encode()
 _JSON: Final = "application/json"
+_THIS_MACHINE: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+_DIGITS: Final = 18  # of a number of bytes; one that has more is larger than LARGEST
 
 
 class SupersededError(ValueError):
@@ -90,53 +94,89 @@ def make_server(port: int) -> ThreadingHTTPServer:
         ValueError: there is no such port, or it is taken.
     """
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(Channels().answer))
+        server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, Channels().answer))
     except (OSError, OverflowError) as error:
         raise ValueError(f"--port {port}: {error}: give another, or 0 for any") from error
     server.daemon_threads = True
     return server
 
 
-def _handler(answered: Callable[[str, str], str]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def _number_of_bytes(text: str | None) -> int | None:
+    """Return the value of a header ``Content-Length``; ``None`` if it is none."""
+    if text is None or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text) if len(text) <= _DIGITS else LARGEST + 1
 
-        def do_GET(self) -> None:
-            name = self.path.split("?")[0].lstrip("/") or "index.html"
-            if name == "engine.json":
-                self._send(_ENGINE, _JSON)
-                return
-            file = next((file for file in page_files() if file.name == name), None)
-            if file is None:
-                self.send_error(HTTPStatus.NOT_FOUND)
-                return
-            self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
 
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            # Pages of other sites cannot send this type without asking, and are not answered.
-            if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
-                self.send_error(HTTPStatus.NOT_FOUND)
-                return
-            if length > LARGEST:
-                self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-                return
-            text = self.rfile.read(length).decode("utf-8", "replace")
-            channel = self.headers.get("X-Channel", "")
-            self._send(answered(channel, text).encode(), _JSON)
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection.
 
-        def _send(self, content: bytes, kind: str) -> None:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "no-store")
-            try:
-                self.end_headers()
-                self.wfile.write(content)
-            except ConnectionError:  # the reader has left, or asks something else
-                self.close_connection = True
+    Args:
+        answered: returns the answer to a channel's request.
+        connection: what the server hands over.
+    """
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: the terminal shows the address."""
+    protocol_version = "HTTP/1.1"
 
-    return Handler
+    def __init__(self, answered: Callable[[str, str], str], *connection: Any) -> None:
+        self._answered = answered
+        super().__init__(*connection)  # answers all of its requests
+
+    def do_GET(self) -> None:
+        if self._is_foreign():
+            return
+        name = self.path.split("?")[0].lstrip("/") or "index.html"
+        if name == "engine.json":
+            self._send(_ENGINE, _JSON)
+            return
+        file = next((file for file in page_files() if file.name == name), None)
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
+
+    def do_POST(self) -> None:
+        if self._is_foreign():
+            return
+        # Pages of other sites cannot send this type without asking, and are not answered.
+        if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        length = _number_of_bytes(self.headers.get("Content-Length"))
+        if length is None:
+            told = "Content-Length must be the number of bytes of the request's body"
+            self.send_error(HTTPStatus.BAD_REQUEST, explain=told)
+            return
+        if length > LARGEST:
+            told = f"a request has at most {LARGEST:,} bytes"
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, explain=told)
+            return
+        text = self.rfile.read(length).decode("utf-8", "replace")
+        channel = self.headers.get("X-Channel", "")
+        self._send(self._answered(channel, text).encode(), _JSON)
+
+    def _is_foreign(self) -> bool:
+        """Refuse a request for another host; return whether it was one.
+
+        A page of another site may make a name of its own mean this machine. Browsers then take
+        our answers for that site's, and let it read them.
+        """
+        if _THIS_MACHINE.fullmatch(self.headers.get("Host", "")):
+            return False
+        told = "this server answers to the names localhost, 127.0.0.1 and [::1] alone"
+        self.send_error(HTTPStatus.MISDIRECTED_REQUEST, explain=told)
+        return True
+
+    def _send(self, content: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        try:
+            self.end_headers()
+            self.wfile.write(content)
+        except ConnectionError:  # the reader has left, or asks something else
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal shows the address."""

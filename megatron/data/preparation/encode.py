@@ -197,7 +197,8 @@ def _contents(
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8"))
+        # Some editors put a byte order mark before a file, and `cat` keeps one before each.
+        record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _BadRecordError(f"is no UTF-8 at its byte {error.start + 1}") from error
     except json.JSONDecodeError as error:

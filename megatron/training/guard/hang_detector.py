@@ -23,7 +23,7 @@ from megatron.runtime.position import Position
 from megatron.training.failure import end_silently, end_with_reason
 from megatron.training.guard.places import Place, hang, place_of, table
 from megatron.training.guard.roll_call import RollCall, Verdict
-from megatron.training.rendezvous import Rendezvous
+from megatron.training.rendezvous import Rendezvous, is_in_reach
 from megatron.training.setup import TrainState
 
 LASTING: Final = 48
@@ -52,6 +52,7 @@ class HangDetector:
         self._rendezvous = rendezvous
         self._lost = threading.Event()
         self._is_alone = False
+        self._parent = os.getppid()
         self._seen: tuple[object, ...] = ()
         self._since = self._next_call = time.monotonic()
 
@@ -88,6 +89,8 @@ class HangDetector:
     def look(self, roll_call: RollCall) -> None:
         """Answer if a rank has called, or call if this rank cannot go on; one turn."""
         time.sleep(POLL_SECONDS)
+        if self._store_has_ended():
+            raise dist.DistError("torchrun has ended, and the store with it")
         if not roll_call.is_called():
             if not self._asks():
                 return
@@ -96,6 +99,14 @@ class HangDetector:
                 return
         roll_call.answer(self._place())
         self._obey(roll_call.hear(2 * SLOW_ANSWER))
+
+    def _store_has_ended(self) -> bool:
+        """Whether the store is gone with the torchrun of this rank.
+
+        The rank may still save. To ask a store that is gone prints 20 lines of C++ before that.
+        """
+        orphaned = os.getppid() != self._parent and dist.is_torchelastic_launched()
+        return orphaned and self._rendezvous.connect is not None and not is_in_reach()
 
     def _asks(self) -> bool:
         """Whether this rank has a reason to call, and has not done so just now."""

@@ -86,7 +86,12 @@ def write(rank: int, world_size: int, *, kind: str, where: str) -> dict[str, tor
         content = model.sharded_state_dict(prefix="")
         common = {"args": argparse.Namespace(**arguments), "iteration": 10}
         process: Any = multiprocessing.current_process()
-        with mock.patch.dict(process._config, daemon=False):  # it writes in children
+        writer = import_module(f"{saving.__name__}.strategies.filesystem_async")
+        with (
+            mock.patch.dict(process._config, daemon=False),  # it writes in children
+            multiprocessing.get_context("spawn").Manager() as manager,  # its own would outlive us
+            mock.patch.object(writer, "_results_queue", manager.Queue()),
+        ):
             saving.save(content | common, where)
         later = torch.ones(S, S, dtype=torch.bool).triu(1)[None, None]
         logits = model(tokens, torch.arange(S)[None], later)[..., :V].detach()

@@ -1,5 +1,7 @@
 """A job that cannot go on ends on all ranks, one of which says why; one that can goes on."""
 
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -156,6 +158,31 @@ def test_without_the_store_a_rank_gives_up_alone() -> None:
     with pytest.raises(Ended, match=r"\[rank 3\] iteration 7; no progress for 0 s; the store"):
         detector.watch()
     assert detector.find_lost() == 0.0
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_store_that_has_ended_with_torchrun_is_not_asked(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's client would print 20 lines of C++ before the rank saves."""
+
+    class AskedError(Exception):
+        """Somebody has asked the store."""
+
+    class Store(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise AskedError
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        detector = HangDetector(Rendezvous(Store(), 3, 8, connect=Store), seconds=0.05)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        if not listens:
+            server.close()
+        with pytest.raises(AskedError if listens else Ended):
+            detector.watch()
 
 
 def test_torchrun_has_time_to_tell_of_a_dead_rank_of_its_own_machine() -> None:
