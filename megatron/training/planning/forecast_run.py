@@ -22,6 +22,7 @@ from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
+from megatron.simulator.units import MEMORY
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
@@ -36,17 +37,31 @@ class Fullest(NamedTuple):
         rank: its number in the pipeline.
         peak: the most bytes that it holds.
         static: bytes among them that it always holds.
+        outside: bytes of its NCCL communicators by estimate, beside the peak.
     """
 
     rank: int
     peak: float
     static: float
+    outside: float = 0.0
 
     @classmethod
     def of(cls, peaks: Sequence[float], memories: Sequence[RankMemory]) -> "Fullest":
         """Return the fullest of the ranks that hold ``peaks`` at most."""
-        rank = max(range(len(peaks)), key=peaks.__getitem__)
-        return cls(rank, peaks[rank], memories[rank].always)
+        rank = max(range(len(peaks)), key=lambda own: peaks[own] + memories[own].outside)
+        return cls(rank, peaks[rank], memories[rank].always, memories[rank].outside)
+
+    def room(self, gpu: Gpu) -> float:
+        """Return the bytes that tensors can use on the rank's GPU, beside its communicators."""
+        return gpu.usable - self.outside
+
+    def room_in_words(self, gpu: Gpu) -> str:
+        """Return those bytes in words."""
+        return f"tensors can use {MEMORY.write(self.room(gpu))} of {gpu.name}"
+
+    def fits(self, gpu: Gpu) -> bool:
+        """Return whether the rank's tensors fit a GPU, and so those of every other rank."""
+        return self.peak <= self.room(gpu)
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ class RunForecast:
     @property
     def fits(self) -> bool:
         """Whether every rank has enough memory."""
-        return max(self.outcome.peak) <= self.gpu.usable
+        return self.fullest.fits(self.gpu)
 
     @property
     def fullest(self) -> Fullest:

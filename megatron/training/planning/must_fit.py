@@ -36,6 +36,8 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     own, memory = memories[pipeline_rank], _memory(config.parallel.device)
     weights = float(train.dtype.itemsize * own.count.parameters.all)
     whole = peaks(lower(one, run_plan.costs), memories)[pipeline_rank]
+    if config.parallel.device == "cuda":
+        whole += own.outside
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
     for needed, what in (
         (

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.parallel.communicators import communicators
+from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import Parameters, RankCount
 from megatron.simulator.costs.rank_memory import RankMemory
@@ -28,14 +30,25 @@ def run_memory(
             padding, and the copies in which gradients are reduced.
     """
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
+    parallel = config.parallel
+    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    made = communicators(parallel.grid, ends, links_of(plan), parallel.nccl_blocks)
     memories = []
     for rank, count in enumerate(counts):
         own = buckets[rank] if buckets else None
         padded = count.parameters.all if own is None else own.padded
         static = _parameter_bytes(config, count.parameters, padded, keeps_copy=rank in keepers)
         copy = 0.0 if own is None else _reduced_copy(config, own)
-        overlaps = config.parallel.replicas.overlap
-        memories.append(RankMemory(count, static + copy * overlaps, copy * (not overlaps)))
+        overlaps = parallel.replicas.overlap
+        memories.append(
+            RankMemory(
+                count,
+                static + copy * overlaps,
+                copy * (not overlaps),
+                made[rank].number,
+                made[rank].estimated,
+            )
+        )
     return memories
 
 
