@@ -24,6 +24,16 @@ NOT_FULL = "not full"
 _SHARED_PLANS = pytest.StashKey[Path | None]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the functions be listed that run neither by default nor in CI."""
+    parser.addoption(
+        "--left-out",
+        action="store_true",
+        help="run nothing: list the test functions that neither a default run nor CI runs, and "
+        "fail if one of them has no reason in .ci/left_out",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the properties' settings; make the folder in which processes find each other's plans."""
     from harness.properties import examples, try_all
@@ -45,11 +55,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave most cases of a test that says ``one_in(n)`` to the full run."""
+    from harness.left_out import Case, report
     from harness.marks import leave_to_full
 
     leave_to_full(items)
+    if config.option.left_out:
+        listed, code = report(
+            Case(own.nodeid, own.get_closest_marker("full") is not None) for own in items
+        )
+        pytest.exit(listed, returncode=code)
 
 
 @pytest.fixture(scope="session")

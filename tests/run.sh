@@ -3,9 +3,12 @@
 #
 #   bash tests/run.sh [--full] [PYTEST_ARGUMENT...]
 #
-# --full also runs the tests marked `full`: larger cases of the other tests. Run it before an issue is
-# resolved. If pytest-xdist is there, as many workers as cores share the files of tests; `-n 0` does
-# without.
+# --full also runs the tests marked `full`: about a quarter of all cases. Most are larger cases of tests of which
+# a default run has a smaller one. The others are functions of which a default run has no case: whole jobs and
+# what ends them, restarts, examples and pages that are run, and generated pages that are made anew. CI runs a
+# case of nearly all of these (`.ci/full_cases`); `.ci/left_out` names the ones that only --full runs, with the
+# reason. Run it before an issue is resolved. It takes hours on two cores.
+# If pytest-xdist is there, as many workers as cores share the files of tests; `-n 0` does without.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

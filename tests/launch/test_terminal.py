@@ -113,12 +113,12 @@ def test_at_the_end_there_are_lines_only_and_an_error_is_the_last_of_them() -> N
 
 @pytest.mark.full
 def test_a_display_that_is_gone_leaves_the_lines() -> None:
-    ended = on_terminal("--train-iters 30 --lr 1e-2", act=lambda job: None)
+    ended = on_terminal("--train-iters 300 --lr 1e-2", act=lambda job: None)
     assert ended.code == 0, ended.shown
     assert DISPLAY.search(ended.seen)
     assert not DISPLAY.search(ended.shown)
     found = [int(line["iteration"]) for line in ITERATION_LINE.finditer(ended.shown)]
-    assert found == list(range(1, 31))
+    assert found == list(range(1, 301))
     assert ended.settings[0] == ended.settings[1]
 
 

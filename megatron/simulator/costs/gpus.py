@@ -10,7 +10,8 @@ from megatron.simulator.costs.launch_time import Rates
 GIB: Final = float(1 << 30)
 
 USABLE: Final = 0.95
-"""Share of a GPU's memory that tensors can use; the rest goes to CUDA, NCCL and fragments."""
+"""Share of a GPU's memory that tensors and communicators can use; the rest goes to CUDA and
+fragments."""
 
 _PEAKS: Final = (
     (r"GB200", 2500.0, 80.0),

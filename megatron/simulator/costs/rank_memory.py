@@ -23,11 +23,16 @@ class RankMemory:
         count: of its passes and communications.
         static: bytes held always: parameters, gradients, optimizer state, copies for replicas.
         afterwards: bytes held after the last pass, beside those held always.
+        communicators: number of its NCCL communicators.
+        outside: bytes that the communicators take by estimate. No tensor has them, so no peak
+            counts them.
     """
 
     count: RankCount
     static: float
     afterwards: float = 0.0
+    communicators: int = 0
+    outside: float = 0.0
 
     @property
     def always(self) -> float:

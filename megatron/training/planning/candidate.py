@@ -103,7 +103,7 @@ class Candidate:
     @cached_property
     def can_fit(self) -> bool:
         """Whether a plan could fit the GPU, known without the plan."""
-        return self.gpu is None or self.least_memory.peak <= self.gpu.usable
+        return self.gpu is None or self.least_memory.fits(self.gpu)
 
     @cached_property
     def least_memory(self) -> Fullest:

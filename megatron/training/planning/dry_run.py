@@ -72,7 +72,7 @@ def dry_run(
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
         held = [(each.least_memory, each.config) for each in compared]
         least, own = min(held, key=lambda pair: pair[0].peak)
-        if least.peak > gpu.usable:
+        if not least.fits(gpu):
             yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
@@ -180,22 +180,33 @@ def _figures(found: RunForecast) -> str:
         *_recomputed(found),
     ]
     for rank, (peak, memory) in enumerate(zip(outcome.peak, found.memories, strict=True)):
-        verdict = "" if peak <= found.gpu.usable else "  does not fit"
+        own = Fullest(rank, peak, memory.always, memory.outside)
+        verdict = "" if own.fits(found.gpu) else "  does not fit"
         lines.append(
             f"rank {rank}: peak {MEMORY.write(peak)} (parameters, gradients and optimizer "
             f"{MEMORY.write(memory.always)}){verdict}"
         )
-    return "\n".join([*lines, _verdict(found)])
+    return "\n".join([*lines, *_communicators(found), _verdict(found)])
+
+
+def _communicators(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the memory of NCCL's communicators, if ranks communicate."""
+    most = max(found.memories, key=lambda memory: memory.outside)
+    if most.communicators:
+        yield (
+            f"NCCL: up to {counted(most.communicators, 'communicator')} a rank, which take "
+            f"{MEMORY.write(most.outside)} by estimate (no GPU has measured it), beside the peaks"
+        )
 
 
 def _verdict(found: RunForecast) -> str:
     """Return whether the plan fits, by the rank that holds the most."""
     fullest, gpu = found.fullest, found.gpu
     holds = f"rank {fullest.rank} holds the most, {MEMORY.write(fullest.peak)}"
-    usable = MEMORY.write(gpu.usable)
+    room = MEMORY.write(fullest.room(gpu))
     if found.fits:
-        return f"the plan fits: {holds} of the {usable} of {gpu.name} that tensors can use"
-    return f"the plan is too large: {holds}, and tensors can use {usable} of {gpu.name}"
+        return f"the plan fits: {holds} of the {room} of {gpu.name} that tensors can use"
+    return f"the plan is too large: {holds}, and {fullest.room_in_words(gpu)}"
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
@@ -250,6 +261,6 @@ def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
     return (
         f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
         f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "
-        f"rest for one microbatch), and tensors can use {MEMORY.write(gpu.usable)} of {gpu.name}; "
+        f"rest for one microbatch), and {least.room_in_words(gpu)}; "
         "so no plan was searched"
     )

@@ -68,7 +68,7 @@ class RunForecast:
     @property
     def fits(self) -> bool:
         """Whether every rank has enough memory."""
-        return max(self.outcome.peak) <= self.gpu.usable
+        return self.fullest.fits(self.gpu)
 
     @property
     def fullest(self) -> Fullest:

@@ -27,6 +27,9 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     peaks, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(run_plan.plan)))
     own, memory = memories[pipeline_rank], _memory(config.parallel.device)
     weights = float(train.dtype.itemsize * own.count.parameters.all)
+    whole = peaks[pipeline_rank]
+    if config.parallel.device == "cuda":
+        whole += own.outside
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
     for needed, what in (
         (
@@ -36,7 +39,7 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
             f"--vocab-size {model.vocab_size}: {held} of rank {pipeline_rank} take",
         ),
         (
-            weights if train.skip_train else peaks[pipeline_rank],
+            weights if train.skip_train else whole,
             f"--micro-batch-size {train.micro_batch_size} and --seq-length {model.seq_length}: "
             f"with one microbatch rank {pipeline_rank} holds",
         ),

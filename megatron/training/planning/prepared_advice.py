@@ -14,6 +14,7 @@ from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.units import MEMORY
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.run_memory import Fullest
 from megatron.training.planning.what_would_fit import what_would_fit
 
 PREPARE_SECONDS: Final = 2.0
@@ -46,8 +47,9 @@ def prepared_advice(
     if gpu is None:
         return (f"{_ASK} says what would fit",)
     found = forecast_run(config, run_plan, gpu)
-    peak = found.outcome.peak[pipeline_rank]
-    less = min(gpu.memory, (max(found.outcome.peak) - 1) / USABLE)
+    peak, memory = found.outcome.peak[pipeline_rank], found.memories[pipeline_rank]
+    own = Fullest(pipeline_rank, peak, memory.always, memory.outside)
+    less = min(gpu.memory, (found.fullest.peak + found.fullest.outside - 1) / USABLE)
     told = what_would_fit(
         config,
         replace(gpu, memory=less),
@@ -57,7 +59,7 @@ def prepared_advice(
     )
     return (
         f"the dry run counts {MEMORY.write(peak)} at most on pipeline rank {pipeline_rank}, and "
-        f"tensors can use {MEMORY.write(gpu.usable)} of {gpu.name}; settings that it counts less "
+        f"{own.room_in_words(gpu)}; settings that it counts less "
         "for:",
         told,
     )

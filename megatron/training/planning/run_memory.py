@@ -6,10 +6,14 @@ from typing import NamedTuple
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.parallel.communicators import communicators
+from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
+from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
+from megatron.simulator.units import MEMORY
 from megatron.training.planning.count.optimizer import count_step
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.planned_run import RunPlan
@@ -20,18 +24,31 @@ class Fullest(NamedTuple):
     """The rank that holds the most.
 
     ``rank`` is its number in the pipeline; it holds ``peak`` bytes at most, ``static`` of them
-    always.
+    always. Its NCCL communicators take ``outside`` bytes beside these, by estimate.
     """
 
     rank: int
     peak: float
     static: float
+    outside: float = 0.0
 
     @classmethod
     def of(cls, peaks: Sequence[float], memories: Sequence[RankMemory]) -> "Fullest":
         """Return the fullest of the ranks that hold ``peaks`` at most."""
-        rank = max(range(len(peaks)), key=peaks.__getitem__)
-        return cls(rank, peaks[rank], memories[rank].always)
+        rank = max(range(len(peaks)), key=lambda own: peaks[own] + memories[own].outside)
+        return cls(rank, peaks[rank], memories[rank].always, memories[rank].outside)
+
+    def room(self, gpu: Gpu) -> float:
+        """Return the bytes that tensors can use on the rank's GPU, beside its communicators."""
+        return gpu.usable - self.outside
+
+    def room_in_words(self, gpu: Gpu) -> str:
+        """Return those bytes in words."""
+        return f"tensors can use {MEMORY.write(self.room(gpu))} of {gpu.name}"
+
+    def fits(self, gpu: Gpu) -> bool:
+        """Return whether the rank's tensors fit a GPU, and so those of every other rank."""
+        return self.peak <= self.room(gpu)
 
 
 def fullest(config: RunConfig, run_plan: RunPlan) -> Fullest:
@@ -61,14 +78,25 @@ def run_memory(
     has, the result lacks their padding, and the copies in which gradients are reduced.
     """
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
+    parallel = config.parallel
+    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    made = communicators(parallel.grid, ends, links_of(plan), parallel.nccl_blocks)
     memories = []
     for rank, count in enumerate(counts):
         own = buckets[rank] if buckets else None
         padded = count.parameters.all if own is None else own.padded
         static = _parameter_bytes(config, count.parameters, padded, keeps_copy=rank in keepers)
         copy = 0.0 if own is None else _reduced_copy(config, own)
-        overlaps = config.parallel.replicas.overlap
-        memories.append(RankMemory(count, static + copy * overlaps, copy * (not overlaps)))
+        overlaps = parallel.replicas.overlap
+        memories.append(
+            RankMemory(
+                count,
+                static + copy * overlaps,
+                copy * (not overlaps),
+                made[rank].number,
+                made[rank].estimated,
+            )
+        )
     return memories
 
 

@@ -69,7 +69,7 @@ class _Search:
             if self.watch.is_over:
                 self.unknown += settings[at:]
                 break
-            fits = setting.candidate.least_memory.peak <= self.gpu.usable
+            fits = setting.candidate.least_memory.fits(self.gpu)
             (able if fits else self.impossible).append(setting)
         usable = self.gpu.usable
         return sorted(
@@ -155,28 +155,28 @@ def _named(search: _Search) -> Iterator[str]:
 
 def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
     """Yield that no similar setting fits, the number that decides, and the way out."""
-    usable = f"tensors can use {MEMORY.write(search.gpu.usable)} of {search.gpu.name}"
     if search.tried:
         setting, found = min(search.tried, key=lambda each: each.found.fullest.peak)
         held = found.fullest
         named = counted(len(search.tried), "setting")
         said = (
             f"of {named} with a plan the smallest is {setting.flags}: it holds "
-            f"{MEMORY.write(held.peak)} on rank {held.rank}, and {usable}"
+            f"{MEMORY.write(held.peak)} on rank {held.rank}, and {held.room_in_words(search.gpu)}"
         )
     else:
         bounds = [own, *(setting.candidate.least_memory for setting in search.impossible)]
         held = min(bounds, key=lambda each: each.peak)
         said = (
             f"the least is {MEMORY.write(held.peak)} on rank {held.rank}, which no plan goes "
-            f"below and of which {MEMORY.write(held.static)} are there all the time, and {usable}"
+            f"below and of which {MEMORY.write(held.static)} are there all the time, and "
+            f"{held.room_in_words(search.gpu)}"
         )
     if search.unknown:
         yield f"no setting that fits was found in {_time(search.watch)}"
         if search.tried:
             yield said
         return
-    larger = " or ".join(known.name for known in GPUS.values() if known.usable >= held.peak)
+    larger = " or ".join(known.name for known in GPUS.values() if held.fits(known))
     yield (
         f"nothing nearby fits either: {said}: take "
         + (f"GPUs with that much memory ({larger}), " if larger else "")

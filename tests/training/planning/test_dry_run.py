@@ -113,6 +113,18 @@ def test_what_predictions_were_off_by_is_said() -> None:
     assert f"off by {errors.mean:g}% in the mean, {errors.most:g}% at most" in line
 
 
+def test_communicators_are_counted_and_taken_off_what_tensors_can_use() -> None:
+    """Two ranks and no replicas: the world, which is the pipeline, the column, and two links."""
+    text = report(few(config(2, "vocab-2", "1f1b")), "H100")
+    assert "NCCL: up to 4 communicators a rank" in text
+    [taken] = re.findall(r"take ([\d.]+) MiB by estimate", text)
+    [room] = re.findall(r"of the ([\d.]+) GiB of H100 that tensors can use", text)
+    assert float(room) == pytest.approx(0.95 * 80 - float(taken) / 1024, abs=0.06)
+    alone = report(config(ranks=1, vocabulary="none"), "H200")
+    assert "NCCL" not in alone
+    assert f"{GPUS['H200'].usable / GIB:.1f} GiB" in alone
+
+
 def test_a_faster_gpu_is_faster() -> None:
     times = [
         float(re.findall(r"^iteration ([\d.]+) s", report(config(), name), re.MULTILINE)[0])
@@ -124,8 +136,9 @@ def test_a_faster_gpu_is_faster() -> None:
 def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     run = few(config(2, "none", "gpipe"))
     text = report(run, "A100-40GB")
-    usable = GPUS["A100-40GB"].usable / GIB
-    too_full = [peak > usable for peak, _ in rank_figures(text)]
+    [communicators] = re.findall(r"^NCCL: .* take ([\d.]+) MiB by estimate", text, re.MULTILINE)
+    room = (GPUS["A100-40GB"].usable / GIB) - float(communicators) / 1024
+    too_full = [peak > room for peak, _ in rank_figures(text)]
     assert any(too_full)
     assert text.count("does not fit") == sum(too_full)
     options = re.findall(

@@ -13,19 +13,18 @@ from megatron.schedules.make_plan import one_microbatch_of
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning import must_fit
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.planned_run import RunPlan
+from megatron.training.planning.run_memory import Fullest, forecast_run
 from megatron.training.planning.run_plan import asked, make_run_plan
 
 QUICK: Final = 16
 """The most stages of a plan that is made in a second or so with any number of microbatches."""
 
 
-def least_peak(layout: PublicLayout) -> float:
-    """Return the bytes that the fullest rank holds at least, by the check before a plan."""
-    run = config(layout)
-    return min(one.least_memory.peak for one in asked(run))
+def least(layout: PublicLayout) -> Fullest:
+    """Return what the fullest rank holds at least, by the check before a plan."""
+    return min((one.least_memory for one in asked(config(layout))), key=lambda held: held.peak)
 
 
 def refusals(layout: PublicLayout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -75,7 +74,7 @@ def test_the_whole_job_is_read(layout: PublicLayout) -> None:
 
 @pytest.mark.parametrize("layout", SOUND, ids=lambda layout: layout.name)
 def test_a_sound_layout_is_not_refused_before_its_plan(layout: PublicLayout) -> None:
-    assert least_peak(layout) <= gpu(layout.gpu).usable
+    assert least(layout).fits(gpu(layout.gpu))
 
 
 @pytest.mark.parametrize("layout", SOUND, ids=lambda layout: layout.name)
@@ -96,4 +95,4 @@ def test_a_sound_layout_fits_with_its_plan(layout: PublicLayout) -> None:
 def test_an_unsound_layout_is_refused(unsound: Unsound) -> None:
     """Also by hand; the check counts all that is counted by hand."""
     usable = gpu(unsound.layout.gpu).usable
-    assert least_peak(unsound.layout) > unsound.least > usable
+    assert least(unsound.layout).peak > unsound.least > usable

@@ -76,15 +76,19 @@ def test_a_search_ends_with_the_advice() -> None:
 def test_the_number_that_decides_is_named() -> None:
     """Some bounds are below the memory and every plan is above; the named memory is enough."""
     run = few(config(4, "vocab-2", "1f1b"))
-    bounds = [setting.candidate.least_memory.peak for setting in neighbours(run)]
-    small = replace(gpu("A100"), memory=1.001 * min(bounds) / USABLE)
+    bounds = [setting.candidate.least_memory for setting in neighbours(run)]
+    least = min(bound.peak + bound.outside for bound in bounds)
+    small = replace(gpu("A100"), memory=1.001 * least / USABLE)
     text = advised(run, small, Watch())
     [(named, held)] = re.findall(r"the smallest is (--.*): it holds ([\d.]+) GiB on rank", text)
-    assert named in {setting.flags for setting in neighbours(run)}
-    assert float(held) * GIB > small.usable
-    assert f"tensors can use {small.usable / GIB:.1f} GiB of A100" in text
+    [room] = re.findall(r"tensors can use ([\d.]+) GiB of A100", text)
+    outside = small.usable - float(room) * GIB
+    assert 0 < outside < 0.5 * GIB, "four ranks have few communicators"
+    assert float(held) > float(room)
     assert "nothing nearby fits either" in text
-    enough = replace(small, memory=(float(held) + 0.1) * GIB / USABLE)  # held is rounded to 0.1
+    enough = replace(
+        small, memory=((float(held) + 0.2) * GIB + outside) / USABLE
+    )  # both are rounded to 0.1
     assert f"  {named}: {held} GiB" in advised(run, enough, Watch())
 
 
