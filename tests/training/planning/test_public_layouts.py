@@ -13,9 +13,10 @@ from megatron.schedules.make_plan import one_microbatch_of
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning import must_fit
 from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_memory import Fullest, forecast_run
+from megatron.training.planning.run_memory import Fullest
 from megatron.training.planning.run_plan import asked, make_run_plan
 
 QUICK: Final = 16
