@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the schedules with published bubbles and with themselves: docs/benchmarks/schedules.md.
+"""Compare the schedules with published bubbles and with themselves: docs/benchmarks, *-schedules.
 
 python tools/schedule_report.py --tables docs/reference --seconds 60 > report.md
 
