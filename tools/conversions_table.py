@@ -72,6 +72,22 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
     ),
     "qwen 3": ("Qwen3Config", _SIZES | {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": (
+        "MixtralConfig",
+        _SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen 2 moe": (
+        "Qwen2MoeConfig",
+        _SIZES
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+        | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen 3 moe": (
+        "Qwen3MoeConfig",
+        _SIZES
+        | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 24, "decoder_sparse_step": 2},
+    ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2Config",

@@ -142,6 +142,7 @@ def losses_and_gradients(
     totals = [0.0] * (1 + depths)
     for microbatch in microbatches:
         losses = []
+        plain_experts.left.clear()
         for depth, logits_bsv in enumerate(all_logits(leaves, microbatch.tokens, options)):
             mask_bs = microbatch.loss_mask.to(logits_bsv.dtype)
             left_bs, labels_bs = mask_bs[:, depth:], microbatch.labels[:, depth:]
@@ -149,7 +150,6 @@ def losses_and_gradients(
             weights_bs = share * left_bs / valid_tokens
             losses.append((weights_bs * token_losses(logits_bsv, labels_bs, options)).sum())
         of_routers = sum(plain_experts.left) * microbatch.loss_mask.sum() / valid_tokens
-        plain_experts.left.clear()
         losses[0] = losses[0] + of_routers
         loss = losses[0]
         if depths:

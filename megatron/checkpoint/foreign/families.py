@@ -9,12 +9,19 @@ from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpoint.foreign.gpt2 import GPT2
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.checkpoint.foreign.mixtures import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from megatron.model.config import ModelConfig
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)
+    family.name: family
+    for family in (
+        *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE),
+    )
 }
 """By name; a model that fits several is written as of the first."""
+
+_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE)
 
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Fields that say how many experts a layer has."""
@@ -27,15 +34,17 @@ def family_of(config: Fields) -> Family:
         ForeignError: it is of none of them, or quantised.
     """
     kind = config.any("model_type")
-    if any(name in config and config.any(name) != 1 for name in _EXPERTS) or "moe" in str(kind):
+    found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
+    has_experts = any(name in config and config.any(name) != 1 for name in _EXPERTS)
+    if (found is None and "moe" in str(kind)) or (has_experts and found not in _MIXTURES):
         raise ForeignError(
-            f"{config.origin}: a {kind} is a mixture of experts, which cannot be converted yet"
+            f"{config.origin}: a {kind} is a mixture of experts, of which only "
+            f"{', '.join(one.model_type for one in _MIXTURES)} can be converted"
         )
     if "quantization_config" in config:
         raise ForeignError(
             f"{config.origin}: the weights are quantised: convert those that they were made of"
         )
-    found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
     if found is None:
         known = ", ".join(one.model_type for one in FAMILIES.values())
         inner = config.part("text_config") if "text_config" in config else None

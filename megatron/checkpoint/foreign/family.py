@@ -91,6 +91,10 @@ _OF_TRAINING: Final = (
     "init_method_std",
     "label_smoothing",
     "z_loss_coeff",
+    "moe_router_load_balancing_type",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_router_in_fp32",
 )
 """Fields that a model's weights do not depend on, and that a ``config.json`` may lack."""
 
@@ -105,6 +109,10 @@ def _same_layers(model: ModelConfig) -> ModelConfig:
             int(model.position_embedding_type == "rope" and not model.rotates(i)) for i in layers
         ),
     }
+    has_experts = [model.has_experts(i) for i in layers]
+    local["moe_layer_pattern"] = tuple(map(int, has_experts))
+    if all(has_experts):
+        local["ffn_hidden_size"] = model.moe_ffn_hidden_size
     if not any(has_window):
         local |= {"window_size": None, "rotary_base_local": None}
     return replace(model, **local)
@@ -205,6 +213,7 @@ def llama_like(
     read: Callable[[Fields], Values],
     write: Callable[[ModelConfig], Values],
     ignored: tuple[str, ...] = (),
+    more: Table | None = None,
 ) -> Family:
     """Return a family whose layers are put together as Llama's.
 
@@ -215,8 +224,9 @@ def llama_like(
         read: as in ``Family``.
         write: as in ``Family``.
         ignored: as in ``Family``.
+        more: layouts of further tensors.
     """
-    table, architecture = _projections(norms), f"{class_name}ForCausalLM"
+    table, architecture = {**_projections(norms), **(more or {})}, f"{class_name}ForCausalLM"
     return Family(name, name, architecture, "model.", table, read, write, ignored)
 
 

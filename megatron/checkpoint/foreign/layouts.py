@@ -32,6 +32,10 @@ class Layout:
     def __init__(self, *names: str) -> None:
         self.names = names
 
+    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """Return the names of the tensors of theirs in a model."""
+        return self.names
+
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """Return the shapes of their tensors, given that of ours."""
         return [ours]
@@ -135,6 +139,40 @@ class Transposed(Layout):
         return [part.T for part in self._stored.split(ours, model)]
 
 
+class OfExperts(Layout):
+    """Tensors of every expert; in ours those of all experts lie one below the other.
+
+    Args:
+        expert: how the tensors of one expert make its part of ours; ``{expert}`` in their names
+            stands for its number.
+    """
+
+    def __init__(self, expert: Layout) -> None:
+        super().__init__(*expert.names)
+        self._expert = expert
+
+    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        experts = range(model.num_experts)
+        return tuple(name.replace("{expert}", str(e)) for e in experts for name in self.names)
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        one = (ours[0] // model.num_experts, *ours[1:])
+        return self._expert.shapes(one, model) * model.num_experts
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        each = len(self.names)
+        parts = [theirs[first : first + each] for first in range(0, len(theirs), each)]
+        return torch.cat([self._expert.join(part, model) for part in parts])
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        parts = ours.chunk(model.num_experts)
+        return [tensor for part in parts for tensor in self._expert.split(part, model)]
+
+
 Table = Mapping[str, Layout]
 """The layout of every tensor by its name in our models, without the number of its layer."""
 
@@ -185,7 +223,7 @@ def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
     for name, shape in tensor_shapes(model).items():
         key, number = without_number(name)
         layout = table[key]
-        theirs = tuple(theirs.format(number) for theirs in layout.names)
+        theirs = tuple(theirs.format(number) for theirs in layout.names_in(model))
         found[name] = Recipe(model, shape, layout, theirs)
     return found
 

@@ -1,4 +1,7 @@
-"""Llama 2 and 3, Mistral, Qwen 2 and 3: RMSNorm, rotated queries and keys, SwiGLU."""
+"""Llama 2 and 3, Mistral, Qwen 2 and 3: RMSNorm, rotated queries and keys, SwiGLU.
+
+Their mixtures of experts are in ``mixtures.py``.
+"""
 
 from typing import Final
 
@@ -16,7 +19,7 @@ from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
 from megatron.model.config import ModelConfig
 
-_NORMS: Final = {
+NORMS: Final = {
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
@@ -24,13 +27,15 @@ _BUFFERS: Final = (".rotary_emb.inv_freq",)
 """Tables that older versions of ``transformers`` have saved."""
 
 
-def _common(c: Fields, **defaults: int) -> Values:
+def common_fields(c: Fields, **defaults: int) -> Values:
+    """Return the fields of our model that all of these families name alike."""
     c.check("hidden_act", ("silu", "swish"), "silu")
     tied = c.truth("tie_word_embeddings", False)
     return sizes(c, **defaults) | read_rotation(c) | {"swiglu": True, "tie_embeddings": tied}
 
 
-def _written(model: ModelConfig) -> Values:
+def written_fields(model: ModelConfig) -> Values:
+    """Return the fields of ``config.json`` that all of these families have."""
     return written_sizes(model) | write_rotation(model) | {"hidden_act": "silu"}
 
 
@@ -41,23 +46,25 @@ def _read_llama(c: Fields) -> Values:
             f"{c.origin}: attention_bias and mlp_bias differ, and this program has biases in all "
             "linear layers or in none"
         )
-    return _common(c) | {"add_bias_linear": biases[0]}
+    return common_fields(c) | {"add_bias_linear": biases[0]}
 
 
 def _write_llama(model: ModelConfig) -> Values:
     bias = model.add_bias_linear
-    return _written(model) | {"attention_bias": bias, "mlp_bias": bias}
+    return written_fields(model) | {"attention_bias": bias, "mlp_bias": bias}
 
 
-def _read_mistral(c: Fields) -> Values:
-    common = _common(c, groups=8)
+def read_mistral(c: Fields) -> Values:
+    """See ``Family.read``."""
+    common = common_fields(c, groups=8)
     size = c.whole_or_none("sliding_window", 4096)
     return common | windows(c, size, [1] * common["num_layers"])
 
 
-def _write_mistral(model: ModelConfig) -> Values:
+def write_mistral(model: ModelConfig) -> Values:
+    """See ``Family.write``."""
     size = model.window_size
-    return _written(model) | {"sliding_window": None if size is None else size + 1}
+    return written_fields(model) | {"sliding_window": None if size is None else size + 1}
 
 
 def _qwen(c: Fields, common: Values) -> Values:
@@ -70,7 +77,8 @@ def _qwen(c: Fields, common: Values) -> Values:
     return common | windows(c, size, [int(i >= first) for i in range(layers)])
 
 
-def _write_qwen(model: ModelConfig) -> Values:
+def write_qwen(model: ModelConfig) -> Values:
+    """See ``Family.write``."""
     size, local = model.window_size, [model.is_local(i) for i in range(model.num_layers)]
     written: Values = {"use_sliding_window": size is not None}
     if size is not None:
@@ -79,23 +87,25 @@ def _write_qwen(model: ModelConfig) -> Values:
             "max_window_layers": local.index(True) if any(local) else model.num_layers,
             "layer_types": layer_types(model),
         }
-    return _written(model) | written
+    return written_fields(model) | written
 
 
-def _read_qwen2(c: Fields) -> Values:
+def read_qwen2(c: Fields) -> Values:
+    """See ``Family.read``."""
     if "head_dim" in c and c.whole("head_dim") * c.whole("num_attention_heads") != c.whole(
         "hidden_size"
     ):
         raise c.fault("head_dim", "hidden_size / num_attention_heads, as Qwen 2 needs it")
-    return _qwen(c, _common(c, groups=32)) | {"add_qkv_bias": True}
+    return _qwen(c, common_fields(c, groups=32)) | {"add_qkv_bias": True}
 
 
-def _read_qwen3(c: Fields) -> Values:
+def read_qwen3(c: Fields) -> Values:
+    """See ``Family.read``."""
     c.check("attention_bias", (False,), False)
-    return _qwen(c, _common(c, head_dim=128, groups=32)) | {"qk_layernorm": True}
+    return _qwen(c, common_fields(c, head_dim=128, groups=32)) | {"qk_layernorm": True}
 
 
-LLAMA: Final = llama_like("llama", "Llama", _NORMS, _read_llama, _write_llama, _BUFFERS)
-MISTRAL: Final = llama_like("mistral", "Mistral", _NORMS, _read_mistral, _write_mistral, _BUFFERS)
-QWEN2: Final = llama_like("qwen2", "Qwen2", _NORMS, _read_qwen2, _write_qwen, _BUFFERS)
-QWEN3: Final = llama_like("qwen3", "Qwen3", _NORMS | QK_NORMS, _read_qwen3, _write_qwen, _BUFFERS)
+LLAMA: Final = llama_like("llama", "Llama", NORMS, _read_llama, _write_llama, _BUFFERS)
+MISTRAL: Final = llama_like("mistral", "Mistral", NORMS, read_mistral, write_mistral, _BUFFERS)
+QWEN2: Final = llama_like("qwen2", "Qwen2", NORMS, read_qwen2, write_qwen, _BUFFERS)
+QWEN3: Final = llama_like("qwen3", "Qwen3", NORMS | QK_NORMS, read_qwen3, write_qwen, _BUFFERS)

@@ -1,0 +1,137 @@
+"""Mixtral, Qwen 2 MoE and Qwen 3 MoE: layers of the dense families, with experts for an MLP."""
+
+from typing import Any, Final
+
+from megatron.checkpoint.foreign.family import QK_NORMS, Values, llama_like
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.layouts import Halves, Layout, OfExperts, Same, Table
+from megatron.checkpoint.foreign.llama import (
+    NORMS,
+    read_mistral,
+    read_qwen2,
+    read_qwen3,
+    write_mistral,
+    write_qwen,
+)
+from megatron.model.config import ModelConfig, Pattern
+from megatron.model.ownership import LAYERS
+
+
+def _read_mixtral(c: Fields) -> Values:
+    c.check("router_jitter_noise", (0, 0.0), 0.0)
+    given = {"sliding_window": None, "rope_theta": 1_000_000} | dict(c.all)
+    dense = read_mistral(Fields(given, c.origin))
+    return dense | {
+        "num_experts": c.whole("num_local_experts", 8),
+        "moe_ffn_hidden_size": dense["ffn_hidden_size"],
+        "moe_router_topk": c.whole("num_experts_per_tok", 2),
+        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.001),
+    }
+
+
+def _write_mixtral(model: ModelConfig) -> Values:
+    return write_mistral(model) | {
+        "intermediate_size": model.moe_ffn_hidden_size,
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+    }
+
+
+def _read_qwen2(c: Fields) -> Values:
+    c.check("qkv_bias", (True,), True)
+    return (
+        read_qwen2(c)
+        | _qwen_experts(c, 60, 4, 1408)
+        | {
+            "moe_shared_expert_intermediate_size": c.whole("shared_expert_intermediate_size", 5632),
+            "moe_shared_expert_gate": True,
+        }
+    )
+
+
+def _read_qwen3(c: Fields) -> Values:
+    return read_qwen3(c) | _qwen_experts(c, 128, 8, 768)
+
+
+def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:
+    """Return the fields of our model about experts; the numbers are what is not said.
+
+    A ``transformers`` of version 5 writes ``num_local_experts`` for Qwen 3.
+    """
+    name = "num_experts" if "num_experts" in c else "num_local_experts"
+    return {
+        "num_experts": c.whole(name, experts),
+        "moe_layer_pattern": _pattern(c),
+        "moe_ffn_hidden_size": c.whole("moe_intermediate_size", width),
+        "moe_router_topk": c.whole("num_experts_per_tok", topk),
+        "moe_router_pre_softmax": not c.truth("norm_topk_prob", False),
+        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.001),
+    }
+
+
+def _pattern(c: Fields) -> Pattern:
+    """Return which layers have experts."""
+    layers, step = c.whole("num_hidden_layers"), c.whole("decoder_sparse_step", 1)
+    dense: Any = c.any("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise c.fault("mlp_only_layers", "a list of numbers of layers")
+    return tuple(int((i + 1) % step == 0 and i not in dense) for i in range(layers))
+
+
+def _write_qwen(model: ModelConfig) -> Values:
+    layers = range(model.num_layers)
+    return write_qwen(model) | {
+        "num_experts": model.num_experts,
+        "moe_intermediate_size": model.moe_ffn_hidden_size,
+        "num_experts_per_tok": model.moe_router_topk,
+        "norm_topk_prob": not model.moe_router_pre_softmax,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i in layers if not model.has_experts(i)],
+    }
+
+
+def _write_qwen2(model: ModelConfig) -> Values:
+    width = model.moe_shared_expert_intermediate_size
+    return _write_qwen(model) | {"qkv_bias": True, "shared_expert_intermediate_size": width}
+
+
+def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
+    """Return the layouts of a router and of experts; the names are theirs."""
+
+    def of_expert(name: str) -> str:
+        return f"model.layers.{{}}.{block}.experts.{{expert}}.{name}.weight"
+
+    return {
+        f"{LAYERS}mlp.router.weight": Same(f"model.layers.{{}}.{block}.gate.weight"),
+        f"{LAYERS}mlp.experts.linear_fc1.weight": OfExperts(Halves(of_expert(gate), of_expert(up))),
+        f"{LAYERS}mlp.experts.linear_fc2.weight": OfExperts(Same(of_expert(down))),
+    }
+
+
+_QWEN: Final[Table] = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_SHARED: Final = "model.layers.{}.mlp.shared_expert"
+_QWEN2: Final[Table] = {
+    **_QWEN,
+    f"{LAYERS}mlp.shared_experts.linear_fc1.weight": Halves(
+        f"{_SHARED}.gate_proj.weight", f"{_SHARED}.up_proj.weight"
+    ),
+    f"{LAYERS}mlp.shared_experts.linear_fc2.weight": Same(f"{_SHARED}.down_proj.weight"),
+    f"{LAYERS}mlp.shared_gate.weight": Same(f"{_SHARED}_gate.weight"),
+}
+
+MIXTRAL: Final = llama_like(
+    "mixtral",
+    "Mixtral",
+    NORMS,
+    _read_mixtral,
+    _write_mixtral,
+    more=_experts("block_sparse_moe", "w1", "w3", "w2"),
+)
+QWEN2_MOE: Final = llama_like(
+    "qwen2_moe", "Qwen2Moe", NORMS, _read_qwen2, _write_qwen2, more=_QWEN2
+)
+QWEN3_MOE: Final = llama_like(
+    "qwen3_moe", "Qwen3Moe", NORMS | QK_NORMS, _read_qwen3, _write_qwen, more=_QWEN
+)
