@@ -15,7 +15,7 @@ from megatron.flags.declare import (
     flag,
     option_of,
 )
-from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.flags.groups import Flags, Rule, all_declarations, faults_of, options_of
 from megatron.layers.experts.router import Balance, Score
 from megatron.model.config import ModelConfig, Pattern
 
@@ -164,8 +164,13 @@ def expert_pattern(flags: Flags) -> Pattern:
 
 
 def _layers(flags: Flags) -> Iterator[str]:
-    if experts_of(flags) is not None:
-        yield from faults_of(lambda: expert_pattern(flags))
+    if experts_of(flags) is None:
+        return
+    faults = list(faults_of(lambda: expert_pattern(flags)))
+    yield from faults
+    if not faults and not any(expert_pattern(flags)):
+        words = flags[ExpertFlags].moe_layer_freq
+        yield f"--moe-layer-freq {words} gives no layer experts: leave out --num-experts"
 
 
 def _choices(flags: Flags) -> Iterator[str]:
@@ -174,6 +179,16 @@ def _choices(flags: Flags) -> Iterator[str]:
         yield (
             f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
             "token cannot choose an expert twice; lower it"
+        )
+
+
+def _no_gradient(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertFlags]
+    by_softmax = own.moe_router_score_function == "softmax" and not own.moe_router_pre_softmax
+    if experts_of(flags) is not None and own.moe_router_topk == 1 and by_softmax:
+        yield (
+            "--moe-router-topk 1: a softmax over one chosen expert is 1, so the router has no "
+            "gradient; add --moe-router-pre-softmax"
         )
 
 
@@ -220,8 +235,12 @@ def _ranks(flags: Flags) -> Iterator[str]:
 
 
 def _one_expert(flags: Flags) -> Iterator[str]:
-    if flags[ExpertFlags].num_experts == 1:
-        yield "--num-experts 1 changes nothing: every token passes the same layers"
+    if flags[ExpertFlags].num_experts != 1:
+        return
+    yield "--num-experts 1 changes nothing: every token passes the same layers"
+    for option, value in options_of(ExpertFlags, flags[ExpertFlags]):
+        if option != _EXPERTS and all_declarations((ExpertFlags,))[option].asks(value):
+            yield f"{option} changes nothing at --num-experts 1"
 
 
 def _nothing_balances(flags: Flags) -> Iterator[str]:
@@ -233,7 +252,14 @@ def _nothing_balances(flags: Flags) -> Iterator[str]:
         )
 
 
-EXPERT_RULES: Final[tuple[Rule, ...]] = (_layers, _choices, _groups, _biases, _ranks)
+EXPERT_RULES: Final[tuple[Rule, ...]] = (
+    _layers,
+    _choices,
+    _no_gradient,
+    _groups,
+    _biases,
+    _ranks,
+)
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
 EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from megatron.config.data import CorpusFlags
 from megatron.config.eight_bits import EightBitFlags
+from megatron.config.experts import experts_of
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -54,6 +55,8 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--mtp-num-layers makes the last stage read further embeddings"
     if flags[EightBitFlags].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
+    if experts_of(flags) is not None:
+        yield "--num-experts makes layers leave losses of their own, which no graph hands over"
     if flags[RecomputeFlags].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
 

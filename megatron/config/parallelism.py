@@ -105,6 +105,12 @@ def _shared_experts(flags: Flags) -> Iterator[str]:
             f"--tensor-model-parallel-size {ranks}: as many ranks share an expert as share every "
             "layer; leave it out"
         )
+    if experts_of(flags) is not None and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
+        yield (
+            f"--tensor-model-parallel-size {ranks} with --num-experts {own.num_experts}: add "
+            "--sequence-parallel, as Megatron-LM needs it too; otherwise every rank chooses for "
+            "all tokens, and a bit that differs sends one to other experts"
+        )
 
 
 def _no_parts(flags: Flags) -> Iterator[str]:

@@ -17,18 +17,14 @@ def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -
     """
     grouped = config.num_query_groups < config.num_attention_heads
     heads = "--num-query-groups" if grouped else "--num-attention-heads"
-    cuts = [
-        (heads, config.num_query_groups),
-        ("--ffn-hidden-size", config.ffn_hidden_size),
-    ]
-    if config.num_experts:
-        cuts += [
-            ("--moe-ffn-hidden-size", config.moe_ffn_hidden_size),
-            (
-                "--moe-shared-expert-intermediate-size",
-                config.moe_shared_expert_intermediate_size,
-            ),
-        ]
+    has_experts = [config.has_experts(layer) for layer in range(config.num_layers)]
+    cuts = [(heads, config.num_query_groups)]
+    if not all(has_experts):
+        cuts.append(("--ffn-hidden-size", config.ffn_hidden_size))
+    if any(has_experts):
+        shared = config.moe_shared_expert_intermediate_size
+        cuts.append(("--moe-ffn-hidden-size", config.moe_ffn_hidden_size))
+        cuts.append(("--moe-shared-expert-intermediate-size", shared))
     if sequence_parallel:
         cuts.append(("--seq-length", config.seq_length))
     for flag, length in cuts:

@@ -69,6 +69,9 @@ def test_every_flag_reaches_the_model() -> None:
     [
         ("--moe-router-topk 9", "more than --num-experts 8"),
         ("--moe-router-topk 0", "at least 1"),
+        ("--moe-router-topk 1", "add --moe-router-pre-softmax"),
+        ("--moe-layer-freq [0,0,0,0]", "gives no layer experts"),
+        ("--tensor-model-parallel-size 2", "add --sequence-parallel"),
         ("--moe-router-num-groups 3 --moe-router-group-topk 1", "does not divide --num-experts 8"),
         (
             "--moe-router-num-groups 2 --moe-router-group-topk 4",
@@ -115,6 +118,8 @@ def test_biases_of_experts_are_refused() -> None:
         ("--moe-token-dispatcher-type alltoall", "no token travels"),
         ("--moe-router-load-balancing-type seq_aux_loss", "without --moe-aux-loss-coeff"),
         ("--num-experts 1", "every token passes the same layers"),
+        ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
+        ("--cuda-graph-impl local", "no graph hands over"),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:

@@ -152,9 +152,9 @@ class _Loader(MicrobatchLoader):
         self._config = config
         self.consumed_samples = 0
 
-    def next_batch(self) -> list[Microbatch]:
+    def next_prepared(self, prepare: Callable[[list[Microbatch]], Any]) -> Any:
         self.consumed_samples += self._config.train.global_batch_size
-        return _microbatches(self._config)
+        return prepare(_microbatches(self._config))
 
 
 def _on_cuda(config: RunConfig) -> RunConfig:

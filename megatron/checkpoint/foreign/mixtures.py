@@ -40,6 +40,7 @@ def _write_mixtral(model: ModelConfig) -> Values:
 
 def _read_qwen2(c: Fields) -> Values:
     c.check("qkv_bias", (True,), True)
+    _check_windows(c)
     return (
         read_qwen2(c)
         | _qwen_experts(c, 60, 4, 1408)
@@ -51,7 +52,13 @@ def _read_qwen2(c: Fields) -> Values:
 
 
 def _read_qwen3(c: Fields) -> Values:
+    _check_windows(c)
     return read_qwen3(c) | _qwen_experts(c, 128, 8, 768)
+
+
+def _check_windows(c: Fields) -> None:
+    """Refuse windows: ``transformers`` gives them to other layers than in the dense families."""
+    c.check("use_sliding_window", (False,), False)
 
 
 def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:

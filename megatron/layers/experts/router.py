@@ -139,8 +139,9 @@ class Router(nn.Module):
 def choose(logits_bue: Tensor, options: RouterOptions) -> Choice:
     """Return the choice that logits make.
 
-    With a softmax over the chosen experts, their weights add up to 1; so do those by sigmoids, each
-    of which is divided by their sum. With ``pre_softmax`` the weights are the scores themselves.
+    A softmax over the chosen experts gives weights that add up to 1. Sigmoids of several experts
+    are divided by their sum; that of a single expert is its weight. With ``pre_softmax`` the
+    weights are the scores themselves. The factor ``scaling`` comes last.
     """
     if options.score == "sigmoid":
         scores_bue = logits_bue.sigmoid()
