@@ -9,8 +9,8 @@ def counted(number: float, noun: str) -> str:
     """Return a number with its noun, which is in the plural unless there is exactly one.
 
     Args:
-        number: a whole number is written in full, another with four digits.
-        noun: in the singular; of several words the first is the one that changes.
+        number: a whole number is written in full, any other number with four digits.
+        noun: in the singular; if it has several words, the first word takes the plural.
     """
     written = str(number) if isinstance(number, int) else f"{number:.4g}"
     if written == "1":
