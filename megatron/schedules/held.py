@@ -2,8 +2,8 @@
 
 A rank holds the activations of a chunk from F to B. If W is a separate pass, the rank keeps a share
 of these activations, ``kept``, from B to W, because the weight gradients need this share. With
-flash attention the share is nearly 1. With stored attention matrices, which B frees, it is 32 / (34
-+ 5 a s / h) (arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
+flash attention the share is nearly 1. If attention matrices are stored, B frees them, and the share
+is 32 / (34 + 5 a s / h) (arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
 
 If R computes a chunk again, the rank holds little from F to R, and all activations from R to B.
 """
