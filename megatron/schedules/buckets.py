@@ -65,7 +65,7 @@ def with_reductions(
 
     Args:
         program: the program of a training iteration, without reductions.
-        buckets: of every pipeline rank.
+        buckets: the buckets of every pipeline rank.
         overlap: whether each bucket is reduced as soon as its gradients are complete; otherwise all
             buckets are reduced after the last pass.
     """
@@ -122,7 +122,7 @@ def with_updates(
 
     Args:
         program: the program of a training iteration, without updates.
-        buckets: of every pipeline rank.
+        buckets: the buckets of every pipeline rank.
         overlap: whether a pass may run beside a gathering whose parameters the pass does not read;
             otherwise the first pass comes after all gatherings.
     """

@@ -44,7 +44,7 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
 def _check_header(plan: Plan) -> None:
     if plan.microbatches < 1:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
-    # The number comes first: a chunk such as 0.1000000000 would promise that many places.
+    # Compare the numbers first: with a stage such as 0.1000000000 the set would be huge.
     right = len(plan.stages) == plan.ranks * plan.chunks and set(plan.stages) == {
         (rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)
     }

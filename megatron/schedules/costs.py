@@ -73,7 +73,8 @@ class Costs:
             plan: the plan that runs.
             rank: pipeline rank.
             item: the pass.
-            share: of what the cost of its kind is for.
+            share: share of the work that the given cost stands for; below 1 for one of several
+                buckets.
 
         Raises:
             ValueError: if no cost is known for its kind, or none for that rank or chunk.
@@ -93,7 +94,8 @@ class Costs:
 
         Args:
             comm: the communication.
-            share: of what the cost of its kind is for.
+            share: share of the work that the given cost stands for; below 1 for one of several
+                buckets.
 
         Raises:
             ValueError: if each hop has its own time, and the hop of ``comm`` has none.

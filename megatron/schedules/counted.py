@@ -6,7 +6,7 @@ _PLURALS: Final = {"batch": "batches", "copy": "copies", "microbatch": "microbat
 
 
 def counted(number: float, noun: str) -> str:
-    """Return a number with its noun, which is in the plural unless there is exactly one.
+    """Return a number with its noun, which is in the plural unless the number is 1.
 
     Args:
         number: a whole number is written in full, any other number with four digits.

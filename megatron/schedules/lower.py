@@ -124,7 +124,7 @@ class _Messages:
         latest = self.run.latest
         order = sorted(
             self.run.complete, key=latest.__getitem__
-        )  # a stable sort: of equal times, each communication stays after those that it needs
+        )  # stable: if times are equal, a communication stays after the communications it needs
         if not self.plan.treatment.synchronous:
             return order
         m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]

@@ -80,7 +80,7 @@ def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
 
 
 def walk(graph: Graph, rows: Sequence[Sequence[int]]) -> "Walk":
-    """Do what ``earliest`` does with rows of numbered passes.
+    """Compute the times of ``earliest`` from rows of numbered passes.
 
     The effort is linear in the number of passes: a rank that waits for a communication is not
     looked at again before this communication is ready.
@@ -99,7 +99,8 @@ class Walk:
         starts: for every rank, the start of each pass so far.
         ends: for every rank, the end of each pass so far.
         latest: for every communication and microbatch, the end of its latest source so far.
-        complete: the communications whose sources have all ended, in the order in which they did.
+        complete: the communications whose sources have all ended, in the order of the last source's
+            end.
     """
 
     def __init__(self, graph: Graph, rows: Sequence[Sequence[int]]) -> None:

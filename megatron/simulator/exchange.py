@@ -20,7 +20,7 @@ _TINY: Final = 1e-9
 
 @dataclass(frozen=True)
 class Overlap:
-    """The work with replicas that is in a program, and its places there.
+    """The work with replicas that a program contains, and the places of this work.
 
     Attributes:
         reduce: reduce each bucket as soon as its gradients are complete; otherwise reduce all

@@ -26,7 +26,8 @@ def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Bl
 
     Args:
         block: any block without vocabulary passes.
-        treatment: one that splits the vocabulary and whose collectives overlap with other passes.
+        treatment: a treatment that splits the vocabulary and overlaps its collectives with other
+            passes.
         late: share of an interval by which S is put off on all ranks except the last stage's. Real
             passes take other times than in the block, and messages take time, so the output of the
             last stage may arrive later than in the block. A rank whose S is not put off would then
@@ -71,7 +72,7 @@ def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> floa
     """Return the first moment not before ``time`` at which no repetition of a slot runs."""
     while True:
         for slot in row:
-            repeats = ceil((time - slot.end) / interval)  # the last one not ended before `time`
+            repeats = ceil((time - slot.end) / interval)  # the first one not ended before `time`
             if slot.start + repeats * interval < time < slot.end + repeats * interval:
                 time = slot.end + repeats * interval
                 break

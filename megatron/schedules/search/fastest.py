@@ -32,8 +32,8 @@ def fastest(
         candidates: the candidates to choose from. If several are equally fast, the candidate with
             the smallest bound wins, then the first.
         fits: whether a candidate fits into the memory.
-        indifference: a candidate's plan is made only if its bound is below the best time so far
-            by more than this share. No candidate is faster than the returned one by more than
+        indifference: a candidate's plan is made only if its bound is below the best time so far by
+            more than this share. No candidate is faster than the returned candidate by more than
             this share.
         is_over: whether the time is up. If it is, and a plan that fits has been found, no further
             plan is made.

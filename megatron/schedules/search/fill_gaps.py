@@ -1,11 +1,10 @@
 """Fill gaps: take passes in the order of a base schedule, and move each to the first gap it fits.
 
 List scheduling goes forward in time, so it may start a pass that makes a more urgent pass late: it
-does not know when a pass can start before all needs of this pass have begun. Here a pass that
-starts earlier in the base is placed first, and later passes get the gaps that are left. So no pass
-is ever later than in the base. Project scheduling calls this way the serial scheme, and list
-scheduling the parallel scheme (Kolisch 1996). The greedy rule of arXiv 2405.15362 (section 4.2)
-works in this way.
+knows the start of a pass only when all needs of this pass have begun. Here a pass that starts
+earlier in the base is placed first, and later passes get the gaps that are left. So no pass is ever
+later than in the base. Project scheduling calls this way the serial scheme, and list scheduling the
+parallel scheme (Kolisch 1996). The greedy rule of arXiv 2405.15362 (section 4.2) works in this way.
 """
 
 import heapq

@@ -21,7 +21,7 @@ class Scheduled(NamedTuple):
         span: the longest time between a rank's first start and last end; passes that take no time
             do not count (arXiv 2401.10241, section 5.3).
         end: the end of the last pass.
-        rows: the passes.
+        rows: the rows of passes.
         starts: the start of every pass in ``rows``.
         ends: the end of every pass in ``rows``.
     """

@@ -110,7 +110,7 @@ class Lengthening:
         return self._repeated(rows, window, self._lacking // window.microbatches)
 
     def least(self, span: float) -> float:
-        """Return the least time that a short plan of this span can take when lengthened."""
+        """Return the least time that a short plan with this span can take when lengthened."""
         return span + self._lacking * self._interval
 
     def _best(
@@ -211,7 +211,7 @@ class _Rank:
 
     Attributes:
         starts: the start of every pass.
-        kinds: how many different passes there are.
+        kinds: number of different kinds of passes in the row, counted per chunk.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Find the shortest possible plan with CP-SAT, or prove how far a plan may be from it.
 
-The order of the passes is a scheduling problem. Passes have fixed durations, a rank runs one at a
-time, each starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks for
-shorter plans and for a lower bound of their time, until both are equal or the time is up.
+The order of the passes is a scheduling problem. Passes have fixed durations, a rank runs one pass
+at a time, each pass starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks
+for shorter plans and for a lower bound of their time, until both are equal or the time is up.
 
 CP-SAT counts in whole ticks, with durations rounded down. A tick is the largest time of which all
 durations, cut to some digits (``tick_of``), are multiples. So durations with few digits are not
@@ -171,8 +171,8 @@ def tick_of(graph: Graph) -> Fraction:
     """Return the length of a tick, in the unit of the costs.
 
     The precision is five digits after the first digit of the shortest duration, but at most nine
-    after that of the longest. So rounding to ticks changes a duration by less than 1/100000 of
-    itself, or by less than 1/10**9 of the longest.
+    digits after the first digit of the longest. So rounding to ticks changes a duration by less
+    than 1/100000 of itself, or by less than 1/10**9 of the longest.
     """
     times = [_exact(time) for time in (*graph.times, *graph.comm_times) if time > 0]
     if not times:

@@ -2,9 +2,9 @@
 
 Start times are whole ticks. Passes of one kind and chunk run in the order of their microbatches.
 This excludes no better schedule: in any schedule, the k-th pass of a kind and chunk to start can be
-given to microbatch k. Ranks are then as busy and hold as much as before, and all needs are met in
-time. For example, if every B starts after the F of its own microbatch ends, then the k-th B to
-start does so after the k-th F to end.
+given to microbatch k. Then ranks are as busy and hold as much as before, and all needs are still
+met in time. For example, if every B starts after the F of its own microbatch ends, then the k-th B
+to start does so after the k-th F to end.
 """
 
 from collections.abc import Sequence

@@ -150,7 +150,10 @@ class _Search:
         self._effort = self._left
 
     def lengthen_to(self, target: Target) -> None:
-        """Look for a plan that is good when lengthened; the effort is then at most ``EFFORT``."""
+        """Look for a plan that is good when lengthened.
+
+        A ``searched`` plan, too, then gets ``EFFORT`` only.
+        """
         self.lengthening = Lengthening(self.graph, target)
         self._left = self._effort = min(self._left, max(EFFORT, self._least))
 

@@ -7,8 +7,8 @@ all-reduce of few bytes goes along a tree, which has fewer steps. NCCL chooses i
 (``src/graph/tuning.cc``).
 
 A machine has one network adapter for each GPU. NCCL uses the adapters of all ranks of a group in a
-machine. So the ring of a group with g ranks in each machine has the bandwidth of g adapters, or
-that of the links within a machine if these are slower.
+machine. So the ring of a group with g ranks in each machine has the bandwidth of g adapters, or the
+bandwidth of the links within a machine if these are slower.
 """
 
 from dataclasses import dataclass

@@ -11,11 +11,13 @@ A file holds
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
 hop between neighbours, for X and G alike. The times of U, RG and AG (a rank's work with its
 replicas) are those of all buckets of the rank together. F and B must be given, and W if the
-backward is split. Other passes and communications that are not given take no time. In ``bytes``,
-``factors`` are the bytes held between B and W; if absent, they are those of ``activation``.
-``repeated`` are the bytes held between R and B, beside ``activation``. ``working`` has, by kind of
-pass, the bytes held only while such a pass runs: ``{"S": 1e8, "B": 2e8}``. If no time is given for
-R, it takes as long as F. If a time is given, a plan without R adds this time to B.
+backward is split. If no time is given for R, it takes as long as F; if a time is given, a plan
+without R adds this time to the time of B. Other passes and communications that are not given take
+no time.
+
+In ``bytes``, ``factors`` are the bytes held between B and W; if absent, they are those of
+``activation``. ``repeated`` are the bytes held between R and B, beside ``activation``. ``working``
+has, by kind of pass, the bytes held only while such a pass runs: ``{"S": 1e8, "B": 2e8}``.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
 rank during the measurement. A measurement must give times for exactly the vocabulary passes that

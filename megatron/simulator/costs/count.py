@@ -111,8 +111,8 @@ class Work:
 
     Attributes:
         steps: kernels and communications, in order.
-        left: bytes held after the work less those held before; negative if it frees memory.
-        peak: the most bytes held at a time during the work, beside those held before.
+        left: change of the held bytes by the work; negative if the work frees memory.
+        peak: the most bytes held during the work, less the bytes held before.
     """
 
     steps: tuple[Step, ...] = ()
@@ -146,7 +146,7 @@ def in_order(*parts: Work) -> Work:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Elements of the parameters of a rank, by what the optimizer does with them.
+    """Elements of a rank's parameters, in two groups that an optimizer may treat differently.
 
     Attributes:
         matrices: elements in matrices of layers.
@@ -194,8 +194,8 @@ class PassCount:
         parts: works in order, each with the number of times that the pass does it, because a stage
             repeats a layer. F and B of a stage have three parts: the work before its layers, the
             layers, and the work after them.
-        left: bytes held after the pass less those held before.
-        peak: the most bytes held at a time during the pass, beside those held before.
+        left: change of the held bytes by the pass.
+        peak: the most bytes held during the pass, less the bytes held before.
     """
 
     parts: tuple[tuple[Work, int], ...] = ()

@@ -138,7 +138,7 @@ def _with_content(title: str, timeline: Timeline) -> Timeline:
 
 
 def _pixels_per_unit(timelines: Sequence[Timeline]) -> float:
-    """Return the scale at which the usual pass of a model chunk has room for its number."""
+    """Return the pixels per unit of time that give a usual pass room for its number."""
     passes = [span for timeline in timelines for span in timeline.spans if span.lane == "compute"]
     digits = max((len(str(span.microbatch)) for span in passes), default=1)
     return _room(digits) / (shortest_pass(timelines) or max(t.end for t in timelines))

@@ -84,7 +84,7 @@ def draw_text(
 
 
 def _columns_per_unit(timeline: Timeline) -> float:
-    """Return the scale at which the usual pass of a model chunk has room for the longest label."""
+    """Return the columns per unit of time that give a usual pass room for the longest label."""
     labels = [span.label for span in timeline.spans if span.kind in CHUNKED_KINDS]
     return (max(map(len, labels), default=1) + 1) / (shortest_pass([timeline]) or timeline.end)
 
