@@ -72,7 +72,7 @@ def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> floa
     """Return the first moment not before ``time`` at which no repetition of a slot runs."""
     while True:
         for slot in row:
-            repeats = ceil((time - slot.end) / interval)  # the first one not ended before `time`
+            repeats = ceil((time - slot.end) / interval)  # first repetition with end >= `time`
             if slot.start + repeats * interval < time < slot.end + repeats * interval:
                 time = slot.end + repeats * interval
                 break
