@@ -1,19 +1,21 @@
-"""Adds what replicas do together (data parallelism) to a program, bucket by bucket.
+"""Add the work that replicas do together (data parallelism) to a program, bucket by bucket.
 
-A rank reduces its gradients in buckets (RG). A bucket's gradients are complete after the last pass
-of the row that adds to any of them, so they depend on all microbatches, and not through ``needs``.
-RG starts right there, and runs beside the passes that are left. Ranks of one replica too may have
-summands of the same gradients: two stages with copies of a tied matrix, tensor-parallel ranks. RG
-adds these up first, and so may be there without replicas.
+A bucket is a group of parameters whose gradients are reduced together; RG is this reduction. A
+bucket's gradients are complete after the last pass of the row that adds to any of them. So they
+depend on all microbatches, and ``needs``, which describes one microbatch, cannot express this. RG
+starts right after that pass, and runs beside the remaining passes. Ranks of one replica may also
+hold summands of the same gradients: two stages with copies of a tied matrix, or tensor-parallel
+ranks. RG adds up these summands first, so a program may have RG even without replicas.
 
-With a sharded optimizer a replica has the sums of its own shard only. It updates these parameters
-(U) and then all replicas gather the bucket (AG). Both need the gradient norm of the whole model, so
-they are the prologue of the next iteration: U and AG of the bucket that is read first come first,
-and only the first pass that reads a bucket waits for its AG.
+With a sharded optimizer, each replica has the summed gradients of its own shard only. The replica
+updates the parameters of this shard (U), and then all replicas gather the bucket (AG). U and AG
+need the gradient norm of the whole model, so they stand at the beginning of the next iteration. The
+bucket that is read first comes first, and only the first pass that reads a bucket waits for its AG.
 
-Replicas run the same rows, so they issue all this in the same order, at the same places: no real
-timing can make them wait for each other in a circle. The two stages with copies of a tied matrix
-run different rows, but they meet in one bucket only, and no pass waits for it.
+Replicas run the same rows, so they issue RG, U and AG in the same order and at the same places. So
+replicas cannot wait for each other in a circle, whatever the real times are. The two stages with
+copies of a tied matrix run different rows, but they share only one bucket, and no pass waits for
+this bucket.
 """
 
 from collections import defaultdict
@@ -35,9 +37,9 @@ class Bucket:
 
     Attributes:
         after: all passes that add to the gradients.
-        share: of all parameters of the rank, by size.
+        share: the bucket's share of all parameters of the rank, by size.
         before: all passes that read the parameters.
-        is_reduced: whether other ranks have summands of the gradients.
+        is_reduced: whether other ranks hold summands of the same gradients.
     """
 
     after: frozenset[Touch]
@@ -62,10 +64,10 @@ def with_reductions(
     """Return a program that reduces the gradients of every rank.
 
     Args:
-        program: of a training iteration, without reductions.
-        buckets: of every pipeline rank.
-        overlap: whether a bucket is reduced as soon as its gradients are complete; otherwise all
-            are reduced after the last pass.
+        program: the program of a training iteration, without reductions.
+        buckets: the buckets of every pipeline rank.
+        overlap: whether each bucket is reduced as soon as its gradients are complete; otherwise all
+            buckets are reduced after the last pass.
     """
     assert not program.shares, "the program reduces its gradients already"
     return _extended(program, buckets, partial(_with_reductions, overlap=overlap), reduction)
@@ -109,7 +111,7 @@ def _with_reductions(
 
 
 def last_touch(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
-    """Return the place in a row of its last pass of the given kinds and chunks."""
+    """Return the place of the last pass of the given kinds and chunks in a row."""
     return _places(row, after)[-1]
 
 
@@ -119,10 +121,10 @@ def with_updates(
     """Return a program that begins with the last iteration's update of the parameters.
 
     Args:
-        program: of a training iteration, without updates.
-        buckets: of every pipeline rank.
-        overlap: whether passes run beside the gatherings whose parameters they do not read;
-            otherwise the first pass comes after all of them.
+        program: the program of a training iteration, without updates.
+        buckets: the buckets of every pipeline rank.
+        overlap: whether a pass may run beside a gathering whose parameters the pass does not read;
+            otherwise the first pass comes after all gatherings.
     """
     return _extended(program, buckets, partial(_with_updates, overlap=overlap), gathering)
 
@@ -144,7 +146,7 @@ def _with_updates(
 
 
 def _places(row: Sequence[Instruction], touches: Iterable[Touch]) -> list[int]:
-    """Return the places in a row of its passes of the given kinds and chunks; there is one."""
+    """Return the places in a row of all passes of the given kinds and chunks, at least one."""
     wanted = frozenset(touches)
     places = [
         index

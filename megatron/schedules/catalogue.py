@@ -32,14 +32,16 @@ class Traits:
         description: a few words about it, for tables and help.
         paper: where it was published.
         title: its name in that paper.
-        chunks: the least number of model chunks per rank, and the default.
-        chunk_step: step in which a rank may have more chunks; 0 if it always has ``chunks``.
+        chunks: the least number of model chunks per rank; also the default.
+        chunk_step: a rank may have ``chunks`` plus a multiple of this number of chunks; 0 if a rank
+            always has ``chunks``.
         split: whether weight gradients are always separate passes.
         kept: share of the activations that counts as held from B to W.
         options: the options of a request that it takes.
-        compares: whether it takes the best of several schedules. Its costs are those of all chunks
-            of a rank together; else they are those of one chunk.
-        needs_memory_limit: whether it needs a memory limit: it fills all the memory allowed.
+        compares: whether it takes the best of several schedules. If so, a request gives the costs
+            of all chunks of a rank together; otherwise the costs of one chunk.
+        needs_memory_limit: whether a request must give a memory limit, because the schedule fills
+            all memory that is allowed.
         trainable: whether all ranks find the same plan, so that a training run can use it.
     """
 
@@ -61,7 +63,7 @@ class Traits:
         return self.chunk_step > 0
 
     def chunks_fault(self, chunks: int) -> str | None:
-        """Return why a rank cannot have so many chunks, or ``None`` if it can.
+        """Return the reason why a rank cannot have so many chunks, or ``None`` if it can.
 
         The text is the rest of a sentence that begins with the schedule's name.
         """
@@ -90,10 +92,10 @@ class Schedule(Traits):
         block: makes the block from ranks, microbatches and chunks.
         promise: the most microbatches in flight on any rank, without vocabulary passes, as a
             function of the same three counts.
-        searched: whether the plan comes from a search with the costs; the block is then only one
-            of its starts.
-        fills: whether a memory limit above the promise buys a shorter plan: its plan may then hold
-            all that is allowed.
+        searched: whether the plan comes from a search with the costs; the block is then only one of
+            the plans from which the search starts.
+        fills: whether the schedule uses a memory limit above the promise for a shorter plan. Its
+            plan may then hold as many microbatches as the limit allows.
     """
 
     block: Callable[[int, int, int], Block]
@@ -242,8 +244,8 @@ def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:
     """Return the names of the schedules that ``auto`` compares.
 
     Args:
-        memory_limit: microbatches that a rank may hold. What a plan really holds is held against
-            it, whatever its schedule promises or counts.
+        memory_limit: microbatches that a rank may hold. It is compared with the microbatches that a
+            plan really holds, not with the schedule's promise or with its ``kept`` share.
     """
     filling = (name for name, known in TRAITS.items() if known.needs_memory_limit)
     return (*SCHEDULES, *(() if memory_limit is None else filling))

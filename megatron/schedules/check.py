@@ -44,7 +44,7 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
 def _check_header(plan: Plan) -> None:
     if plan.microbatches < 1:
         raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
-    # The number comes first: a chunk such as 0.1000000000 would promise that many places.
+    # Compare the numbers first: with a stage such as 0.1000000000 the set would be huge.
     right = len(plan.stages) == plan.ranks * plan.chunks and set(plan.stages) == {
         (rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)
     }
@@ -69,7 +69,7 @@ def _check_row(plan: Plan, rank: int) -> None:
         seen.add(item)
     if len(seen) == len(first) * plan.microbatches:
         return
-    # Not more of them than are told: the plan may promise more microbatches than can be listed.
+    # Only as many as the message names: a plan may promise more microbatches than can be listed.
     in_order = sorted(first, key=lambda item: (item.kind, item.chunk))
     expected = (item._replace(microbatch=i) for i in range(plan.microbatches) for item in in_order)
     missing = list(islice((item for item in expected if item not in seen), 9))
@@ -96,13 +96,13 @@ def _check_deadlock(plan: Plan) -> None:
 
 
 def grid(plan: Plan, marked: Mapping[int, int] | None = None, around: int = 6) -> str:
-    """Return the plan as text, one row per rank, with at most one pass per rank ``>marked<``.
+    """Return the plan as text: one row per rank, with at most one pass of each ``>marked<``.
 
     Args:
         plan: the plan.
         marked: for some ranks, the index of the pass to mark.
         around: number of passes shown on either side of the mark; rows without a mark are cut at
-            the leftmost mark of the others.
+            the leftmost mark of the other rows.
     """
     marked = marked or {}
     lines = []

@@ -22,11 +22,11 @@ HopTime = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Exchange:
-    """How long a rank takes to exchange something of all its parameters with its replicas.
+    """Time of a rank's exchange with its replicas: of gradients (RG) or of parameters (AG).
 
     Attributes:
         times: for every pipeline rank, the time of all its buckets together.
-        latency: that every bucket takes in addition, however small it is.
+        latency: time that every bucket takes in addition, however small the bucket is.
     """
 
     times: Sequence[float]
@@ -39,15 +39,15 @@ class Costs:
 
     Attributes:
         passes: time of one pass of one chunk, by kind. If W is absent, B is the whole backward. If
-            W is given, B is the input gradient alone, and a plan that does not split the backward
-            takes B + W for it. In the same way a plan without R takes R + B for B if R is given.
-            If R is absent, it takes as long as F. For U it is the time of all buckets of a rank
-            together; without it U takes no time.
+            W is given, B is the input gradient alone, and the backward of a plan without W passes
+            takes B + W. If R is given, the backward of a plan without R passes takes R in addition.
+            If R is absent, an R pass takes as long as F. The time of U is that of all buckets of a
+            rank together; if U is absent, it takes no time.
         comms: time of a communication, by kind; absent kinds take no time. X and G may have one
-            time for each hop, of which number k is between stages k and k + 1. For RG and AG it is
-            the time of all buckets of a rank together.
-        exchanges: for RG and AG in place of ``comms``, where ranks differ or buckets have a
-            latency.
+            time for each hop; hop k is between stages k and k + 1. The time of RG or AG is that of
+            all buckets of a rank together.
+        exchanges: times of RG and AG that replace those in ``comms``, for ranks that differ or
+            buckets with a latency.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -73,7 +73,8 @@ class Costs:
             plan: the plan that runs.
             rank: pipeline rank.
             item: the pass.
-            share: of what the cost of its kind is for.
+            share: share of the work that the given cost stands for; below 1 for one of several
+                buckets.
 
         Raises:
             ValueError: if no cost is known for its kind, or none for that rank or chunk.
@@ -93,10 +94,11 @@ class Costs:
 
         Args:
             comm: the communication.
-            share: of what the cost of its kind is for.
+            share: share of the work that the given cost stands for; below 1 for one of several
+                buckets.
 
         Raises:
-            ValueError: if hops have times, and this one has none.
+            ValueError: if each hop has its own time, and the hop of ``comm`` has none.
         """
         exchange = self.exchanges.get(comm.kind)
         if exchange is not None:
@@ -113,7 +115,7 @@ class Costs:
         return time[hop]
 
     def per_chunk(self, chunks: int) -> "Costs":
-        """Return the costs of one of ``chunks`` equal chunks; ``self`` has those of all together.
+        """Return the costs of one of ``chunks`` equal chunks, from the costs of all together.
 
         Raises:
             ValueError: if ``self`` has costs by chunk.
@@ -125,10 +127,10 @@ class Costs:
         return replace(self, passes=passes)
 
     def time(self, kind: PassKind, rank: int, chunk: int = 0) -> float:
-        """Return the time that is given for passes of a kind.
+        """Return the given time of a kind of pass.
 
         Args:
-            kind: of the passes.
+            kind: the kind of pass.
             rank: pipeline rank.
             chunk: model chunk.
 

@@ -6,11 +6,11 @@ _PLURALS: Final = {"batch": "batches", "copy": "copies", "microbatch": "microbat
 
 
 def counted(number: float, noun: str) -> str:
-    """Return a number with its noun, which is in the plural unless there is exactly one.
+    """Return a number with its noun, which is in the plural unless the number is 1.
 
     Args:
-        number: a whole number is written in full, another with four digits.
-        noun: in the singular; of several words the first is the one that changes.
+        number: a whole number is written in full, any other number with four digits.
+        noun: in the singular; if it has several words, the first word takes the plural.
     """
     written = str(number) if isinstance(number, int) else f"{number:.4g}"
     if written == "1":

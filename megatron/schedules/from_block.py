@@ -33,11 +33,12 @@ SEARCHED_WHOLE: Final = 25_000
 
 
 class _Sought(NamedTuple):
-    """What a search looks for.
+    """The plan that a search looks for.
 
     Attributes:
         microbatches: microbatches of the plan that is searched.
-        target: what becomes of that plan, if it has fewer microbatches than wanted.
+        target: how to lengthen the found plan, if it has fewer microbatches than wanted; else
+            ``None``.
     """
 
     microbatches: int
@@ -45,7 +46,7 @@ class _Sought(NamedTuple):
 
 
 def plan_from_block(request: Request, schedule: Schedule, watch: Watch) -> Plan:
-    """Return the best plan found of a schedule that has a block; ``check`` is not called."""
+    """Return the best plan found for a schedule that has a block; ``check`` is not called."""
     if not request.shortened:
         return _unrolled(request, schedule, request.microbatches)
     held = ceil(request.memory_limit or 0) if schedule.fills else 0
@@ -62,7 +63,7 @@ def plan_within(request: Request, limit: float, watch: Watch) -> Plan:
 
 
 def block_of(request: Request, schedule: Schedule) -> Block:
-    """Return the schedule's block without vocabulary passes, its backward as in the schedule."""
+    """Return the schedule's block without vocabulary passes, with the schedule's own backward."""
     chunks = request.chunks or schedule.chunks
     return schedule.block(request.ranks, request.microbatches, chunks)
 
@@ -73,16 +74,16 @@ def one_microbatch(request: Request, schedule: Schedule) -> Plan:
 
 
 def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
-    """Return what to search: a plan of all microbatches, or a shorter one if they are many.
+    """Return the plan to search: one of all microbatches, or a shorter one if they are many.
 
-    The shorter one has room for its warm-up and its cool-down, which together take as long as the
-    block, and for a steady state between them. To repeat that may cost idle time, so it has to save
-    at least half of the microbatches.
+    The shorter plan has enough microbatches for a warm-up and a cool-down, which together take as
+    long as the block, and for a steady state between them. Repeating the steady state may cost idle
+    time, so the shorter plan is used only if it has at most half of the microbatches.
 
     Args:
         request: the wanted plan.
         block: the block from which the search starts.
-        held: microbatches that a rank may hold, if they may be more than in the block.
+        held: microbatches that a rank may hold, if it may hold more than in the block.
     """
     m = request.microbatches
     if m * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
@@ -130,7 +131,8 @@ def _searched(
 ) -> Plan:
     """Return the best plan found of a schedule that has a block.
 
-    If it is ``followed``, it is only the guide for the same plan with vocabulary passes.
+    If ``followed``, the plan has no vocabulary passes, and only guides the search for the same plan
+    with them.
     """
     plan = _unrolled(request, schedule, sought.microbatches)
     without = None
@@ -154,7 +156,10 @@ def _searched(
 
 
 def _without_vocabulary(request: Request) -> Request:
-    """Return the request for a plan whose memory leaves room for what the barriers delay."""
+    """Return the request for the same plan without vocabulary passes.
+
+    Its memory limit is lower by the microbatches that the barriers keep in flight.
+    """
     limit = request.memory_limit
     limit = None if limit is None else max(limit - request.treatment.delay, 1.0)
     return replace(request, vocabulary="none", memory_limit=limit)
@@ -201,10 +206,10 @@ def _treated_block(request: Request, schedule: Schedule) -> Block:
 
 
 def _with_timely_output(block: Block, request: Request) -> Block:
-    """Return a block with vocabulary passes whose S comes when its input is there.
+    """Return a block with vocabulary passes in which S runs as soon as its input has arrived.
 
-    Real passes take other times than those of the block, so several moments are tried with the
-    costs of the request, on as many microbatches as show a steady state.
+    Real passes take other times than in the block. So several start times of S are tried with the
+    costs of the request, on just enough microbatches to show a steady state.
     """
     few = min(request.microbatches, 3 * request.ranks + max(block.group, 1))
     best = with_vocabulary(block, request.treatment)
@@ -234,15 +239,16 @@ def _split(block: Block) -> Block:
 
 
 def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Held]:
-    """Return what every rank may hold while the plan is shortened.
+    """Return the most that every rank may hold while the plan is shortened.
 
-    The limit of activations is ``microbatches``. Without W there is little to fill gaps with, so
+    ``microbatches`` is the limit of activations. Without W there is little to fill gaps with, so
     the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
-    may hold the exponentials of one more microbatch, so that T too can wait for idle time. All
-    ranks look embeddings up for the first stage, but run their own F later, up to one microbatch
-    for each rank. So ranks without the first stage may hold embeddings of p more microbatches. IB
-    may wait for idle time too. Without W, neither exceeds the order of the block by more than
-    ``EMBEDDINGS``. Chunks between R and B may be ``recomputed``.
+    may hold the exponentials of one more microbatch, so that T can wait for idle time. All ranks
+    look embeddings up for the first stage, but run their own F later, up to one microbatch for each
+    rank. So ranks without the first stage may hold embeddings of p more microbatches. IB may wait
+    for idle time, so a rank may hold gradients of more microbatches. Without W, embeddings and
+    gradients may each exceed their peak in the order of the block by ``EMBEDDINGS`` at most.
+    ``recomputed`` is the limit of chunks between R and B.
     """
     promised = float(floor(microbatches * plan.chunks + 1e-9))
     waiting = inf if plan.split_backward else EMBEDDINGS

@@ -1,9 +1,9 @@
-"""One microbatch's passes and communications, numbered: what each needs and how long it takes.
+"""One microbatch's passes and communications, numbered, with their needs and durations.
 
 Dependencies never cross microbatches, and costs do not depend on the microbatch. So ``needs`` is
-called for microbatch 0 only, and code that walks a plan of many microbatches works with whole
-numbers: pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications have their own numbers, by
-the same formula.
+called for microbatch 0 only. Code that walks a plan of many microbatches works with whole numbers:
+pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications have their own numbers, made by the
+same formula.
 """
 
 from collections.abc import Iterable
@@ -32,10 +32,10 @@ class Graph:
         members: for every communication, the ranks that take part.
         fillers: for every pass, whether no other pass waits for it: true for W, IB, and T without
             a barrier after it. Such passes can fill idle time.
-        waits_after: pass number -> the communication that the rank waits for at once after this
-            pass. If the output layer is synchronous: T -> the barrier after it.
-        followed_by: pass number -> the only pass that may come next on the rank. If the output
-            layer is synchronous: S -> T.
+        waits_after: pass number -> the communication that the rank waits for immediately after this
+            pass. Only a synchronous output layer has entries: T -> the barrier after T.
+        followed_by: pass number -> the only pass that may come next on the rank. Only a synchronous
+            output layer has entries: S -> T.
     """
 
     def __init__(self, plan: Plan, costs: Costs) -> None:

@@ -1,11 +1,11 @@
-"""What a rank holds in memory while it works through its row, in microbatches and chunks.
+"""The contents of a rank's memory during its row, counted in microbatches and chunks.
 
-A rank holds the activations of a chunk from F to B. If W is a separate pass, it holds a share of
-them, ``kept``, from B to W: the weight gradients need this share. With flash attention the share is
-nearly 1. With stored attention matrices, which B frees, it is 32 / (34 + 5 a s / h)
-(arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
+A rank holds the activations of a chunk from F to B. If W is a separate pass, the rank keeps a share
+of these activations, ``kept``, from B to W, because the weight gradients need this share. With
+flash attention the share is nearly 1. If attention matrices are stored, B frees them, and the share
+is 32 / (34 + 5 a s / h) (arXiv 2401.10241, section 4.1: a heads, sequence length s, hidden size h).
 
-Where R computes a chunk again, F leaves little; from R to B the chunk is there whole.
+If R computes a chunk again, the rank holds little from F to R, and all activations from R to B.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,16 @@ from megatron.schedules.plan import Plan
 
 
 class Held(NamedTuple):
-    """What a rank holds, or may hold.
+    """The quantities that a rank holds, or may hold.
 
     Attributes:
         activations: activations of one chunk.
         exponentials: microbatches of the output layer between S and T.
         embeddings: microbatches of the input layer between IF and the F of chunk 0.
         recomputed: chunks between R and B.
-        gradients: microbatches of the input layer between the B of chunk 0 and IB. A rank that does
-            not have the first stage gets an embedding's gradient somewhat after its own B.
+        gradients: microbatches of the input layer between the B of chunk 0 and IB. On a rank
+            without the first stage, an embedding's gradient arrives somewhat after the rank's own
+            B.
     """
 
     activations: float
@@ -35,10 +36,10 @@ class Held(NamedTuple):
 
 
 def held_changes(plan: Plan, item: Pass, kept: float = 1.0) -> Held:
-    """Return the change by ``item`` in what its rank holds.
+    """Return how ``item`` changes each quantity that its rank holds.
 
     Args:
-        plan: says whether the backward and the vocabulary are split.
+        plan: the plan, which tells whether the backward and the vocabulary are split.
         item: any pass of the plan.
         kept: share of a microbatch's activations that stays from B to W.
     """

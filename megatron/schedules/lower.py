@@ -1,10 +1,10 @@
-"""Lower a plan to a program: add the communication, which no schedule author writes.
+"""Lower a plan to a program: add the communication, which schedules leave out.
 
-All communications get one total order. They are sorted by the time at which their data exists
-when the plan runs with the assumed costs. All ranks issue their communications in this order, each
-as early as it can, and wait for each as late as they can. A run cannot deadlock, whatever the real
-costs are: passes sorted by end time, together with communications sorted by the time at which
-their data exists, form a topological order of all dependencies.
+All communications get one total order. They are sorted by the time at which their data exists when
+the plan runs with the assumed costs. Every rank issues its communications in this order, each as
+early as possible, and waits for each as late as possible. A run cannot deadlock, whatever the real
+costs are: passes sorted by end time, together with communications sorted by the time at which their
+data exists, form a topological order of all dependencies.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait until a communication that was started is done on this rank."""
+    """Wait until a communication that this rank has started is done."""
 
     comm: Comm
 
@@ -65,9 +65,9 @@ class Program:
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
-    Every directed link has a lane for each kind, all collectives of the vocabulary share one lane,
-    and every rank has one for what it does with its replicas. Communications in a lane have the
-    same participants and run one after another. On NCCL every such lane is a communicator.
+    Every directed link has a lane for each kind of message, all collectives of the vocabulary share
+    one lane, and every rank has a lane for the exchange with its replicas. Communications in a lane
+    have the same participants and run one after another. With NCCL, every lane is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
@@ -98,7 +98,7 @@ class _Messages:
         waits: for every communication, the instruction that waits for it.
         lanes: for every communication of one microbatch, its kind and lane.
         blocking: for every communication of one microbatch, whether each participant waits for it
-            at once.
+            immediately after issuing it.
         on_links: the communications of one microbatch that are messages from stage to stage.
     """
 
@@ -116,7 +116,7 @@ class _Messages:
         self.order = self._common_order()
 
     def _common_order(self) -> list[int]:
-        """Return all communications by the time at which their data exists.
+        """Return all communications, sorted by the time at which their data exists.
 
         If the output layer is synchronous, C0 comes just before the first barrier, when the last
         rank has arrived: C0 blocks its participants, so an earlier start would only make them wait.
@@ -124,7 +124,7 @@ class _Messages:
         latest = self.run.latest
         order = sorted(
             self.run.complete, key=latest.__getitem__
-        )  # a stable sort: of equal times, each communication stays after those that it needs
+        )  # stable: if times are equal, a communication stays after the communications it needs
         if not self.plan.treatment.synchronous:
             return order
         m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]
@@ -185,10 +185,11 @@ class _Issue:
         """Issue the communications that go before pass ``index`` of the row, which ends at ``now``.
 
         A communication that this rank contributes to is issued as soon as the rank's own part
-        exists. A communication that it only receives is issued in one of three cases: the pass
-        needs it, its data will exist before the pass ends, or one later in the common order is
-        issued now. It is not issued earlier, because a receive without a sender occupies the
-        device. A blocking communication is issued only when a pass needs it.
+        exists. A communication that this rank only receives is issued in one of three cases: the
+        pass needs it, its data will exist before the pass ends, or a communication later in the
+        common order is issued now. A receive is never issued earlier, because it would occupy the
+        device while it waits for its sender. A blocking communication is issued only when a pass
+        needs it.
         """
         end = self._next
         own, latest, m = self._own, self._messages.run.latest, self._microbatches
@@ -203,7 +204,7 @@ class _Issue:
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def settle(self, now: float) -> None:
-        """Wait for collectives that nobody here needs, and that the plan says are done ``now``."""
+        """Wait for collectives that no pass here needs and that are done ``now`` in the plan."""
         graph, run, m = self._messages.graph, self._messages.run, self._microbatches
         for queue in self._sent.values():
             while (
@@ -213,7 +214,7 @@ class _Issue:
                 self.program.append(self._messages.waits[queue.pop(0)])
 
     def rest(self) -> None:
-        """Issue all remaining communications; wait for the messages that this rank only sends."""
+        """Issue all remaining communications; wait for each that no pass here waits for."""
         self._start_until(len(self._comms))
         waits = self._messages.waits
         self.program.extend(waits[comm] for queue in self._sent.values() for comm in queue)

@@ -33,7 +33,8 @@ class Found(NamedTuple):
 
     Attributes:
         plan: a checked plan.
-        schedule: the schedule that it is of; of those that ``auto`` compares the one that it takes.
+        schedule: the name of the plan's schedule; for ``auto``, the schedule that ``auto`` has
+            chosen.
         bound: a proven time that no plan within the memory limit can beat; ``None`` if there is no
             proof.
     """
@@ -48,12 +49,12 @@ def find_plan(request: Request, watch: Watch | None = None) -> Found:
 
     Args:
         request: the wanted plan.
-        watch: ends the search when its time is up, and shows how far it is.
+        watch: ends the search when its time is up, and shows its progress.
 
     Raises:
-        ValueError: if the schedule exceeds the memory limit, the file holds no plan, a plan for
-            another request or one that cannot be run, the costs lack a pass, or ``optimal`` is
-            asked for without OR-Tools.
+        ValueError: if the schedule exceeds the memory limit; if the file holds no plan, a plan for
+            another request, or a plan that cannot be run; if the costs lack a pass; or if
+            ``optimal`` is requested and OR-Tools is not installed.
     """
     _check_weight_gradient(request)
     found = _found(request, Watch() if watch is None else watch)
@@ -69,11 +70,11 @@ def plan_for(request: Request, watch: Watch | None = None) -> Plan:
 
 
 def one_microbatch_of(request: Request) -> Plan:
-    """Return a plan of ``request`` for one microbatch; it is not searched.
+    """Return a plan of ``request`` for one microbatch, without any search.
 
     Args:
-        request: for a schedule that has a block, or one that has one chunk per rank and splits the
-            backward.
+        request: asks for a schedule that has a block, or for one with one chunk per rank and a
+            split backward.
     """
     return one_microbatch(request, SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"]))
 
@@ -90,8 +91,8 @@ def least_time_of(request: Request) -> float:
 def as_compared(request: Request) -> Request:
     """Return the request with which ``auto`` asks for a schedule's plan.
 
-    ``auto`` compares plans with the memory limit itself. So the limit is left out, unless the
-    schedule fills memory and keeps the limit.
+    ``auto`` itself checks whether a plan keeps the memory limit. So the request has no limit,
+    unless the schedule uses a limit to fill memory up to it.
     """
     schedule, limit = SCHEDULES.get(request.schedule), request.memory_limit
     if schedule is None or limit is None:
@@ -102,11 +103,11 @@ def as_compared(request: Request) -> Request:
 
 
 def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
-    """Return the (rank, chunk) of every stage without making the plan: costs may depend on them.
+    """Return the (rank, chunk) of every stage without the plan, because costs may depend on stages.
 
     Raises:
-        ValueError: for ``auto``, whose stages are not known before the best schedule is, and for a
-            file that holds no plan or a plan for another request.
+        ValueError: for ``auto``, whose stages are known only when its best schedule is found; or
+            for a file that holds no plan or a plan for another request.
     """
     if request.schedule == "file":
         return plan_for(request).stages
@@ -165,8 +166,8 @@ class _ComparedRequest:
     """A schedule that ``auto`` compares.
 
     Attributes:
-        request: asks for its plan, whether the plan fits the memory limit or not.
-        watch: watches over the search.
+        request: asks for the schedule's plan, whether that plan fits the memory limit or not.
+        watch: ends the search when its time is up, and shows its progress.
     """
 
     request: Request
@@ -205,7 +206,7 @@ class _ComparedRequest:
 
 
 def _best(request: Request, watch: Watch) -> Found:
-    """Return the plan that ends first among all schedules that fit the limit; zb-auto fits any."""
+    """Return the plan that ends first among all that fit the limit; zb-auto fits every limit."""
     candidates = []
     for name in compared_schedules(request.memory_limit):
         costs = request.costs.per_chunk(TRAITS[name].chunks)
@@ -233,7 +234,7 @@ def _check_limit(request: Request, plan: Plan) -> None:
 
 
 def _check_weight_gradient(request: Request) -> None:
-    """Raise if the plan needs W but the costs lack it: its share of B is not to be guessed."""
+    """Raise if the plan needs W but the costs lack W: nobody can guess the share of B that is W."""
     splits = request.traits.split or request.split_backward
     whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.split)
     if splits and "W" not in request.costs.passes:

@@ -31,9 +31,9 @@ class Comm(NamedTuple):
     """One communication.
 
     Attributes:
-        kind: what it moves.
-        microbatch: the microbatch that it belongs to; for RG and AG the number of the
-            bucket.
+        kind: the kind of data that it moves.
+        microbatch: the microbatch that the communication belongs to; for RG and AG, the number of
+            the bucket.
         stage: the sending stage of X and G, the pipeline rank of RG and AG; 0 for the others.
     """
 
@@ -75,7 +75,7 @@ def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 
 def _gradients_of_embeddings(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
-    """Return what IB waits for: the B of every stage that reads embeddings, or their broadcast."""
+    """Return the needs of IB: the B of stages that read embeddings, or the gradient's broadcast."""
     readers = _readers(plan)
     own = tuple(Pass("B", microbatch, chunk) for reader, chunk in readers if reader == rank)
     return own if len(own) == len(readers) else (*own, Comm("CIB", microbatch))
@@ -88,7 +88,7 @@ def _readers(plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
-    """Return what S waits for: the output of the last stage.
+    """Return the needs of S: the output of the last stage.
 
     The rank of the last stage has this output already; the others wait for its broadcast C0. If
     the output layer is synchronous, the rank of the last stage waits for C0 too.
@@ -136,9 +136,10 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
 
 
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:
-    """Return the pipeline ranks that take part.
+    """Return the pipeline ranks that take part in ``comm``.
 
-    These are sender and receiver of X and G, the rank that RG or AG belongs to, else all.
+    For X and G these are the sender and the receiver; for RG and AG, the rank that the bucket
+    belongs to; for other kinds, all ranks.
     """
     if comm.kind in REPLICA_KINDS:
         return (comm.stage,)

@@ -1,4 +1,4 @@
-"""A plan holds, for every rank, its passes in the order of execution. It is what a schedule makes.
+"""A plan is the result of a schedule: for every rank, its passes in the order of execution.
 
 A plan holds no times and no communication: ``needs`` derives the dependencies, ``lower`` adds the
 communication, and the simulator computes the times.
@@ -15,7 +15,7 @@ from megatron.schedules.treatments import TREATMENTS, Treatment
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank does, in order.
+    """The passes of every rank, in order.
 
     Attributes:
         rows: for each rank its passes in the order of execution.
@@ -25,8 +25,9 @@ class Plan:
             synchronous, S and T of a microbatch stand next to each other. Even then, a rank waits
             for the collectives of the input layer only where a pass needs them.
         forward_only: the plan is for evaluation and has no B, W and IB.
-        looks_ahead: the last stage reads embeddings too, those of the tokens that follow
-            (multi-token prediction). If the vocabulary is split, CIF and CIB serve both ends.
+        looks_ahead: the last stage also reads embeddings, namely of the tokens that follow
+            (multi-token prediction). If the vocabulary is split, CIF and CIB serve the first and
+            the last stage.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -154,7 +155,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
 
 
 def _name_treatment(header: dict[str, str]) -> None:
-    """Add the ``vocabulary`` line to the header of an older file, which has others instead."""
+    """Add the ``vocabulary`` line to the header of an older file, made from its older lines."""
     old = ", ".join(f"{name} {header[name]}" for name in _OLD_HEADER if name in header)
     if not old:
         return
@@ -176,7 +177,7 @@ def _stages(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _row(name: str, value: str, rank: int, known: dict[str, Pass]) -> tuple[Pass, ...]:
-    """Return the passes of a row; those read so far are ``known``, as ranks have the same ones."""
+    """Return the passes of a row; ``known`` has all passes read so far, which rows share."""
     if name != f"{rank}:":
         raise ValueError(f"expected the row of rank {rank}, got '{name[:40]}'")
     words = value.split()
@@ -187,7 +188,7 @@ def _row(name: str, value: str, rank: int, known: dict[str, Pass]) -> tuple[Pass
 
 
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
-    """Return the passes of microbatch 0 on ``rank``; all other microbatches have the same ones."""
+    """Return the passes of microbatch 0 on ``rank``; other microbatches have the same passes."""
     kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
     if plan.recomputes:
         kinds.insert(1, "R")
@@ -203,7 +204,7 @@ def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
 def evaluation_plan(plan: Plan) -> Plan:
     """Return the evaluation plan with the same stages and treatment: IF, F, S, E and T.
 
-    In it, T only reads the loss from the statistics that the barriers have merged.
+    In an evaluation, T only reads the loss from the statistics that the barriers have merged.
     """
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
@@ -211,21 +212,22 @@ def evaluation_plan(plan: Plan) -> Plan:
 
 
 def plan_of_one(plan: Plan) -> Plan:
-    """Return the plan of the first microbatch alone, in the order that ``plan`` has for it.
+    """Return the plan of the first microbatch alone, with its passes in the same order.
 
-    No dependency crosses microbatches, so it can be run as ``plan`` can.
+    No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run.
     """
     rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
     return replace(plan, rows=rows, microbatches=1)
 
 
 def with_recomputation(plan: Plan) -> Plan:
-    """Return ``plan`` with R, which computes a chunk again for its backward, before every B.
+    """Return ``plan`` with an R before every B; R computes a chunk again for its backward.
 
-    Where layers are computed again within B, that begins when the gradient has arrived. As a pass
-    of its own it needs nothing but its F. So a rank that waits for a gradient can do it meanwhile,
-    and the ranks that wait for its B get their gradient earlier. No pass ends later than in
-    ``plan``, where B takes the time of both. A plan that has R passes stays as it is.
+    If layers are computed again within B, this work begins only when the gradient has arrived. R,
+    as a pass of its own, needs only the F of its chunk. So a rank can run R while it waits for a
+    gradient, and the ranks that wait for its B get their gradient earlier. No pass ends later than
+    in ``plan``, where B takes the time of R and B together. A plan that already has R passes is
+    returned unchanged.
     """
     if plan.recomputes:
         return plan

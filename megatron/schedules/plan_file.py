@@ -1,4 +1,4 @@
-"""Load a plan from a file; check that it can be run and that it is the plan that is wanted."""
+"""Load a plan from a file; check that it can be run and that it is the requested plan."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,13 +19,13 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
 
     Args:
         path: the plan in text form.
-        ranks: the number of ranks that it must have.
-        microbatches: the number of microbatches that it must have.
-        vocabulary: the treatment of the vocabulary that it must have.
+        ranks: the number of ranks that the plan must have.
+        microbatches: the number of microbatches that the plan must have.
+        vocabulary: the treatment of the vocabulary that the plan must have.
 
     Raises:
-        ValueError: if the file holds no plan, one that cannot be run, or one with other ranks,
-            microbatches or treatment. The message names the file.
+        ValueError: if the file holds no plan, a plan that cannot be run, or a plan with other
+            ranks, microbatches or treatment. The message names the file.
     """
     plan = load_any_plan(path)
     found = list(misfits(plan, ranks, microbatches, vocabulary))
@@ -39,12 +39,12 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
 
 
 class Misfit(NamedTuple):
-    """A difference between a plan and the plan that is wanted.
+    """A difference between a plan and the requested plan.
 
     Attributes:
-        field: of ``Request``.
-        found: what the plan has, in words.
-        wanted: what it should have.
+        field: the name of the field of ``Request`` that differs.
+        found: the value that the plan has, in words.
+        wanted: the value that is requested.
     """
 
     field: Literal["ranks", "microbatches", "vocabulary"]
@@ -59,13 +59,13 @@ class Misfit(NamedTuple):
 
 
 def misfits(plan: Plan, ranks: int, microbatches: int, vocabulary: str) -> Iterator[Misfit]:
-    """Yield all differences between a checked plan and the plan that is wanted.
+    """Yield all differences between a checked plan and the requested plan.
 
     Args:
         plan: any plan of an iteration.
         ranks: pipeline ranks of the wanted plan.
-        microbatches: of the wanted plan.
-        vocabulary: treatment of the wanted plan.
+        microbatches: microbatches of the wanted plan.
+        vocabulary: treatment of the vocabulary in the wanted plan.
     """
     if plan.ranks != ranks:
         yield Misfit("ranks", counted(plan.ranks, "rank"), counted(ranks, "rank"))
@@ -86,8 +86,8 @@ def load_any_plan(path: Path) -> Plan:
     """Return the checked plan of a training iteration in a file, whatever its size and treatment.
 
     Raises:
-        ValueError: if the file holds no plan, one that cannot be run, or one that only evaluates;
-            the message names it.
+        ValueError: if the file holds no plan, a plan that cannot be run, or a plan for evaluation
+            only. The message names the file.
     """
     try:
         text = read_text(path)
@@ -98,9 +98,9 @@ def load_any_plan(path: Path) -> Plan:
     return _checked(path, text)
 
 
-@lru_cache(maxsize=1)  # who starts a run asks for its stages, its costs and its plan
+@lru_cache(maxsize=1)  # a run reads the file for its stages, for its costs and for its plan
 def _checked(path: Path, text: str) -> Plan:
-    """Return the plan that a file's ``text`` holds, checked; the same text is checked only once."""
+    """Return the checked plan that a file's ``text`` holds; the same text is checked only once."""
     try:
         plan = Plan.from_text(text)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The command-line names of what a plan is made from, the same for every command.
+"""The names of the command-line flags that describe a plan, the same for every command.
 
-Training and the tools declare flags of a plan each in its own words, so the names stand here. The
-first name of a flag is the one of training, and it stands in messages and documents. The others are
-accepted in its place.
+Training and each tool declare these flags with their own help texts, so only the names stand here.
+The first name of a flag is the name that training uses; messages and documents use it too. The
+tools accept the other names in its place.
 """
 
 from collections.abc import Mapping

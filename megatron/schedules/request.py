@@ -1,4 +1,4 @@
-"""Which plan is wanted. Faults that are known before the plan is made are refused here."""
+"""A request says which plan is wanted. It refuses all faults that show before the plan is made."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -41,20 +41,21 @@ class Request:
         vocabulary: a name of ``VOCABULARY_TREATMENTS``.
         ranks: pipeline ranks p.
         microbatches: microbatches m of an iteration.
-        costs: durations, by which passes are placed; accurate ones give a better plan. They are
-            those of one chunk, or, for ``auto``, which compares schedules with different chunks,
-            those of all chunks of a rank together.
+        costs: durations, by which passes are placed; accurate costs give a better plan. They are
+            the costs of one chunk. For ``auto``, which compares schedules with different numbers of
+            chunks, they are the costs of all chunks of a rank together.
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
-        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs one,
-            ``optimal`` takes p plus one for every barrier by default, the others have no default.
-            A schedule that ``fills`` may hold all of it for a shorter plan.
-        split_backward: make W a separate pass even if the schedule does not.
+        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
+            limit; the limit of ``optimal`` is by default p plus the number of barriers; other
+            schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
+            shorter plan.
+        split_backward: make W a separate pass even if the schedule itself does not split it off.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
-        recompute_ahead: what B computes again becomes a pass of its own, R, and a rank may hold
-            so many chunks between R and B; ``None``: it stays in B.
+        recompute_ahead: the number of chunks that a rank may hold between R and B; R is then a
+            separate pass that computes activations again. ``None``: B computes them again.
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
-        quick: whether the search makes do with ``EFFORT_QUICK``: the plan is only looked at.
+        quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the

@@ -1,4 +1,4 @@
-"""When every pass of a plan starts if each rank works as soon as it can.
+"""The start of every pass of a plan if each rank works as soon as it can.
 
 ``check`` uses these times to prove that a plan does not deadlock, and ``lower`` uses them to put
 all communications into one order for all ranks.
@@ -21,8 +21,8 @@ class Timing:
         starts: for every rank, the start of each pass of its row.
         ends: for every rank, the end of each pass of its row.
         ready: for every communication, the time at which its last source has ended. The
-            communications are in topological order: each follows all others that it depends on,
-            even if their times are equal.
+            communications are in topological order: each follows all communications that it depends
+            on, even if their times are equal.
         stuck: for every rank that cannot finish its row, the index of the pass where it stops.
     """
 
@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def working(self) -> "list[Working]":
-        """For every rank, when it works."""
+        """For every rank, the time in which it works."""
         return [working(*times) for times in zip(self.starts, self.ends, strict=True)]
 
 
@@ -48,7 +48,7 @@ pass takes time."""
 
 
 def working(starts: Sequence[float], ends: Sequence[float]) -> Working:
-    """Return when a rank works, given its passes in order."""
+    """Return the time in which a rank works, from the times of its passes in order."""
     indices = range(len(starts))
     first = next((starts[i] for i in indices if ends[i] > starts[i]), None)
     if first is None:
@@ -65,7 +65,7 @@ def longest_span(ranks: Iterable[Working]) -> float:
 
 
 def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
-    """Compute the earliest times: every rank runs its passes in order, each once its needs are met.
+    """Compute the earliest times: each rank runs its passes in order, each when its needs are met.
 
     Communications take their time and never wait for one another.
 
@@ -80,7 +80,7 @@ def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
 
 
 def walk(graph: Graph, rows: Sequence[Sequence[int]]) -> "Walk":
-    """Do what ``earliest`` does with rows of numbered passes.
+    """Compute the times of ``earliest`` from rows of numbered passes.
 
     The effort is linear in the number of passes: a rank that waits for a communication is not
     looked at again before this communication is ready.
@@ -99,7 +99,8 @@ class Walk:
         starts: for every rank, the start of each pass so far.
         ends: for every rank, the end of each pass so far.
         latest: for every communication and microbatch, the end of its latest source so far.
-        complete: the communications whose sources have all ended, in the order in which they did.
+        complete: the communications whose sources have all ended, in the order of the last source's
+            end.
     """
 
     def __init__(self, graph: Graph, rows: Sequence[Sequence[int]]) -> None:
@@ -121,7 +122,7 @@ class Walk:
         return {rank: done for rank, (done, length) in enumerate(lengths) if done < length}
 
     def advance(self, rank: int) -> list[int]:
-        """Let ``rank`` go on until it must wait; return the ranks that can go on because of it."""
+        """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
         starts, ends = self.starts[rank], self.ends[rank]
         m, times, feeds = self._graph.microbatches, self._graph.times, self._graph.feeds
         missing, latest = self._missing, self.latest
@@ -167,11 +168,11 @@ class Walk:
             start = max(start, latest[comm] + times[comm // m])
         for own in graph.own_needs[number]:
             if not self._done[own * m + microbatch]:
-                return None  # the need stands later in the row, or not at all: stuck for good
+                return None  # the need stands later in the row or nowhere: stuck for good
         return start
 
     def _blocking(self, rank: int) -> list[int]:
-        """Return the communication that ``rank`` waits for at once after its last pass, if any."""
+        """Return the communication that ``rank`` waits for right after its last pass, if any."""
         if not self.ends[rank]:
             return []
         m = self._graph.microbatches

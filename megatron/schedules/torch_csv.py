@@ -1,11 +1,11 @@
-"""Plans in the form of PyTorch's pipeline schedules (``torch.distributed.pipelining``), and back.
+"""Convert plans to and from PyTorch's pipeline schedules (``torch.distributed.pipelining``).
 
-A row of the file is a rank, a cell an action: the number of the stage, the kind of work and the
-microbatch. ``2F0`` is a forward, ``2B0`` a whole backward, ``2I0`` a backward that forms the input
-gradient only, ``2W0`` the weight gradient that it leaves. ``_PipelineScheduleRuntime._load_csv``
-reads such a file, adds the communication and runs it; torchtitan does so with the file that
-``pipeline_parallel_schedule_csv`` names. PyTorch numbers stages in the order of the data and reads
-from the rows where they are.
+A row of the file is a rank. A cell is an action: the number of the stage, the kind of work and the
+microbatch. ``2F0`` is a forward, ``2B0`` a whole backward, ``2I0`` a backward that computes the
+input gradient only, and ``2W0`` the weight gradient that ``2I0`` leaves out.
+``_PipelineScheduleRuntime._load_csv`` reads such a file, adds the communication and runs the
+schedule; torchtitan uses it for the file that ``pipeline_parallel_schedule_csv`` names. PyTorch
+numbers stages in the order in which the data flows. The rows show on which rank each stage is.
 """
 
 import csv
@@ -30,14 +30,14 @@ TorchtitanSchedule = Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
 
 def to_torch_csv(plan: Plan) -> str:
-    """Return a plan as a compute-only file of PyTorch's, a row for every rank.
+    """Return a plan as PyTorch's compute-only file, with a row for every rank.
 
     Args:
-        plan: a plan that ``check`` accepts. What it says of the vocabulary must be ``none``.
+        plan: a plan that ``check`` accepts. Its treatment of the vocabulary must be ``none``.
 
     Raises:
-        ValueError: if PyTorch's runtime could not run it: the vocabulary is split over the ranks,
-            there is no backward, it recomputes in passes of their own, or the last stage takes the
+        ValueError: if PyTorch's runtime cannot run the plan: the vocabulary is split over the
+            ranks, the plan has no backward, it has R passes, or the last stage takes the
             microbatches out of order.
     """
     _refuse_what_torch_lacks(plan)
@@ -52,18 +52,18 @@ def to_torch_csv(plan: Plan) -> str:
 
 
 def from_torch_csv(text: str) -> Plan:
-    """Return the checked plan of a file in PyTorch's form, whoever wrote it.
+    """Return the checked plan of a file in PyTorch's form, written by any program.
 
     Empty cells (PyTorch's steps without work), communication and the sharding of parameters are
-    skipped: ``lower`` adds what a plan needs. Actions that PyTorch overlaps stand one after the
-    other. If only some backwards are split, the others become B and, right after it, W. The chunks
-    of a rank are numbered in the order of their stages.
+    skipped: ``lower`` adds what a plan needs. Actions that PyTorch overlaps become passes that
+    follow one another. If only some backwards are split, each whole backward becomes a B with a W
+    right after it. The chunks of a rank are numbered in the order of their stages.
 
     Args:
         text: the contents of the file, with or without communication.
 
     Raises:
-        ValueError: if a cell is no action, or the rows are no plan; the message names the place.
+        ValueError: if a cell is no action, or the rows form no plan; the message names the place.
     """
     rows = [list(_actions(rank, row)) for rank, row in enumerate(csv.reader(text.splitlines()))]
     if not any(rows):
@@ -83,12 +83,13 @@ def from_torch_csv(text: str) -> Plan:
 
 
 def torchtitan_schedule(plan: Plan) -> TorchtitanSchedule:
-    """Return the ``pipeline_parallel_schedule`` for which torchtitan places stages as a plan does.
+    """Return the ``pipeline_parallel_schedule`` whose stages torchtitan places as ``plan`` does.
 
-    Torchtitan runs the rows of the file, but it places stages by the name of a schedule.
+    Torchtitan takes the order of the passes from the file, but the places of the stages from the
+    name of a schedule.
 
     Raises:
-        ValueError: if it places no schedule's stages so.
+        ValueError: if torchtitan has no schedule with these places of stages.
     """
     p, stages = plan.ranks, plan.stages
     ranks = [rank for rank, _ in stages]
@@ -130,7 +131,7 @@ def _refuse_what_torch_lacks(plan: Plan) -> None:
 
 
 def _actions(rank: int, row: list[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the actions of a row that compute."""
+    """Yield the actions of a row that are computations."""
     for cell in row:
         overlapped = _OVERLAPPED.fullmatch(cell.strip())
         for word in overlapped[1].split(";") if overlapped else [cell]:

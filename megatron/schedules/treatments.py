@@ -69,14 +69,14 @@ class Treatment:
 
     @property
     def in_plan(self) -> "Treatment":
-        """The treatment that a plan records: plans do not know the layers, so redis is none."""
+        """The treatment that a plan records: ``none`` for redis, because a plan has no layers."""
         return self if self.is_sharded else TREATMENTS["none"]
 
     @property
     def delay(self) -> int:
         """Intervals by which the barriers delay the backwards: one for each barrier.
 
-        As many additional microbatches are in flight.
+        Each of these intervals means one more microbatch in flight.
         """
         return len(self.barriers)
 
@@ -104,7 +104,7 @@ class Treatment:
     def gradient_pass(self) -> PassKind:
         """The pass that computes a shard's part of the input gradient: S (Algorithm 2) or T.
 
-        It is S too for an output layer that is not split, as with Algorithm 2.
+        For an output layer that is not split it is S, as in Algorithm 2.
         """
         if not self.is_sharded:
             return "S"
@@ -124,14 +124,15 @@ class Treatment:
 
         Args:
             kind: a pass of the output layer.
-            recompute: nothing of the logits is kept until T, which computes them once more.
+            recompute: whether T computes the logits again, because they are not kept until T.
         """
         return self.products.get(kind, 0) + (recompute and kind == "T")
 
     def barrier_before(self, kind: PassKind) -> Barrier:
         """Return the barrier that a pass of the output layer after S waits for.
 
-        If a barrier follows the pass, it is the barrier before that one; else it is the last.
+        If a barrier follows the pass, the result is the barrier before that barrier; otherwise it
+        is the last barrier.
         """
         own = (i for i, barrier in enumerate(self.barriers) if barrier.after == kind)
         return self.barriers[next(own, len(self.barriers)) - 1]

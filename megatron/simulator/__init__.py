@@ -1,1 +1,1 @@
-"""How long a program takes and how much memory it holds. Standard library only."""
+"""The time that a program takes and the memory that it holds. Standard library only."""

@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Real over planned; infinite if planned is 0 and real is not."""
+        """Real divided by planned; infinite if only planned is 0; 1 if both are 0."""
         if self.planned:
             return self.real / self.planned
         return inf if self.real else 1.0
@@ -33,14 +33,15 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Bubble:
-    """Where a rank's idle time goes, in shares of the iteration.
+    """The parts of a rank's idle time by cause, as shares of the iteration.
 
     Attributes:
         peer: waiting for an activation or a gradient.
         barrier: waiting for a collective of the vocabulary.
         replicas: waiting for gradients or parameters of the replicas.
-        host: idle before a pass without waiting for anything: the host issues the pass late.
-        done: after its last pass and wait, while other ranks still work.
+        host: idle before a pass without a wait for a communication, because the host issues the
+            pass late.
+        done: idle after the rank's last pass and wait, while other ranks still work.
     """
 
     peer: float
@@ -52,7 +53,7 @@ class Bubble:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Mean times of one kind of pass, over all ranks and of every rank that has such passes."""
+    """Mean times of one kind of pass: over all ranks, and for each rank with such passes."""
 
     mean: Pair
     by_rank: Mapping[int, Pair]
@@ -63,13 +64,13 @@ class Comparison:
     """Two timelines side by side; times in the unit of the timelines.
 
     Attributes:
-        total: time from the first start of all passes on all ranks to the end of the last pass, or
-            of the last wait for replicas.
+        total: time from the first start of a pass on any rank to the end of the last pass, or of
+            the last wait for replicas.
         idle: share of the total time in which a rank runs no pass, averaged over all ranks.
         passes: mean times by kind of pass.
         overlap: by kind of collective, the share of its time in which its ranks compute. A kind
-            that takes no time in either timeline is left out. If it takes no time in one of them,
-            its share there is 1.
+            that takes no time in both timelines is left out. If a kind takes no time in only one
+            timeline, its share in that timeline is 1.
         bubbles: for every rank, its idle time, planned and real.
     """
 
@@ -122,7 +123,7 @@ def compare(planned: Timeline, real: Timeline) -> Comparison:
 
 
 def total(timeline: Timeline) -> float:
-    """Return the time from the first start of all passes to the last end of passes and exchange."""
+    """Return the time from the first start of a pass to the last end of a pass or exchange."""
     begin, end = _limits(timeline)
     return end - begin
 
@@ -134,7 +135,7 @@ def idle(timeline: Timeline) -> float:
 
 
 def bubble(timeline: Timeline, rank: int) -> Bubble:
-    """Return where the idle time of ``rank`` goes. The shares and that of its work add up to 1."""
+    """Return the idle time of ``rank`` by cause; these shares and its work's share sum to 1."""
     begin, end = _limits(timeline)
     last = _last_end(timeline, rank)
     peer = barrier = replicas = 0.0
@@ -188,7 +189,7 @@ def _limits(timeline: Timeline) -> tuple[float, float]:
 
 
 def _last_end(timeline: Timeline, rank: int) -> float:
-    """Return when a rank is done: with its last pass, or a wait for replicas after it."""
+    """Return the end of a rank's last pass, or of a later wait for replicas."""
     ends = [wait.end for wait in timeline.waits if wait.rank == rank and wait.kind in REPLICA_KINDS]
     return max([timeline.compute(rank)[-1].end, *ends])
 

@@ -1,7 +1,8 @@
-"""Passes slowed by collectives of other ranks that are under way beside them.
+"""Slow down passes while collectives are under way beside them.
 
-A rank issues a collective as early as it can. From then on the collective's kernel occupies
-multiprocessors, also while it waits for other ranks. Passes beside it have the others only.
+A rank issues a collective as early as it can. From then on the collective's kernel occupies some
+multiprocessors, even while it waits for other ranks. A pass beside the collective has only the
+remaining multiprocessors.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,11 +31,12 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
     """Return costs in which passes beside collectives are slower.
 
     Args:
-        program: of an iteration.
-        costs: of passes that have the GPU alone.
-        share: by which a pass is slower beside a collective of the vocabulary: the
-            multiprocessors of its kernel over all, ``CHANNELS`` of them in Megatron-LM.
-        replicas: the same of a collective with replicas.
+        program: the program of an iteration.
+        costs: the costs of passes that have the GPU alone.
+        share: share by which a pass is slower beside a collective of the vocabulary. It is the
+            share of all multiprocessors that the collective's kernel occupies; in Megatron-LM,
+            ``CHANNELS`` divided by their number.
+        replicas: share by which a pass is slower beside a collective with replicas.
     """
     timeline = simulate(program, costs)
     works = [timeline.work(rank) for rank in range(timeline.ranks)]
@@ -48,7 +50,7 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
     factors = [1 + own for own in slower]
     passes = dict(costs.passes)
     for kind, alone in costs.passes.items():
-        if kind != "U":  # it moves bytes, and multiplies nothing
+        if kind != "U":  # U moves bytes, and multiplies nothing
             passes[kind] = _scaled(alone, factors)
     return replace(costs, passes=passes)
 
@@ -56,7 +58,7 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
 def occupied(
     program: Program, timeline: Timeline, kinds: Collection[CommKind] = _VOCABULARY
 ) -> list[float]:
-    """Return for every rank the time of its passes beside which a collective is under way."""
+    """Return for every rank the time in which its passes run beside a collective."""
     ends = {span.label: span.end for span in timeline.spans if span.lane == "comm"}
     found = []
     for rank, row in enumerate(program.rows):
@@ -72,7 +74,7 @@ def _under_way(
     ends: Mapping[str, float],
     kinds: Collection[CommKind],
 ) -> list[Interval]:
-    """Return from when to when a collective is under way, in order and without overlap."""
+    """Return the intervals in which collectives are under way, in order and without overlap."""
     clock = 0.0
     found: list[Interval] = []
     for step in row:
@@ -90,7 +92,7 @@ def _under_way(
 
 
 def _common(passes: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Return the time that both have in common; each is in order and without overlap."""
+    """Return the time common to both; the intervals of each are in order and do not overlap."""
     total, at = 0.0, 0
     for start, end in passes:
         while at < len(others) and others[at][1] <= start:
@@ -103,7 +105,7 @@ def _common(passes: Sequence[Interval], others: Sequence[Interval]) -> float:
 
 
 def _scaled(time: Time, factors: Sequence[float]) -> Time:
-    """Return times by rank, each with its rank's factor."""
+    """Return times by rank, each multiplied by its rank's factor."""
     if isinstance(time, (int, float)):
         return [time * factor for factor in factors]
     rows = ([own] if isinstance(own, (int, float)) else own for own in time)  # a rank's chunks

@@ -1,4 +1,4 @@
-"""An iteration with the exchange between replicas, and how much of it is hidden by the passes."""
+"""An iteration with the exchange between replicas, and the part of it that the passes hide."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ _TINY: Final = 1e-9
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a program does with its replicas, and when.
+    """The work with replicas that a program contains, and the places of this work.
 
     Attributes:
-        reduce: reduce a bucket as soon as its gradients are complete; otherwise all after the last
-            pass.
-        updates: begin with the update of the parameters, as a sharded optimizer needs it.
-        gather: let passes run beside gatherings whose parameters they do not read; otherwise the
-            first pass comes after all of them.
+        reduce: reduce each bucket as soon as its gradients are complete; otherwise reduce all
+            buckets after the last pass.
+        updates: begin the program with the update of the parameters, for a sharded optimizer.
+        gather: let a pass run beside a gathering whose parameters the pass does not read; otherwise
+            the first pass comes after all gatherings.
     """
 
     reduce: bool = False
@@ -35,7 +35,7 @@ class Overlap:
     gather: bool = False
 
     def added_to(self, program: Program, buckets: Sequence[Sequence[Bucket]]) -> Program:
-        """Return the program of a replica's iteration with all that; ``buckets`` of every rank."""
+        """Return the program with this work added, for the ``buckets`` of every rank."""
         program = with_reductions(program, buckets, overlap=self.reduce)
         return with_updates(program, buckets, overlap=self.gather) if self.updates else program
 
@@ -44,12 +44,12 @@ class Overlap:
 class EvenBuckets:
     """Buckets of a plan whose model is not known.
 
-    A rank has as many parameters in each of its chunks, and in each vocabulary layer that is split,
-    as in the others.
+    All chunks of a rank, and all its split vocabulary layers, count as having equally many
+    parameters.
 
     Attributes:
-        overlap: what is done with them.
-        cut: buckets of a chunk or layer.
+        overlap: the work done with the buckets.
+        cut: number of buckets of each chunk or layer.
     """
 
     overlap: Overlap
@@ -72,22 +72,23 @@ class EvenBuckets:
         return [own] * plan.ranks
 
     def added_to(self, program: Program) -> Program:
-        """Return a program with the work of replicas."""
+        """Return a program with the work of replicas added."""
         return self.overlap.added_to(program, self.of(program.plan))
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What the ranks of a pipeline exchange with their replicas.
+    """The exchange of a pipeline's ranks with their replicas.
 
     Attributes:
-        replicas: how many there are, and what they exchange.
-        link: from a rank to its replica.
-        buckets: of every pipeline rank.
-        parameters: of every pipeline rank, with the padding of its buckets.
-        update: for every pipeline rank, the time in which it updates all that is its own.
-        overlap: what the program of an iteration does of it. A sharded optimizer whose program has
-            no updates takes its step, and gathers, after the last pass.
+        replicas: the number of replicas, and the sizes of the numbers that they exchange.
+        link: the link from a rank to its replica.
+        buckets: the buckets of every pipeline rank.
+        parameters: number of parameters of every pipeline rank, with the padding of its buckets.
+        update: for every pipeline rank, the time in which it updates its own part of the
+            parameters.
+        overlap: the part of the exchange that is in the program of an iteration. If the program has
+            no updates, a sharded optimizer updates and gathers after the last pass.
     """
 
     replicas: Replicas
@@ -99,13 +100,13 @@ class Exchanges:
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that a rank sends to its replicas in an iteration, on the rank that sends most."""
+        """Bytes that a rank sends to its replicas in an iteration; the most over the ranks."""
         most = max(self.parameters)
         return self.replicas.reduced_bytes(most) + self.replicas.gathered_bytes(most)
 
     @property
     def step(self) -> float:
-        """Time of the optimizer's step as far as it is not in the program."""
+        """Time of the optimizer's step after the program; 0 if the program has the updates."""
         if self.overlap.updates:
             return 0.0
         gathering = self.replicas.gathering(self.parameters, self.link)
@@ -115,7 +116,7 @@ class Exchanges:
         )
 
     def added_to(self, program: Program, costs: Costs) -> tuple[Program, Costs]:
-        """Return a program and its costs, in the unit of the link, with the exchange."""
+        """Return a program with the exchange, and its costs in the link's unit of time."""
         program = self.overlap.added_to(program, self.buckets)
         exchanges: dict[CommKind, Exchange] = {
             "RG": self.replicas.reduction(self.parameters, self.link)
@@ -129,11 +130,11 @@ class Exchanges:
 
 @dataclass(frozen=True)
 class Hidden:
-    """How much of an exchange the passes hide.
+    """The part of an exchange that the passes hide.
 
     Attributes:
-        alone: its time on the slowest rank, one bucket after the other.
-        added: the time that it adds to an iteration.
+        alone: time of the exchange on the slowest rank, one bucket after the other.
+        added: time that the exchange adds to an iteration.
     """
 
     alone: float
@@ -141,15 +142,15 @@ class Hidden:
 
     @property
     def share(self) -> float:
-        """Share of its time that it does not add to the iteration."""
+        """Share of the exchange's time that it does not add to the iteration."""
         share = 1 - self.added / self.alone
         return 0.0 if abs(share) < _TINY else share
 
 
 def hidden(program: Program, costs: Costs) -> Mapping[CommKind, Hidden]:
-    """Return how much of RG and AG is hidden; what takes no time is left out.
+    """Return the hidden part of RG and of AG; a kind that takes no time is left out.
 
-    The iteration is simulated with and without the time of each.
+    For each kind, the iteration is simulated with and without the time of that kind.
     """
     whole = simulate(program, costs).end
     times: dict[CommKind, dict[int, float]] = defaultdict(lambda: defaultdict(float))

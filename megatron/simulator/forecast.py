@@ -16,7 +16,7 @@ class Forecast:
         idle: share of the schedule in which a rank waits, averaged over the ranks.
         mfu: model FLOPs as a share of the peak of all devices, in the time of the iteration.
         peak: for every rank, the most bytes that it holds.
-        once: seconds by which work that is done once in an iteration prolongs the schedule.
+        once: seconds that work done once in an iteration adds to the schedule.
     """
 
     schedule: float
@@ -42,10 +42,10 @@ class Forecast:
         step: float = 0.0,
         once: float = 0.0,
     ) -> "Forecast":
-        """Return the forecast of a simulated iteration, with the attributes' units.
+        """Return the forecast of a simulated iteration; the units are those of the attributes.
 
-        ``model_flops`` are the useful FLOPs of the pipeline's ranks together, ``peak_flops`` the
-        FLOP/s of one rank by its data sheet.
+        ``model_flops`` are the useful FLOPs of all ranks of the pipeline together, and
+        ``peak_flops`` the FLOP/s of one rank by its data sheet.
         """
         seconds = timeline.end + once + step
         mfu = model_flops / (timeline.ranks * peak_flops * seconds)

@@ -1,4 +1,4 @@
-"""The figures of an iteration, each with its one definition.
+"""The figures of an iteration, each with its only definition.
 
 Commands and reports print these texts; docs/metrics.md has them all in one place.
 """
@@ -43,6 +43,6 @@ def definitions(*names: str) -> str:
 
 
 def headline(timeline: Timeline, in_flight: Sequence[float]) -> str:
-    """Return the figures that say what a plan is worth, time and idle share first."""
+    """Return, as text, the main figures of a plan: time, idle share and microbatches in flight."""
     held = counted(max(in_flight), "microbatch in flight")
     return f"time {timeline.end:.4g}, idle {timeline.idle():.1%}, {held}"

@@ -28,19 +28,19 @@ LAYERS_PER_STAGE: Final = 4
 
 @dataclass(frozen=True)
 class Scenario:
-    """What to simulate.
+    """The input of a simulation.
 
     Attributes:
-        request: the wanted plan, with its costs. For ``redis``, costs that are alike on all ranks
-            are those of an even distribution of the layers.
-        output_layer: time of the forward of the whole output layer, which is added to the passes
-            that run it. By default the costs give the times of S and T, and no stage has an output
-            layer.
+        request: the wanted plan, with its costs. For ``redis``, costs that are equal on all ranks
+            count as the costs of an even distribution of the layers.
+        output_layer: time of the forward of the whole output layer. The times of its passes are
+            computed from it and added to the costs. By default the costs themselves give the times
+            of S and T, and no stage has an output layer.
         layers: transformer layers of the model, for ``redis``; by default 4 per stage.
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
-        replicas: of the pipeline.
-        buckets: that they exchange. The costs have the times of U, RG and AG.
-        vocab_recompute: the output layer's backward computes the logits once more.
+        replicas: number of replicas of the pipeline.
+        buckets: the buckets that the replicas exchange. The costs have the times of U, RG and AG.
+        vocab_recompute: whether the output layer's backward computes the logits again.
     """
 
     request: Request
@@ -57,12 +57,14 @@ class Simulation:
     """The result of a simulation.
 
     Attributes:
-        program: what runs.
-        schedule: the schedule that its plan is of; of those that ``auto`` compares the one taken.
-        timeline: its timeline.
+        program: the simulated program.
+        schedule: the name of the plan's schedule; for ``auto``, the schedule that ``auto`` has
+            chosen.
+        timeline: the program's timeline.
         in_flight: for every rank, its peak of microbatches in flight, counted as in the schedule's
             promise.
-        bound: a time that no plan within the limit can beat, if ``optimal`` has proven one.
+        bound: a proven time that no plan within the limit can beat; ``None`` unless ``optimal`` has
+            proven it.
         hidden: how much of the exchange with replicas the passes hide, by kind.
     """
 
@@ -80,11 +82,11 @@ class Simulation:
 
 
 def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
-    """Make the plan of ``scenario``, whose search ``watch`` ends and shows, and simulate it.
+    """Make the plan of ``scenario`` and simulate it; ``watch`` ends and shows the search.
 
     Raises:
-        ValueError: if ``find_plan`` raises it, if the costs are for other ranks or chunks, or if an
-            option does not apply to the treatment of the vocabulary.
+        ValueError: if ``find_plan`` raises ``ValueError``, if the costs are for other ranks or
+            chunks, or if an option does not apply to the treatment of the vocabulary.
     """
     _check(scenario.request.costs, scenario.request.ranks)
     request = replace(scenario.request, costs=_costs(scenario))

@@ -1,7 +1,7 @@
 """Compute the timeline of a program with given costs. The runtime executes the same program.
 
 Each rank has a compute lane, and communication lanes that overlap with it. A communication begins
-when every participant has issued it and its lane is free, and ends after its cost.
+when every participant has issued it and its lane is free. It ends after the time that is its cost.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Span(NamedTuple):
     Attributes:
         lane: ``compute``, ``comm``, or ``wait`` where the rank waited for a communication.
         label: text form of the pass or communication.
-        chunk: its model chunk; 0 for communications.
+        chunk: model chunk of the pass; 0 for communications.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every pass, communication and wait took place: simulated, or recorded by the runtime.
+    """The times of all passes, communications and waits: simulated, or recorded by the runtime.
 
     Attributes:
         spans: all passes and communications, in no particular order.
@@ -61,7 +61,7 @@ class Timeline:
 
     @classmethod
     def of_lanes(cls, ranks: int, spans: Iterable[Span]) -> "Timeline":
-        """Return the timeline made of ``spans``; those in the lane ``wait`` become its waits."""
+        """Return the timeline made of ``spans``; spans in the lane ``wait`` become its waits."""
         waits: list[Span] = []
         others: list[Span] = []
         for span in spans:
@@ -102,7 +102,7 @@ class Timeline:
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * span)
 
     def idle(self) -> float:
-        """Return the share of the time up to ``end`` in which a rank runs no pass, on average."""
+        """Return the share of the time from 0 to ``end`` in which ranks run no pass, on average."""
         return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)
 
 
@@ -122,13 +122,13 @@ def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
 
 
 def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
-    """Return the time of a pass of ``program``; U takes its bucket's share of its cost."""
+    """Return the time of a pass of ``program``; U takes its bucket's share of the cost of U."""
     share = program.shares[gathering(rank, item.microbatch)] if item.kind == "U" else 1.0
     return costs.of_pass(program.plan, rank, item, share)
 
 
 def comm_time(program: Program, costs: Costs, comm: Comm) -> float:
-    """Return the time of a communication of ``program``; a bucket's takes its share of the cost."""
+    """Return the time of a communication of ``program``; a bucket takes its share of the cost."""
     return costs.of_comm(comm, program.shares.get(comm, 1.0))
 
 
@@ -149,7 +149,7 @@ class _Walk:
         self._sleepers: dict[Comm, list[int]] = {}
 
     def advance(self, rank: int) -> list[int]:
-        """Let ``rank`` go on until it must wait; return the ranks that can go on because of it."""
+        """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
         row = self.program.rows[rank]
         woken: list[int] = []
         while self.position[rank] < len(row):

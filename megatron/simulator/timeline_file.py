@@ -30,10 +30,11 @@ _ROUNDING: Final = 1e-6
 def save_timeline(timeline: Timeline, path: Path) -> None:
     """Write ``timeline`` as JSON: the number of ranks and a list of spans with named fields.
 
-    Waits stand among the spans, in the lane ``wait``. The file is complete or as it was before.
+    Waits stand among the spans, in the lane ``wait``. If writing fails, the file stays as it was
+    before.
 
     Raises:
-        OSError: it cannot be written; the message names it.
+        OSError: if the file cannot be written; the message names the file.
     """
     in_order = sorted((*timeline.spans, *timeline.waits), key=lambda s: (s.start, s.rank))
     spans = [span._asdict() for span in in_order]
@@ -42,11 +43,11 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
 
 
 def load_timeline(path: Path) -> Timeline:
-    """Read what ``save_timeline`` wrote.
+    """Read a file that ``save_timeline`` wrote.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: the file holds no timeline.
+        OSError: if the file does not exist or cannot be read.
+        ValueError: if the file holds no timeline.
     """
     try:
         document = json.loads(read_text(path))
@@ -67,8 +68,8 @@ def _span(named: Any) -> Span:
     """Return a span whose values are of the right types.
 
     Raises:
-        TypeError: it has other fields.
-        ValueError: a value has another type, or is no time.
+        TypeError: if the fields are not those of a span.
+        ValueError: if a value has a wrong type or is out of range.
     """
     span = Span(**named)
     for name, kind in _TYPES.items():
@@ -93,7 +94,7 @@ def _span(named: Any) -> Span:
 
 
 def _shown(text: str) -> str:
-    """Return a word of a file as a message shows it."""
+    """Return a word of a file in the form for a message: quoted and cut to 40 characters."""
     return repr(text[:40])
 
 
@@ -101,7 +102,7 @@ def _check_rows(timeline: Timeline) -> None:
     """Check that no rank runs two passes at the same time.
 
     Raises:
-        ValueError: one does.
+        ValueError: if a rank does.
     """
     allowed = _ROUNDING * max((abs(span.end) for span in timeline.spans), default=0.0)
     for rank in range(timeline.ranks):

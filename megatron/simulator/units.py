@@ -1,4 +1,4 @@
-"""Times and bytes in the unit that suits their size, so that no small figure reads 0.0."""
+"""Times and bytes in the unit that suits their size, so that no small number is shown as 0.0."""
 
 from collections.abc import Sequence
 from math import inf
@@ -16,9 +16,9 @@ class Scale(NamedTuple):
     """The units of one quantity.
 
     Attributes:
-        units: from the largest to the smallest.
-        least: the smallest number that is written in a unit that is not the smallest.
-        decimals: digits behind the point.
+        units: the units, from the largest to the smallest.
+        least: a number smaller than this is written in a smaller unit, if there is one.
+        decimals: digits after the decimal point.
     """
 
     units: Sequence[Unit]
@@ -26,17 +26,17 @@ class Scale(NamedTuple):
     decimals: int
 
     def unit(self, *values: float) -> Unit:
-        """Return the largest unit in which all ``values`` but zeros are large enough to be read."""
+        """Return the largest unit in which all ``values`` except zeros are at least ``least``."""
         smallest = min((value for value in values if value > 0), default=inf)
         large = (unit for unit in self.units if smallest >= self.least * unit.size)
         return next(large, self.units[-1])
 
     def number(self, value: float, unit: Unit) -> str:
-        """Return ``value`` as a number of ``unit``."""
+        """Return ``value``, converted to ``unit``, as text without the unit's name."""
         return f"{value / unit.size:.{self.decimals}f}"
 
     def write(self, value: float) -> str:
-        """Return ``value`` in the unit that suits it."""
+        """Return ``value`` as text, with the unit that suits it."""
         unit = self.unit(value)
         return f"{self.number(value, unit) if value else 0} {unit.name}"
 
@@ -50,5 +50,5 @@ MEMORY: Final = Scale(
 
 
 def percent(share: float) -> str:
-    """Return a share in percent with one decimal, or with two digits if that would be 0.0."""
+    """Return a share in percent with one decimal; a share that would read 0.0 has two digits."""
     return f"{share:.1%}" if share >= 0.0005 or share <= 0 else f"{100 * share:.2g}%"

@@ -1,1 +1,1 @@
-"""Building blocks: a file per schedule, and the two that put the vocabulary into any."""
+"""Building blocks: a file per schedule, and two files that add vocabulary passes to any block."""

@@ -23,7 +23,7 @@ class Slot(NamedTuple):
 
     Attributes:
         start: start time of microbatch 0, in the block's own unit; may be negative.
-        duration: time it occupies; 0 for a pass inserted between two others.
+        duration: time that the pass occupies; 0 for a pass inserted between two others.
         kind: the kind of pass.
         chunk: the model chunk.
     """

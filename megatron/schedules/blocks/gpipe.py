@@ -4,12 +4,12 @@ from megatron.schedules.blocks.block import Block, Slot
 
 
 def gpipe(ranks: int, microbatches: int) -> Block:
-    """Return the GPipe block: backwards wait until the last microbatch has gone forward.
+    """Return the GPipe block: backwards wait until the last microbatch's forwards are done.
 
-    Each half of the schedule runs without the other, so microbatches follow one another faster
-    than the block's interval of 3 says: after 1 in the forwards. So a microbatch enters the next
-    rank a whole interval later. Then what comes back from the last rank, as vocabulary passes do,
-    stands as many microbatches behind as it really comes.
+    All forwards run before all backwards. So real forwards follow one another after 1 unit,
+    although the block's interval is 3. To make up for this, a microbatch enters each next rank a
+    whole interval later in the block. Then passes that wait for the last rank, such as vocabulary
+    passes, come as many microbatches later in the block as in reality.
     """
     drained = microbatches + ranks - 1
     rows = tuple(

@@ -3,10 +3,11 @@
 A wave has two chunks per rank, so a rank has v = 2 w chunks. Even chunks go down the ranks, and odd
 ones come back up, so a microbatch changes direction without leaving its rank. A group of p
 microbatches goes through one wave before the next; backwards take the waves in reverse order. Each
-pass of a microbatch starts three chunk units after its previous pass: then the waves of a group,
-and the groups, follow one another without a gap on any rank. A rank holds p microbatches as in
-1F1B. If the number of microbatches is a multiple of p, the ranks idle for 2 (p - 1) / w forwards of
-a stage, instead of 3 (p - 1). docs/how-it-works.md holds this against what is published.
+pass of a microbatch starts three chunk units (a unit is the F of a chunk) after its previous pass.
+So the waves of a group, and the groups, follow one another without a gap on any rank. A rank holds
+p microbatches as in 1F1B. If the number of microbatches is a multiple of p, each rank idles for 2
+(p - 1) / w forwards of a stage, instead of 3 (p - 1). docs/how-it-works.md compares this block with
+the published schedule.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

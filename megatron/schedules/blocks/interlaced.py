@@ -1,12 +1,12 @@
 """The interlaced treatment (OSDI'24, nnScaler): all ranks run the output layer together.
 
 S and T run at the same moment on all ranks, as in tensor parallelism, and no rank works while their
-collectives run. So all ranks must be between two passes when the last F has ended. In some blocks
-(zero bubble, V shapes) all passes take one unit and follow one another without a gap; these blocks
-meet the condition and stay as they are. The other blocks get new start times. An interval then
-begins with the common output layer, and each rank runs its passes in an order within the interval.
-Even and odd ranks have different orders, chosen so that a microbatch goes through fastest; for 1F1B
-they are F B and B F. The time from F to B is then 1.5 p intervals instead of p.
+collectives run. So all ranks must be between two passes when the last stage's F ends. In some
+blocks (zero bubble, V shapes) all passes take one unit and follow one another without a gap; these
+blocks meet the condition and stay as they are. The other blocks get new start times. An interval
+then begins with the common output layer, and each rank runs its passes in an order within the
+interval. Even and odd ranks have different orders, chosen so that a microbatch goes through
+fastest; for 1F1B they are F B and B F. The time from F to B is then 1.5 p intervals instead of p.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ def interlaced(block: Block, treatment: Treatment) -> Block:
 
 
 def _meet(block: Block, meeting: float) -> bool:
-    """Whether all ranks are between two passes at this moment of every interval."""
+    """Whether all ranks are between two passes at the moment ``meeting`` of every interval."""
     return all(
         (slot.start - meeting) % block.interval + slot.duration <= block.interval
         for row in block.rows
@@ -73,7 +73,8 @@ def _meet(block: Block, meeting: float) -> bool:
 def _anew(block: Block) -> Block:
     """Return a block of the same passes in which all ranks meet at every multiple of an interval.
 
-    If backwards wait after the last forward in ``block`` (GPipe), they wait as long here.
+    If backwards wait after the last forward in ``block`` (GPipe), they wait as long in the returned
+    block.
     """
     orders = _best_orders(block)
     times = _times(block, orders)
@@ -89,7 +90,7 @@ def _anew(block: Block) -> Block:
 
 
 def _best_orders(block: Block) -> Orders:
-    """Return the orders of even and odd ranks: improve one beside the other until none improves."""
+    """Return the orders of even and odd ranks, improved in turn until neither can be improved."""
     orders = list(_orders(block))
     pair = [orders[0]] * 2
     best = _times(block, pair).lifetime
@@ -160,7 +161,7 @@ def _chain(block: Block, orders: Orders, kind: PassKind, ready: float) -> list[f
 
 
 def _next(ready: float, place: float, block: Block) -> float:
-    """Return the first moment from ``ready`` on at this place of an interval."""
+    """Return the first moment, not before ``ready``, that is at ``place`` within an interval."""
     return place + ceil((ready - place) / block.interval) * block.interval
 
 
@@ -172,7 +173,7 @@ def _moved(block: Block, slot: Slot, rank: int, times: _Times) -> Slot:
 def _vocabulary(block: Block, meeting: float) -> tuple[Slot, ...]:
     """Return S and T after the last F, IF before the first F and IB after the last B.
 
-    All of them are at times when the ranks meet.
+    All of them are at moments when all ranks are between two passes.
     """
     interval = block.interval
     output = _next(block.slot(len(block.stages) - 1, "F").end, meeting, block)

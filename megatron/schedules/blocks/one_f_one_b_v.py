@@ -1,11 +1,12 @@
 """1F1B-V (arXiv 2405.15362): the V shape with whole backwards; it holds two thirds of 1F1B.
 
 Chunk 0 goes down the ranks, chunk 1 comes back up. The unit is the F of a chunk: F = 1 and B = 2,
-so a microbatch takes six units on each rank. F starts on a stage as soon as it has ended on the one
-before, and so does B on two of three stages. On every third stage B waits three units, because it
-would run into other passes there. The times from F to B of a rank's two chunks add up to 8 p units,
-so every rank holds 2 p / 3 microbatches. Repeated, the block leaves gaps in the warm-up and the
-cool-down, into which ``search/fill_gaps.py`` moves passes as the authors' scheduler does.
+so a microbatch takes six units on each rank. F starts on a stage as soon as F has ended on the
+stage before. B also starts at once on two of three stages. On every third stage B waits three
+units, because it would run into other passes there. The times from F to B of a rank's two chunks
+add up to 8 p units, so every rank holds 2 p / 3 microbatches. The repeated block leaves gaps in the
+warm-up and the cool-down. ``search/fill_gaps.py`` moves passes into these gaps, as the paper's
+scheduler does.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

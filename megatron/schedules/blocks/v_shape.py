@@ -1,10 +1,10 @@
 """The V shapes: chunk 0 goes down the ranks, chunk 1 comes back up (arXiv 2405.15362, section 3).
 
-The first and the last stage are on rank 0. A rank that holds activations of one chunk for long
-holds those of the other briefly, so all ranks hold the same amount. The amount depends on the time
-between a microbatch's passes: p microbatches (ZB-V, arXiv 2401.10241, section 6), (p + 2) / 2
-(V-Half) or (p + 4) / 3 (V-Min), both rounded down. The unit is the pass of a chunk, F = B = W = 1;
-a microbatch takes six units on each rank.
+The first and the last stage are on rank 0. A rank that holds the activations of one chunk for long
+holds those of its other chunk briefly, so all ranks hold the same amount. The amount depends on the
+time between a microbatch's passes. It is p microbatches (ZB-V, arXiv 2401.10241, section 6), (p +
+2) / 2 (V-Half) or (p + 4) / 3 (V-Min), both rounded down. The unit is the pass of a chunk, F = B =
+W = 1; a microbatch takes six units on each rank.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def zb_v(ranks: int) -> Block:
 
 
 def v_half(ranks: int) -> Block:
-    """Return the block that holds half of what 1F1B does."""
+    """Return the block that holds half as much as 1F1B."""
     up = 3 * ranks
     turn = up + (3 if ranks % 2 == 0 else 0)
     return _block(ranks, lambda i: (2 * i, up - i - 2, turn + 2 * i - 1, turn + up - i - 2))
 
 
 def v_min(ranks: int) -> Block:
-    """Return the block that holds a third of what 1F1B does."""
+    """Return the block that holds a third as much as 1F1B."""
     up = 2 * ranks
     turn = up + (2 if ranks % 3 == 0 else 0)
     return _block(ranks, lambda i: (i, up - i - 1, turn + i, turn + up - i - 1))

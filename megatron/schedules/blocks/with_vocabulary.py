@@ -4,8 +4,8 @@ The input and output layers are split over all ranks, so each rank runs its shar
 microbatch:
 
 * S follows the last stage's F as soon as the rank is between two passes, or a share of an interval
-  later; each further pass of the output layer follows one interval after the one before it, when
-  the barrier between them is done;
+  later. Each further pass of the output layer follows one interval after the previous pass, when
+  the barrier between the two is done;
 * every barrier delays the backwards by one interval, in which other passes overlap its collective;
 * IF runs one interval before the first F and IB one interval after the first stage's B, so that
   other passes overlap CIF and CIB too.
@@ -26,11 +26,12 @@ def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Bl
 
     Args:
         block: any block without vocabulary passes.
-        treatment: one that splits the vocabulary and whose collectives overlap with other passes.
-        late: share of an interval by which S waits on all ranks but that of the last stage. Passes
-            that take other times than in the block, and messages that take time, bring the output
-            of the last stage later than the block has it; a rank whose S comes at once then waits.
-            The barrier has an interval, so S may take a part of it.
+        treatment: a treatment that splits the vocabulary and overlaps its collectives with other
+            passes.
+        late: share of an interval by which S is put off on all ranks except the last stage's. Real
+            passes take other times than in the block, and messages take time, so the output of the
+            last stage may arrive later than in the block. A rank whose S is not put off would then
+            wait. The barrier after S has a whole interval, so S may use a part of this interval.
 
     Raises:
         ValueError: if the block already has vocabulary passes, or for another treatment.
@@ -71,7 +72,7 @@ def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> floa
     """Return the first moment not before ``time`` at which no repetition of a slot runs."""
     while True:
         for slot in row:
-            repeats = ceil((time - slot.end) / interval)  # the last one not ended before `time`
+            repeats = ceil((time - slot.end) / interval)  # first repetition with end >= `time`
             if slot.start + repeats * interval < time < slot.end + repeats * interval:
                 time = slot.end + repeats * interval
                 break

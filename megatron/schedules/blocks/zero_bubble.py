@@ -1,7 +1,7 @@
 """ZB-H1 and ZB-H2 (arXiv 2401.10241, section 2): separate weight gradients fill the cool-down.
 
-Both delay W on the later ranks until all ranks hold as much as the first: p microbatches (ZB-H1),
-or 2p - 1 (ZB-H2, which fills the warm-up with forwards as well).
+Both schedules delay W on the later ranks, so that all ranks hold as much as the first rank: p
+microbatches in ZB-H1, and 2p - 1 in ZB-H2, which also fills the warm-up with forwards.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

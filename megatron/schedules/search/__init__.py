@@ -1,1 +1,1 @@
-"""How a plan is shortened. You need not read this to add a schedule."""
+"""Searches for shorter plans. You can add a schedule without reading this folder."""

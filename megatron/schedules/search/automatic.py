@@ -1,9 +1,9 @@
 """Zero bubble 1p, 2p and automatic (arXiv 2401.10241, section 3): fill the memory that is allowed.
 
-These schedules need no block. Every rank prefers backwards, then the forward on the latest stage;
-passes that no other pass waits for fill the remaining time. List scheduling turns these urgencies
-and the costs into a plan. It starts from the plan that runs one microbatch after the other, because
-that plan holds the least memory.
+These schedules need no block. Every rank prefers backwards, then the forward on its latest stage;
+passes that no other pass waits for fill the remaining time. List scheduling (``list_schedule``)
+turns these urgencies and the costs into a plan. The scheduling starts from the plan that runs one
+microbatch after the other, because this plan holds the least memory.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ def greedy(
         problem: durations and limits.
         slack: share of its duration by which a pass may delay a more urgent pass whose start is
             already known.
-        filler_slack: the same for passes that no other pass waits for.
-        warm_up_slack: the same for all passes before a rank's first B.
+        filler_slack: the slack of passes that no other pass waits for.
+        warm_up_slack: the slack of all passes before a rank's first B.
     """
     graph, m = problem.graph, plan.microbatches
     keys = []
@@ -64,7 +64,7 @@ def greedy(
 
 
 def _urgency(plan: Plan, graph: Graph, number: int) -> float:
-    """Return the urgency of a pass, smallest first; different urgencies are whole numbers apart."""
+    """Return the urgency of a pass: a whole number, the smaller the more urgent."""
     item, stages = graph.passes[number], len(plan.stages)
     urgency = _FILLER if graph.fillers[number] else _URGENCY[item.kind]
     ahead = plan.stage_of[graph.ranks[number], item.chunk] if item.kind == "F" else 0

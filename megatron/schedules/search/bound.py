@@ -8,7 +8,7 @@ from megatron.schedules.plan import Plan, passes_of
 
 
 def least_time(one: Plan, costs: Costs, microbatches: int) -> float:
-    """Return ``least_time_by`` of costs, in their unit; communications count as free."""
+    """Return ``least_time_by`` with durations from ``costs``; communications count as free."""
     return least_time_by(one, lambda rank, item: costs.of_pass(one, rank, item), microbatches)
 
 
@@ -20,16 +20,18 @@ def least_time_by(
 ) -> float:
     """Return a time that no order of the passes can beat.
 
-    Every rank runs all its passes. All of them but IF wait until the first microbatch has gone
-    through the stages before the rank's first stage. When the rank's last B has ended, one
-    microbatch still has to go back through these stages; what R computes may be there by then.
+    Every rank runs all its passes. All its passes except IF wait until the first microbatch has
+    gone forward through the stages before the rank's first stage. When the rank's last B has ended,
+    one microbatch still has to go back through these earlier stages. Only their B counts, because
+    their R may have run before.
 
     Args:
         one: a plan of the schedule for one microbatch.
         time_of: duration of a pass on a rank.
         microbatches: m.
-        awaited: further kinds of passes of which every B waits for that of its microbatch on each
-            rank. So the rank has run all of them when its last B has ended.
+        awaited: further kinds of passes. Every B waits for the passes of these kinds, of its own
+            microbatch, on all ranks. So a rank has run all passes of these kinds when its last B
+            has ended.
 
     Returns:
         Time, in the unit of the durations.

@@ -1,14 +1,15 @@
-"""Keep the last weight gradients for the cool-down, and idle only as long as that pays.
+"""Keep the last weight gradients for the cool-down, and let ranks idle only as long as it pays.
 
-After the last F of a rank, memory is free, and the rank has to wait between the backwards that come
-from other ranks. Weight gradients that were put off until then fill these waits: those of as many
-microbatches as a rank can hold. A plan in the order of its block has computed them before, and has
-nothing left to fill the waits with.
+After the last F of a rank, memory becomes free, and the rank has to wait between the backwards that
+come from other ranks. Weight gradients that were put off until then can fill these waits. They can
+be put off for as many microbatches as the rank can hold. A plan in the order of its block has
+already computed these weight gradients, and has nothing left to fill the waits with.
 
-A rank that has a weight gradient to do may also wait for a backward that comes in a moment. That
-helps the ranks after it, and costs the rank idle time. What counts is the rank that idles longest,
-so each gets an allowance of idle time. Once it is spent, the rank works on, and its next backward
-is late. (The authors' scheduler of ZB-V, arXiv 2401.10241, weighs the idle times of ranks too.)
+A rank that has a weight gradient to compute may instead wait for a backward that comes in a moment.
+The wait helps the ranks that need this backward, and costs the rank idle time. The rank that idles
+longest determines the time of the plan, so every rank gets an allowance of idle time. Once the
+allowance is spent, the rank starts its weight gradient, and its next backward is late. (The
+scheduler of the authors of ZB-V, arXiv 2401.10241, also weighs the idle times of ranks.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +30,15 @@ def cooled_down(
     work: Sequence[float],
     affords: Callable[[int], bool],
 ) -> Iterator[Scheduled]:
-    """Yield schedules whose last fillers give way to all other passes.
+    """Yield schedules whose last fillers (passes that no other waits for) give way to all others.
 
     Args:
         problem: the passes and the limits of memory.
         base: rows that run and keep the limits.
         starts: for every pass number and microbatch, its place in the order of passes.
         work: for every rank, the time that it works.
-        affords: whether the search may place all passes so many times more; if so, it counts them.
+        affords: returns whether the search may place all passes this many more times; if so, these
+            placements count as made.
     """
     chunks = 1 + max(item.chunk for item in problem.graph.passes)
     held = int(max(limit.activations for limit in problem.limits) / chunks)
@@ -60,7 +62,7 @@ def cooled_down(
 def _last_fillers_later(
     problem: Problem, starts: Sequence[Sequence[float]], last: int
 ) -> list[list[float]]:
-    """Return ``starts`` in which the fillers of the ``last`` microbatches come after all others."""
+    """Return ``starts`` with the fillers of the ``last`` microbatches after all other passes."""
     graph = problem.graph
     first_late, later = graph.microbatches - last, max(map(max, starts))
     return [

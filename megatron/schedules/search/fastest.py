@@ -1,11 +1,11 @@
-"""Find the fastest of several plans without making those that cannot be the fastest."""
+"""Find the fastest of several plans without making plans that cannot be the fastest."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 
 class HasTime(Protocol):
-    """One of the plans that are compared; it is made once, when ``time`` is first read."""
+    """A plan that is compared with others; it is made when ``time`` is read for the first time."""
 
     @property
     def least_time(self) -> float:
@@ -29,14 +29,15 @@ def fastest(
     """Return the fastest candidate that fits, or ``None`` if none does.
 
     Args:
-        candidates: the candidates to choose from. Of equally fast ones the one with the smaller
-            bound wins, then the first.
+        candidates: the candidates to choose from. If several are equally fast, the candidate with
+            the smallest bound wins, then the first.
         fits: whether a candidate fits into the memory.
-        indifference: a candidate's plan is made only if its bound is below the best time so far
-            by more than this share. No candidate is faster than the returned one by more than
+        indifference: a candidate's plan is made only if its bound is below the best time so far by
+            more than this share. No candidate is faster than the returned candidate by more than
             this share.
-        is_over: whether the time is up; then no further plan is made if one fits.
-        made: is called for each candidate whose plan is made.
+        is_over: whether the time is up. If it is, and a plan that fits has been found, no further
+            plan is made.
+        made: called for each candidate whose plan has been made.
     """
     best: _C | None = None
     for candidate in sorted(candidates, key=lambda candidate: candidate.least_time):

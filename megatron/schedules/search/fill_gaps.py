@@ -1,10 +1,10 @@
-"""Fill gaps: take the passes in the order of a base, and move each to the first gap that it fits.
+"""Fill gaps: take passes in the order of a base schedule, and move each to the first gap it fits.
 
-List scheduling goes along time, so it may start a pass that makes a more urgent one late: it knows
-when that one arrives only once all that it needs has begun. Here a pass that came earlier in the
-base is placed first, and later ones get what is left over. So no pass is ever later than in the
-base. Project scheduling calls this the serial scheme, and list scheduling the parallel one (Kolisch
-1996). The greedy rule of arXiv 2405.15362 (section 4.2) works in this way.
+List scheduling goes forward in time, so it may start a pass that makes a more urgent pass late: it
+knows the start of a pass only when all needs of this pass have begun. Here a pass that starts
+earlier in the base is placed first, and later passes get the gaps that are left. So no pass is ever
+later than in the base. Project scheduling calls this way the serial scheme, and list scheduling the
+parallel scheme (Kolisch 1996). The greedy rule of arXiv 2405.15362 (section 4.2) works in this way.
 """
 
 import heapq
@@ -41,11 +41,11 @@ class _Rank:
 
     Attributes:
         head: index of the next pass in the base row.
-        offered: whether this pass is among those that can be placed.
+        offered: whether this pass is in the queue of passes that can be placed.
         row: the passes in their new order.
-        starts: the start of each.
-        ends: the end of each.
-        held: for every quantity in ``Held``, how much the rank holds after each.
+        starts: the start of each pass in ``row``.
+        ends: the end of each pass in ``row``.
+        held: for every quantity in ``Held``, how much the rank holds after each pass in ``row``.
     """
 
     head: int = 0
@@ -74,7 +74,7 @@ class _Run:
         self._missing = [count for count in graph.sources for _ in range(m)]
 
     def rows(self) -> Rows:
-        """Place all passes, those with the earliest starts in the base first."""
+        """Place all passes, in the order of their starts in the base."""
         for rank in range(len(self._ranks)):
             self._offer(rank)
         while self._offers:
@@ -85,7 +85,7 @@ class _Run:
         return rows
 
     def _offer(self, rank: int) -> None:
-        """Let the next pass of ``rank`` be placed if the arrival of all that it needs is known."""
+        """Let the next pass of ``rank`` be placed if the arrival of all its needs is known."""
         state, base = self._ranks[rank], self._base
         if state.offered or state.head == len(base.rows[rank]):
             return
@@ -115,7 +115,7 @@ class _Run:
         self._send(number, microbatch, start + time)
 
     def _arrives(self, number: int, microbatch: int) -> float:
-        """Return when all needs of a pass are met, and the one before it of its kind has ended."""
+        """Return when all needs of a pass are met and the previous pass of its kind has ended."""
         graph = self._graph
         ends = [self._ends[need][microbatch] for need in graph.own_needs[number]]
         if microbatch:
@@ -125,7 +125,7 @@ class _Run:
         return max(ends, default=0.0)
 
     def _gap(self, rank: int, number: int, arrival: float) -> tuple[int, float]:
-        """Return where a pass goes: the index of the pass that will follow it, and its start."""
+        """Return the place of a pass: the index of the pass that will follow it, and its start."""
         state, time = self._ranks[rank], self._graph.times[number]
         after = arrival + max(time - self._rounding, self._clear)
         at = bisect_right(state.starts, after)
@@ -139,7 +139,7 @@ class _Run:
             at += 1
 
     def _send(self, number: int, microbatch: int, end: float) -> None:
-        """Note what arrives elsewhere by a pass that ends at ``end``."""
+        """Note the arrival on other ranks of the result of a pass that ends at ``end``."""
         graph = self._graph
         for fed in graph.feeds[number]:
             comm = fed * graph.microbatches + microbatch
@@ -153,7 +153,7 @@ class _Run:
 def _lowest(levels: list[float], most: float, least: int) -> int:
     """Return the lowest index, at least ``least``, from which on no level is above ``most``.
 
-    An index stands for the place before the level; what is held there is the level before it.
+    Index i stands for the place before pass i of the row; the amount held there is level i - 1.
     """
     at = len(levels)
     while at > least and (at == 1 or levels[at - 2] <= most):

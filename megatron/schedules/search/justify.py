@@ -15,13 +15,13 @@ from megatron.schedules.timing import longest_span, walk, working
 
 
 class Scheduled(NamedTuple):
-    """Rows and how long they take.
+    """Rows and their times.
 
     Attributes:
-        span: the longest time between a rank's first start and last end, without passes that take
-            no time (arXiv 2401.10241, section 5.3).
+        span: the longest time between a rank's first start and last end; passes that take no time
+            do not count (arXiv 2401.10241, section 5.3).
         end: the end of the last pass.
-        rows: the passes.
+        rows: the rows of passes.
         starts: the start of every pass in ``rows``.
         ends: the end of every pass in ``rows``.
     """
@@ -59,12 +59,12 @@ def to_the_left(problem: Problem, base: Scheduled, slack: float) -> Scheduled:
 
 
 def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Scheduled:
-    """Return the shortest of ``base`` and all schedules that the pushes to and fro make.
+    """Return the shortest schedule: ``base`` or one of those that the pushes to and fro make.
 
     Args:
         problem: the passes and the limits of memory.
         base: the schedule to start from.
-        slacks: for every push to and fro, the slack of its rule.
+        slacks: for every push to and fro, the ``slack`` of its ``Rule``.
     """
     mirror = problem.reversed()
     best = current = base

@@ -1,8 +1,9 @@
-"""Let a plan with vocabulary passes follow the same plan without them.
+"""Let a plan with vocabulary passes follow the same plan without vocabulary passes.
 
-A good schedule is hard to find, but once there is one, the passes of the output layer fit in nearly
-anywhere. So the starts of the plan without vocabulary become the keys of list scheduling. Each
-vocabulary pass gets a key next to that of a pass that it depends on or precedes.
+A good schedule is hard to find. Once found, it has room for the passes of the output layer nearly
+anywhere. So the starts in the plan without vocabulary passes become the keys of list scheduling,
+which places passes with small keys first. The key of each vocabulary pass lies next to the key of a
+pass that it depends on or precedes.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ def keys_from_plan(
 
     The keys of F, B and W are their starts in ``without``, stretched because a microbatch now takes
     longer. S goes right after the last stage's F, and T half an interval later. IF goes one
-    interval before the first stage's F, and IB one interval after its B.
+    interval before the first stage's F, and IB one interval after the first stage's B.
 
     Args:
         plan: the plan with vocabulary passes.
@@ -49,7 +50,7 @@ def keys_from_plan(
 
 
 def _anchor(plan: Plan, rank: int, item: Pass, held_back: float) -> tuple[tuple[int, Pass], float]:
-    """Return the pass that ``item`` follows, and the intervals between the two."""
+    """Return the pass next to which ``item`` goes, and the intervals from it to ``item``."""
     (first, first_chunk), (last, last_chunk) = plan.stages[0], plan.stages[-1]
     after_last = (last, Pass("F", 0, last_chunk))
     inserted: Mapping[PassKind, tuple[tuple[int, Pass], float]] = {

@@ -1,16 +1,18 @@
 """Lengthen a short plan: repeat its steady state until there are enough microbatches.
 
-Between warm-up and cool-down a plan does the same again and again. So a search need not place every
-microbatch of a long iteration. It looks for a short plan, and a *window* of its middle is repeated.
+Between warm-up and cool-down a plan repeats the same passes again and again. So a search need not
+place every microbatch of a long iteration. The search makes a short plan, and then a part of its
+middle, the *window*, is repeated.
 
-A window has P microbatches: on every rank it holds each kind and chunk of a pass P times. Then the
-rank stands after it where it stood before it, P microbatches later, and holds as much memory as
-before. So copies of the window may follow one another, with the microbatches counted on. Only the
-input layer's passes IF and IB may run ahead of the others or fall behind in the middle of a short
-plan, because nothing presses them; their copies are spread evenly over the copies of the window.
+A window has P microbatches: on every rank it has P passes of each kind and chunk. So after a window
+the rank is in the same state as before, P microbatches later, and holds as much memory as before.
+So copies of the window may follow one another, with higher numbers of microbatches. Only the input
+layer's passes IF and IB are *loose*: in the middle of a short plan they may run ahead of the other
+passes or fall behind, because no other pass waits for them at once. The copies of loose passes are
+spread evenly over the copies of the window.
 
-What a rank waits for in a copy may be later than in the short plan. So a window is judged by a few
-copies, whose timing shows what each further copy takes.
+In a copy, a rank may have to wait longer than in the short plan. So a window is judged by a plan
+with a few copies, whose times show how long each further copy takes.
 """
 
 from bisect import bisect_left
@@ -48,9 +50,9 @@ class Window(NamedTuple):
     """A part of every rank's row that can be repeated.
 
     Attributes:
-        microbatches: P.
-        begins: for every rank, the index of its first pass.
-        ends: for every rank, the index after its last pass.
+        microbatches: the number P of microbatches in the window.
+        begins: for every rank, the index in its row of the window's first pass.
+        ends: for every rank, the index in its row of the first pass after the window.
     """
 
     microbatches: int
@@ -59,11 +61,11 @@ class Window(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a short plan is lengthened to.
+    """The size to which a short plan is lengthened.
 
     Attributes:
         microbatches: microbatches of the lengthened plan.
-        periods: how many microbatches a window may have.
+        periods: the numbers of microbatches that a window may have.
     """
 
     microbatches: int
@@ -71,14 +73,14 @@ class Target(NamedTuple):
 
 
 class Lengthening:
-    """Judges the rows of short plans by how long they are when lengthened, and lengthens them.
+    """Judges short plans by the time that they take when lengthened, and lengthens them.
 
     Attributes:
-        work: time that the busiest rank works in the lengthened plans: none is shorter.
+        work: time that the busiest rank works in a lengthened plan: no lengthened plan is shorter.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
-        """Take the numbered passes of the short plans, and what they are lengthened to."""
+        """Take the numbered passes of the short plans, and the target of the lengthening."""
         self._graph = graph
         self._lacking = target.microbatches - graph.microbatches
         self._periods = [p for p in target.periods if self._lacking % p == 0]
@@ -108,7 +110,7 @@ class Lengthening:
         return self._repeated(rows, window, self._lacking // window.microbatches)
 
     def least(self, span: float) -> float:
-        """Return the least time that a short plan of this span can take when lengthened."""
+        """Return the least time that a short plan with this span can take when lengthened."""
         return span + self._lacking * self._interval
 
     def _best(
@@ -125,7 +127,7 @@ class Lengthening:
         return best
 
     def _expected(self, rows: Rows, window: Window) -> float:
-        """Return the span with all copies of a window, from that with a few of them."""
+        """Return the span with all copies of a window, estimated from a plan with a few copies."""
         wanted = self._lacking // window.microbatches
         copies = min(_COPIES, wanted)
         repeated = self._repeated(rows, window, copies)
@@ -153,7 +155,8 @@ class Lengthening:
     ) -> float:
         """Return the time of a rank between the begins of the last two copies of its window.
 
-        The same pass begins both. Their lengths may differ, because loose passes are spread.
+        The same pass begins both copies. Copies may differ in length, because loose passes are
+        spread.
         """
         m = self._graph.microbatches
         number, first = divmod(row[begin], m)
@@ -163,7 +166,7 @@ class Lengthening:
         return next(times) - next(times)
 
     def _windows(self, rows: Rows, starts: Sequence[Sequence[float]]) -> list[Window]:
-        """Return the windows that take the least time for a microbatch in the short plan."""
+        """Return the windows that take the least time per microbatch in the short plan."""
         ranks = [_Rank(self._graph, self._loose, *row) for row in zip(rows, starts, strict=True)]
         busiest = ranks[self._busiest].starts
         windows = {
@@ -183,7 +186,7 @@ class Lengthening:
         return sorted((window for window in windows if window is not None), key=pace)[:_JUDGED]
 
     def _repeated(self, rows: Rows, window: Window, copies: int) -> Rows:
-        """Return rows with ``copies`` more of the window, and all microbatches counted anew."""
+        """Return rows with ``copies`` more of the window and all microbatches numbered anew."""
         m = self._graph.microbatches
         longer = m + copies * window.microbatches
         followers = set(self._graph.followed_by.values())
@@ -208,7 +211,7 @@ class _Rank:
 
     Attributes:
         starts: the start of every pass.
-        kinds: how many different passes there are.
+        kinds: number of different kinds of passes in the row, counted per chunk.
     """
 
     def __init__(
@@ -221,8 +224,9 @@ class _Rank:
         numbers = sorted(set(word))
         self.kinds = len(numbers)
         self._begins = [number not in graph.followed_by.values() for number in word]
-        # Of each kind as many have run between two places if and only if the sums there are equal:
-        # the sum is a number in base 2 m + 1, whose digits are the differences to the last kind.
+        # The sums at two places are equal if and only if, between these places, equally many passes
+        # of every kind have run: the sum is a number in base 2 m + 1, and each digit is the count
+        # of one kind less the count of the last kind.
         weights = {number: (2 * m + 1) ** i for i, number in enumerate(numbers[:-1])}
         weights[numbers[-1]] = -sum(weights.values())
         self._sums = [0]
@@ -230,10 +234,10 @@ class _Rank:
             self._sums.append(self._sums[-1] + weights[number])
 
     def window(self, time: float, period: int) -> tuple[int, int] | None:
-        """Return begin and end in the row of the window whose begin is next to ``time``.
+        """Return the begin and end, in the row, of the window that begins nearest to ``time``.
 
         Args:
-            time: a time.
+            time: time near which the window should begin.
             period: microbatches of the window.
         """
         centre = bisect_left(self.starts, time)
@@ -251,7 +255,7 @@ class _Rank:
 
 
 def _window_at(ranks: Sequence[_Rank], time: float, period: int) -> Window | None:
-    """Return the window that begins next to ``time`` on every rank, or ``None``."""
+    """Return the window that begins near ``time`` on every rank, or ``None`` if there is none."""
     places = []
     for rank in ranks:
         place = rank.window(time, period)
@@ -269,10 +273,10 @@ def _copied(
 
     Args:
         word: the numbers in the window.
-        loose: the numbers that may be in it more or less often than ``period``.
+        loose: the numbers that may be in the window more or less often than ``period``.
         period: microbatches of the window.
         copies: how many copies follow the window.
-        followers: numbers that nothing may be put before.
+        followers: numbers of passes before which no loose pass may be put.
     """
     counts = Counter(word)
     spread = [number for number in loose if counts[number] != period]
@@ -291,15 +295,15 @@ def _copied(
 
 
 def lengthened(plan: Plan, costs: Costs, target: Target) -> Plan | None:
-    """Return ``plan`` with its steady state repeated, or ``None`` if it has none that can be.
+    """Return ``plan`` with its steady state repeated, or ``None`` if that is impossible.
 
-    Vocabulary passes that are spread over the repetitions may come before what they wait for, if
-    times are very uneven. The plan would never end, and so it is not returned.
+    If times are very uneven, a vocabulary pass that is spread over the repetitions may come before
+    a pass that it waits for. Such a plan would deadlock, so ``None`` is returned instead.
 
     Args:
         plan: a plan that runs, of fewer microbatches.
         costs: durations.
-        target: what to lengthen it to.
+        target: the size to which ``plan`` is lengthened.
     """
     graph = Graph(plan, costs)
     rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]

@@ -6,7 +6,8 @@ the search never gets stuck.
 
 Passes have keys, and the smallest key goes first. A ready pass does not start if it would delay a
 pass with a smaller key that is about to become ready. A batch system works in the same way when it
-fills the gap before a waiting job without delaying the job. ``slack`` loosens this rule.
+fills the gap before a waiting job without delaying that job. ``slack`` allows exceptions from this
+rule.
 """
 
 from bisect import bisect_left, insort
@@ -35,8 +36,8 @@ class Problem:
 
     Attributes:
         graph: the passes, their needs and durations.
-        changes: for every pass number, its change of what the rank holds.
-        limits: for every rank, the most it may hold.
+        changes: for every pass number, how the pass changes the quantities that its rank holds.
+        limits: for every rank, the most that it may hold.
     """
 
     graph: Graph
@@ -56,18 +57,18 @@ class Rule:
     Attributes:
         slack: share of its duration by which a pass may delay a pass with a smaller key; 0 allows
             no delay, and 1 is fully greedy.
-        filler_slack: the same for passes that no other pass waits for (``Graph.fillers``);
-            ``None`` for the value of ``slack``.
-        warm_up_slack: the same for all passes before the rank's first B; ``None`` for the values
-            that hold afterwards.
+        filler_slack: the slack of fillers, the passes that no other pass waits for
+            (``Graph.fillers``); ``None`` for the value of ``slack``.
+        warm_up_slack: the slack of all passes before the rank's first B; ``None`` for the same
+            values as after the first B.
         keys: for every pass number and microbatch, its key. Without keys the order of the base
             decides, and ``planned`` gives the expected start of a pass whose needs have no known
             end yet.
         planned: for every pass number and microbatch, its start in the base.
         begin: for every rank, the time at which it begins; all begin at 0 if empty.
-        idle: for every rank, how long it may idle after its first pass. Once waiting for a pass
-            would take longer, the rank starts a filler and lets that pass be late; all idle for as
-            long as they like if empty.
+        idle: for every rank, how long it may idle after its first pass. If waiting for a pass would
+            exceed this time, the rank starts a filler instead, and that pass is late. If empty,
+            idle time has no limit.
     """
 
     slack: float = 0.0
@@ -102,7 +103,8 @@ class _Rank:
 
     Attributes:
         base: its row in the base.
-        head: index of the first pass of the base row that is not placed yet; only without keys.
+        head: index of the first pass of the base row that is not placed yet; used only without
+            keys.
         queue: (key, number) of the next pass of every kind and chunk, sorted.
         warming_up: whether it has placed no B yet.
         idled: how long it has idled since its first pass.
@@ -189,7 +191,7 @@ class _Run:
             heappush(self.events, (wake, rank))
 
     def _choose(self, state: _Rank, rank: int, now: float) -> tuple[int, float]:
-        """Return the number of the pass to start; or ``_NOTHING`` and the time to look again."""
+        """Return the number of the pass to start, or ``_NOTHING`` with the time to look again."""
         arrivals, guided = self._arrival, bool(self._rule.keys)
         if not guided and state.head < len(state.base):
             head = state.base[state.head] // self._graph.microbatches
@@ -218,9 +220,9 @@ class _Run:
         return _NOTHING, coming
 
     def _may_delay(self, number: int, rank: int, wait: float) -> bool:
-        """Whether a pass may delay a more urgent one, for which ``rank`` would ``wait``."""
+        """Whether a pass may delay a more urgent pass, for which ``rank`` would ``wait``."""
         if number in self._graph.followed_by:
-            return True  # others that wait at once for this rank must not make it wait in turn
+            return True  # others wait for this rank already, so it must not wait for them
         allowed = self._rule.idle
         return (
             bool(allowed)

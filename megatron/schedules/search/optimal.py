@@ -1,13 +1,13 @@
 """Find the shortest possible plan with CP-SAT, or prove how far a plan may be from it.
 
-The order of the passes is a scheduling problem. Passes have fixed durations, a rank runs one at a
-time, each starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks for
-shorter plans and for a lower bound of their time, until both are equal or the time is up.
+The order of the passes is a scheduling problem. Passes have fixed durations, a rank runs one pass
+at a time, each pass starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks
+for shorter plans and for a lower bound of their time, until both are equal or the time is up.
 
-CP-SAT counts in whole ticks, with durations rounded down. All durations are multiples of a tick,
-the largest such time, so durations with a few digits are not rounded at all. If the start times of
-a real schedule are rounded down too, they form a valid schedule in ticks. So a bound in ticks also
-holds in real time.
+CP-SAT counts in whole ticks, with durations rounded down. A tick is the largest time of which all
+durations, cut to some digits (``tick_of``), are multiples. So durations with few digits are not
+rounded at all. If the start times of a real schedule are rounded down too, they form a valid
+schedule in ticks. So a bound in ticks also holds in real time.
 """
 
 import os
@@ -36,7 +36,7 @@ makes a smaller difference."""
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best plan found, and what is known about better ones.
+    """The best plan found, and a bound on better plans.
 
     Attributes:
         plan: a checked plan within the limits.
@@ -58,16 +58,18 @@ def optimal(problem: Plan, costs: Costs, limit: float, *, seconds: float) -> Opt
 
     Args:
         problem: a checked plan with the wanted microbatches, weight gradients and treatment, with
-            one chunk per rank. The search starts from its order if it keeps the limits. A rank may
-            hold as much as there between S and T, and p microbatches more between B and IB, and, if
-            it has not the first stage, between IF and F.
+            one chunk per rank. The search starts from the order of ``problem`` if that order keeps
+            the limits. A rank may hold as many microbatches between S and T as in ``problem``. It
+            may hold p more than in ``problem`` between B and IB, and, unless it has the first
+            stage, also between IF and F.
         costs: durations.
-        limit: how many microbatches' activations a rank may hold, at least 1.
-        seconds: time limit. Returned is the best plan known by then, at worst the initial one.
+        limit: the number of microbatches whose activations a rank may hold, at least 1.
+        seconds: time limit. The best plan known by then is returned, at worst the initial plan.
 
     Raises:
-        ValueError: if OR-Tools is missing, ``seconds`` is not positive, the plan is one for
-            evaluation or with a synchronous treatment, or costs make spans depend on the order.
+        ValueError: if OR-Tools is missing, ``seconds`` is not positive, the plan is for evaluation,
+            its treatment is synchronous, or with these costs the moment when a rank begins to work
+            depends on the order of the plan.
     """
     assert limit >= 1, "a microbatch alone needs as much"
     _require_sound(problem, seconds)
@@ -78,7 +80,7 @@ def optimal(problem: Plan, costs: Costs, limit: float, *, seconds: float) -> Opt
     model, solver = _cp_sat(seconds)
     known = min(plans, key=lambda plan: span_of(plan, costs))
     tick = tick_of(Graph(problem, costs))
-    # Rounded up: if the span counts from too late a begin, it is too short, never too long.
+    # Rounded up: with too late a begin, the span is too short, and never too long.
     working = earliest(serial, in_ticks(serial, costs, tick, ceil)).working
     begins = [int(times[0]) if times else 0 for times in working]
     search = OrderSearch(model, known, in_ticks(known, costs, tick, floor), begins)
@@ -127,8 +129,9 @@ def _require_sound(problem: Plan, seconds: float) -> None:
 def _require_fixed_begin(problem: Plan, costs: Costs) -> None:
     """Raise if the order of the plan decides when a rank begins to work.
 
-    It does not decide in two cases: all ranks begin at 0 with IF, or IF takes no time and each rank
-    begins with the F of microbatch 0, which has gone through the stages before without a pause.
+    The order does not decide in two cases. Either all ranks begin at 0 with IF; or IF takes no
+    time, and each rank begins with the F of microbatch 0, which has gone through the earlier stages
+    without a pause.
     """
     ranks = range(problem.ranks)
     if problem.treatment.is_sharded:
@@ -168,8 +171,8 @@ def tick_of(graph: Graph) -> Fraction:
     """Return the length of a tick, in the unit of the costs.
 
     The precision is five digits after the first digit of the shortest duration, but at most nine
-    after that of the longest. So rounding to ticks changes a duration by less than 1/100000 of
-    itself, or by less than 1/10**9 of the longest.
+    digits after the first digit of the longest. So rounding to ticks changes a duration by less
+    than 1/100000 of itself, or by less than 1/10**9 of the longest.
     """
     times = [_exact(time) for time in (*graph.times, *graph.comm_times) if time > 0]
     if not times:

@@ -2,9 +2,9 @@
 
 Start times are whole ticks. Passes of one kind and chunk run in the order of their microbatches.
 This excludes no better schedule: in any schedule, the k-th pass of a kind and chunk to start can be
-given to microbatch k. Ranks are then as busy and hold as much as before, and all needs are met in
-time. For example, if every B starts after the F of its own microbatch ends, then the k-th B to
-start does so after the k-th F to end.
+given to microbatch k. Then ranks are as busy and hold as much as before, and all needs are still
+met in time. For example, if every B starts after the F of its own microbatch ends, then the k-th B
+to start does so after the k-th F to end.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class OrderSearch:
         self._known = known
         self._graph = Graph(known, ticks)
         self._times = [int(time) for time in self._graph.times]
-        # No plan takes less than the busiest rank has to do.
+        # No plan takes less time than the work of the busiest rank.
         self._work = known.microbatches * max(
             sum(self._times[n] for n in self._own(rank)) for rank in range(known.ranks)
         )
@@ -71,8 +71,8 @@ class OrderSearch:
     def limit_memory(self, capacities: Sequence[Held]) -> None:
         """Limit every rank to its capacity.
 
-        One pass of a rank takes a quantity, and one releases it. So the pass that takes it for
-        microbatch i waits for the release of microbatch i - capacity.
+        One pass of a microbatch takes a quantity, and another pass releases it. So the taking pass
+        of microbatch i waits for the releasing pass of microbatch i - capacity.
         """
         for rank, allowed in enumerate(capacities):
             changes = {n: held_changes(self._known, self._graph.passes[n]) for n in self._own(rank)}
@@ -96,8 +96,8 @@ class OrderSearch:
     def _plan(self, solver: "cp_model.CpSolver") -> Plan:
         """Return the checked plan of the solution that ``solver`` has found.
 
-        Several passes may start at once if they take no time. They are sorted by microbatch, and
-        within a microbatch as in the known plan.
+        Passes that take no time may start at the same moment as others. Passes that start together
+        are sorted by microbatch, and within a microbatch as in the known plan.
         """
         m, rows = self._graph.microbatches, []
         for rank, row in enumerate(self._known.rows):
@@ -118,7 +118,7 @@ class OrderSearch:
         return self._starts[number][microbatch] + self._times[number]
 
     def _known_starts(self, timing: Timing) -> list[list[int]]:
-        """Return the known plan's starts of every pass, in the order of microbatches."""
+        """Return the starts of every pass in the known plan, in the order of microbatches."""
         m = self._graph.microbatches
         known: list[list[int]] = [[] for _ in self._starts]
         for rank, row in enumerate(self._known.rows):
@@ -140,7 +140,7 @@ class OrderSearch:
                 self._model.add(start >= self._end(needed, i) + lag)
 
     def _one_at_a_time(self, rank: int, finish: "cp_model.LinearExprT") -> None:
-        """Let the passes of a rank not overlap, and all that take time end before ``finish``."""
+        """Forbid overlap of a rank's passes, and let all that take time end before ``finish``."""
         model, numbers = self._model, self._own(rank)
         model.add_no_overlap(
             [

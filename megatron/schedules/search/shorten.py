@@ -1,9 +1,10 @@
 """Shorten a plan within limits of memory: try several ways and keep the best.
 
 A block orders its passes as if a new microbatch came after every interval, and as if passes took
-the times of the block. Neither is true in the warm-up and the cool-down, nor with real costs. The
-given plan is one of the trials, so the returned plan is never longer. (arXiv 2405.15362, section
-4.2, moves F, B and W ahead by a greedy rule; ``fill_gaps``, one of the trials, does it.)
+the times of the block. The first is false in the warm-up and the cool-down, and the second is false
+with real costs. So other orders are tried. The given plan is one of the trials, so the returned
+plan is never longer. (arXiv 2405.15362, section 4.2, moves F, B and W ahead by a greedy rule;
+``fill_gaps``, one of the trials, uses this rule.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -88,18 +89,20 @@ def shorten(
     Args:
         plan: a checked plan.
         costs: durations.
-        limits: for every rank, the most it may hold, at least its peak in ``plan``; by default
-            this peak.
+        limits: for every rank, the most that it may hold; at least its peak in ``plan``, which is
+            also the default.
         kept: share of a microbatch's activations that stays from B to W.
-        searched: whether to start from list scheduling by urgency too, which needs no block.
+        searched: whether to start also from plans of list scheduling by urgency, which needs no
+            block.
         without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
-            should follow it.
-        is_guide: whether the plan is only there for others to follow. Then its last fillers are not
-            kept for the cool-down, because the others' vocabulary passes need that idle time.
-        target: what the plan is lengthened to, if it is: then plans are compared by the span that
-            they have afterwards.
-        watch: ends the search when its time is up, and shows how far it is.
-        quick: whether the search makes do with ``EFFORT_QUICK``.
+            should follow that plan.
+        is_guide: whether the plan only serves as ``without`` for another plan. If so, its last
+            fillers (passes that no other pass waits for) are not kept for the cool-down, because
+            the vocabulary passes of the other plan need the idle time there.
+        target: the size to which the plan will be lengthened, if at all. Plans are then compared by
+            their span after lengthening.
+        watch: ends the search when its time is up, and shows its progress.
+        quick: whether to limit the search to ``EFFORT_QUICK``.
     """
     search = _Search(plan, costs, limits, kept, searched, is_guide)
     search.watch = Watch() if watch is None else watch
@@ -147,14 +150,17 @@ class _Search:
         self._effort = self._left
 
     def lengthen_to(self, target: Target) -> None:
-        """Look for a plan that is good when lengthened; even a ``searched`` one gets ``EFFORT``."""
+        """Look for a plan that is good when lengthened.
+
+        A ``searched`` plan, too, then gets ``EFFORT`` only.
+        """
         self.lengthening = Lengthening(self.graph, target)
         self._left = self._effort = min(self._left, max(EFFORT, self._least))
 
     def follow(self, without: Plan, costs: Costs) -> None:
         """Let trials take the order of another plan, which has no vocabulary passes.
 
-        Call it after ``lengthen_to``.
+        Call this after ``lengthen_to``.
         """
         self.keys = [
             keys_from_plan(self._plan, self.graph, without, costs, held) for held in (0.0, 1.0)
@@ -164,7 +170,7 @@ class _Search:
             self._left = self._effort = max(self._left, guided)
 
     def hurry(self) -> None:
-        """Make do with ``EFFORT_QUICK``; call it after ``follow``."""
+        """Limit the search to ``EFFORT_QUICK``; call this after ``follow``."""
         self._left = self._effort = min(self._left, max(EFFORT_QUICK, self._least))
 
     def rows(self, plan: Plan) -> Rows:
@@ -191,9 +197,10 @@ class _Search:
         return best
 
     def _judged(self, found: Scheduled, below: float = inf) -> Scheduled:
-        """Return ``found`` with the span that counts: if it is to be lengthened, that afterwards.
+        """Return ``found`` with the span that counts: with a target, its span when lengthened.
 
-        If it cannot be less than ``below``, the span may be any that is not less either.
+        If the lengthened span cannot be less than ``below``, the returned span is only a lower
+        bound, which is not less than ``below`` either.
         """
         longer = self.lengthening
         if longer is None:
@@ -204,9 +211,9 @@ class _Search:
         return found._replace(span=span, end=found.end + span - found.span)
 
     def _affords(self, placements: int, leave: float = 0.0) -> bool:
-        """Whether time, and the effort but for ``leave``, allow to place all passes so many times.
+        """Whether the search may place all passes so many times and then has ``leave`` effort left.
 
-        If so, spend it.
+        If so, the effort of these placements is spent.
         """
         if self._left - leave < placements * self._passes or self.watch.is_over:
             return False
@@ -252,11 +259,11 @@ class _Search:
 
     @property
     def _follows(self) -> bool:
-        """Whether the plan is too large for all trials, and has a guide that is worth the first."""
+        """Whether to follow the guide first: the plan has one, and is too large for all trials."""
         return self._is_large and bool(self.keys)
 
     def _others(self, starts: list[Scheduled]) -> Iterator[Scheduled]:
-        """Yield the schedules from these and all other starts, with all slacks."""
+        """Yield the schedules made from ``starts`` and from further starts, with all slacks."""
         ways = [self._by_urgency, self._followed]
         for way in reversed(ways) if self._follows else ways:
             for more in way(starts[0]):
@@ -274,14 +281,14 @@ class _Search:
     def _justified(
         self, starts: Sequence[Scheduled], every: Sequence[Sequence[float]]
     ) -> Iterator[Scheduled]:
-        """Yield every start pushed to and fro with each of these slacks."""
+        """Yield every start pushed to and fro with each of the given slacks."""
         for slacks in every:
             for base in starts:
                 if self._affords(2 * len(slacks)):
                     yield justify(self._problem, base, slacks)
 
     def _followed(self, start: Scheduled) -> Iterator[list[Scheduled]]:
-        """Yield the schedules that follow the plan without vocabulary passes, one by one."""
+        """Yield, one by one, the schedules that follow the plan without vocabulary passes."""
         for keys in self.keys:
             if self._affords(1):
                 rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
@@ -304,7 +311,8 @@ class _Search:
     def _cooled_down(self, start: Scheduled) -> Scheduled:
         """Return the best schedule whose last fillers give way, or ``start``.
 
-        It takes a quarter of the effort that is left, and leaves the others theirs.
+        These trials may take a quarter of the effort that is left, and other trials keep all of
+        theirs.
         """
         effort = self._left
         even = scheduled(self._ideal, start.rows)
@@ -318,7 +326,7 @@ class _Search:
         return min(best, key=lambda s: (s.span, s.end))
 
     def _shaken(self, current: Scheduled) -> Iterator[Scheduled]:
-        """Yield schedules made by perturbing the best one at random (iterated local search).
+        """Yield schedules made by perturbing the best schedule at random (iterated local search).
 
         All ranks draw the same random numbers, because they must find the same plan.
         """
@@ -337,7 +345,7 @@ class _Search:
             yield found
 
     def _evened(self, start: Scheduled, slack: float) -> Iterator[Scheduled]:
-        """Yield schedules that are shortened for even costs first, then for the real ones."""
+        """Yield schedules that are shortened first for even costs, then for the real costs."""
         ideal = to_the_left(self._ideal, scheduled(self._ideal, start.rows), slack)
         even = justify(self._ideal, ideal, [slack])
         if self._affords(2):
@@ -357,15 +365,15 @@ def _shorter(found: Scheduled, best: Scheduled, tolerance: float) -> bool:
 
 
 def _idle(best: Scheduled, work: float) -> str:
-    """Return the share of its span in which the busiest rank idles, for a reader."""
+    """Return, as text, the share of the span in which the busiest rank idles."""
     return f"{1 - work / best.span:.1%}" if 0 < best.span < inf else "not known"
 
 
 def _evened(plan: Plan, costs: Costs) -> Costs:
     """Return costs with the same times of F, B and W on all ranks, and without communication.
 
-    Blocks are made for such costs, and a plan that is short for them is often the best start for
-    the real costs.
+    Blocks are made for even costs, and a plan that is short for even costs is often the best start
+    for the real costs.
     """
     times: dict[PassKind, list[float]] = {}
     graph = Graph(plan, costs)

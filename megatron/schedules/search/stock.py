@@ -1,18 +1,18 @@
-"""One quantity that a rank holds, and whether the rest of its row fits if a pass comes earlier.
+"""One quantity that a rank holds, and the test whether a pass may come earlier in the row.
 
-Only passes that change the quantity are looked at, since a pass may overtake a long part of the
-row: at p = 128 an IF overtakes a thousand others.
+Only passes that change the quantity are looked at, because a pass may overtake a long part of the
+row: at p = 128 an IF overtakes a thousand other passes.
 """
 
 
 class Stock:
-    """One quantity that a rank holds, and what the rest of its base row does to it.
+    """One quantity that a rank holds, and the changes of it in the rest of the base row.
 
     Attributes:
         room: how much more the rank may hold.
-        passes: the passes of the base row that change the quantity, in order: number, microbatch
-            and change.
-        head: index of the first of them that is not placed yet.
+        passes: the number, microbatch and change of every pass of the base row that changes the
+            quantity, in order.
+        head: index of the first pass in ``passes`` that is not placed yet.
     """
 
     def __init__(self, room: float, passes: list[tuple[int, int, float]]) -> None:

@@ -1,4 +1,4 @@
-"""A watch over long searches: it ends them when their time is up, and shows how far they are."""
+"""A watch over long searches: it ends them when their time is up, and shows their progress."""
 
 import sys
 import time
@@ -16,10 +16,10 @@ _IN_MINUTES: Final = 180.0
 
 
 class Watch:
-    """Knows when searches have to end, and tells a reader how far they are.
+    """Knows when searches have to end, and shows their progress to a reader.
 
     Attributes:
-        seconds: how long the searches may take all together; ``None`` for as long as they like.
+        seconds: time that all searches together may take; ``None`` for no limit.
         was_cut: whether a search was ended by the watch, so that a better plan may exist.
     """
 
@@ -32,9 +32,9 @@ class Watch:
         """Start the time.
 
         Args:
-            seconds: time for the searches; what is found when it is over is taken.
-            stream: what is shown goes there; ``None`` shows nothing. A terminal gets one line that
-                is rewritten, anything else a line now and then.
+            seconds: time for the searches; afterwards the best plan found so far is taken.
+            stream: where the progress is written; ``None`` shows nothing. A terminal gets one line
+                that is rewritten; any other stream gets a line now and then.
             clock: a clock in seconds.
         """
         self.seconds = seconds
@@ -51,15 +51,15 @@ class Watch:
 
     @classmethod
     def of_rank(cls, rank: int, seconds: float | None = None) -> "Watch":
-        """Return a watch that shows on rank 0 what the searches do."""
+        """Return a watch that shows the progress on rank 0 only."""
         return cls(seconds, sys.stderr if rank == 0 else None)
 
     def again(self, seconds: float | None) -> "Watch":
-        """Return a watch with so much time from now on, and the same reader."""
+        """Return a watch with ``seconds`` from now on, which writes to the same stream."""
         return Watch(seconds, self._stream, self._clock)
 
     def part(self, seconds: float) -> "Watch":
-        """Return a silent watch over one of several searches, which ends with this one too."""
+        """Return a silent watch over one of several searches; it ends no later than this watch."""
         least = min(seconds, self.left)
         return Watch(None if least == inf else least, None, self._clock)
 
@@ -72,14 +72,14 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up; whoever asks ends a search because of it."""
+        """Whether the time is up; a caller that gets True must end its search (see ``was_cut``)."""
         if self.seconds is None or self._clock() - self._begun < self.seconds:
             return False
         self.was_cut = True
         return True
 
     def expect(self, plans: int) -> None:
-        """Note that so many more plans are to be compared, of which some may not be needed."""
+        """Note that up to ``plans`` more plans are to be compared."""
         self._plans += plans
 
     def next_plan(self) -> None:
@@ -92,18 +92,19 @@ class Watch:
         Args:
             what: the schedule.
             search: number of the search, from 1.
-            searches: that the plan takes.
+            searches: number of searches that the plan takes.
         """
         self._what, self._search, self._searches = what, search, searches
         self._search_begun = self._clock()
         self.show(0.0)
 
     def show(self, share: float, found: str = "") -> None:
-        """Show how far the present search is.
+        """Show the progress of the present search.
 
         Args:
-            share: share of its trials that are made, if it finds nothing better any more.
-            found: what it has found so far.
+            share: share of the search's trials that are made, if it finds no better plan from now
+                on.
+            found: a description of the best plan so far.
         """
         now = self._clock()
         due = _BETWEEN_REWRITES if self._rewrites else BETWEEN_LINES
@@ -120,29 +121,29 @@ class Watch:
         self.note(f"{what}{self._number()}: {outcome}")
 
     def note(self, line: str) -> None:
-        """Show a line that stays, once the searches take longer than a moment."""
+        """Show a line that stays, as soon as the searches have taken ``QUIET_SECONDS``."""
         self._unseen.append(line)
         if self._clock() - self._begun >= QUIET_SECONDS:
             self._put("")
 
     def close(self, consequence: str = "the best plan so far is taken") -> None:
-        """End the watch; if it has cut a search short, say so, with the consequence."""
+        """End the watch; if it has cut a search short, show this and the consequence."""
         if self.was_cut:
             self._unseen.append(f"the {self.seconds:g} s of the search are over: {consequence}")
         if self.was_cut or self._line:
             self._put("")
 
     def _where(self) -> str:
-        """Return which search is under way."""
+        """Return the text that names the present search."""
         search = f", search {self._search} of {self._searches}" if self._searches > 1 else ""
         return f"{self._what}{self._number()}{search}"
 
     def _number(self) -> str:
-        """Return which of the expected plans is made, if there are several."""
+        """Return the text that numbers the present plan, if several are expected."""
         return f" ({self._plan} of at most {self._plans} plans)" if self._plans > 1 else ""
 
     def _times(self, now: float, share: float) -> str:
-        """Return how long the present search and all plans take about."""
+        """Return the text that estimates the time left, of the present search and of all plans."""
         if share <= 0:
             return ""
         begun, whole = self._search_begun, (now - self._search_begun) / share
@@ -160,7 +161,7 @@ class Watch:
         return seconds if self.seconds is None else min(seconds, self._begun + self.seconds - now)
 
     def _put(self, line: str) -> None:
-        """Write the lines not seen yet, then ``line``, over the line that stands there now."""
+        """Write the lines not written yet, then ``line``, over a line that may be rewritten."""
         if self._stream is None:
             return
         if self._line:

@@ -1,9 +1,10 @@
-"""How far predictions were off where they were checked, by class of runs.
+"""The errors of checked predictions, by class of runs.
 
-The runs are Megatron-LM's, measured by others: those of docs/reference/published_runs.csv, whose
-errors ``tools/predict_published.py`` prints, and those of tables 5 (1F1B) and 6 (V-Half) of arXiv
-2411.05288, whose errors ``tools/predict_paper.py`` prints. Tests predict them again and compare.
-What causes the errors: docs/predictions.md.
+The runs used Megatron-LM and were measured by other people. The first set is
+docs/reference/published_runs.csv; ``tools/predict_published.py`` prints its errors. The second set
+is tables 5 (1F1B) and 6 (V-Half) of arXiv 2411.05288; ``tools/predict_paper.py`` prints its errors.
+Tests predict these runs again and compare the errors. docs/predictions.md explains the causes of
+the errors.
 """
 
 from collections.abc import Mapping
@@ -17,21 +18,21 @@ most, on the pretended GPUs of the tests."""
 
 @dataclass(frozen=True)
 class RunClass:
-    """A class of runs whose predictions err alike: GPU, t > 1, and several machines or one."""
+    """Runs with similar errors of prediction: by GPU, t > 1 or not, and one machine or several."""
 
     gpu: str
     shared: bool
     across: bool
 
     def __str__(self) -> str:
-        """Return the class in words, as docs/predictions.md has it."""
+        """Return the class in the words of docs/predictions.md."""
         sharing = "t > 1" if self.shared else "t = 1"
         return f"{self.gpu}, {sharing}, {'across machines' if self.across else 'one machine'}"
 
 
 @dataclass(frozen=True)
 class TimeErrors:
-    """Absolute errors of the time of iterations of so many runs, in percent."""
+    """Absolute errors of the predicted times of iterations, in percent, over a number of runs."""
 
     runs: int
     mean: float
@@ -39,7 +40,7 @@ class TimeErrors:
 
 
 def together(one: TimeErrors, other: TimeErrors) -> TimeErrors:
-    """Return the errors over the runs of both."""
+    """Return the errors over all runs of ``one`` and ``other``."""
     runs = one.runs + other.runs
     mean = (one.runs * one.mean + other.runs * other.mean) / runs
     return TimeErrors(runs, round(mean, 1), max(one.most, other.most))

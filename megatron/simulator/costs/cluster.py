@@ -1,4 +1,4 @@
-"""The GPUs of a job and their links: turns counted work into seconds."""
+"""The GPUs of a job and their links, which turn counted work into seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class Cluster:
     """All GPUs of a job, which are alike.
 
     Attributes:
-        rates: of a GPU.
-        links: between GPUs.
-        together: how many ranks of an axis share a machine; of an absent axis all ranks do.
+        rates: the rates of a GPU.
+        links: the links between GPUs.
+        together: how many ranks of an axis share a machine; all ranks of an absent axis share one.
         channel: bytes/s that a communication moves with one multiprocessor.
-        blocks: the most multiprocessors that a communication of an axis may take; without bound
-            for an absent axis.
+        blocks: the most multiprocessors that a communication of an axis may take; an absent axis
+            has no limit.
     """
 
     rates: Rates
@@ -43,8 +43,9 @@ class Cluster:
     def seconds(self, work: Work) -> float:
         """Return the seconds of a pass.
 
-        Kernels follow one another. Communications that the pass begins follow one another on a lane
-        beside it, until the pass waits for them. A communication that stands alone is waited for.
+        Kernels follow one another. Communications in a ``Begin`` follow one another on a lane
+        beside the kernels, until the pass waits for them. The pass waits at once for a
+        ``Collective`` that stands alone.
         """
         clock = lane = crowding = 0.0
         for step in work.steps:
@@ -66,19 +67,19 @@ class Cluster:
         return self.exchange(collective.axis, collective.kind, collective.ranks, collective.bytes)
 
     def exchange(self, axis: SpreadAxis, kind: CollectiveKind, ranks: int, size: float) -> float:
-        """Return the seconds of a collective of any axis, also of that of replicas.
+        """Return the seconds of a collective of any axis, including the axis of replicas.
 
         Args:
-            axis: ranks that take part.
-            kind: what it does.
-            ranks: their number.
+            axis: the axis whose ranks take part.
+            kind: the kind of collective.
+            ranks: number of ranks that take part.
             size: bytes of the whole tensor.
         """
         most = self.channel * self.blocks.get(axis, inf)
         return self.links.collective(kind, ranks, size, self._together(axis, ranks), most)
 
     def ring(self, axis: SpreadAxis, ranks: int) -> Path:
-        """Return the pace of a ring of an axis, and the seconds of its slowest step."""
+        """Return the bandwidth of a ring of an axis, and the latency of its slowest step."""
         together = self._together(axis, ranks)
         machines = ceil(ranks / together)
         path = self.links.network if machines > 1 else self.links.link
@@ -91,7 +92,7 @@ class Cluster:
         return moved / (self.channel * self.rates.multiprocessors)
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return the seconds of a message of ``size`` bytes, which leaves a machine or not."""
+        """Return the seconds of a message of ``size`` bytes; ``crossing``: between two machines."""
         return self.links.message(size, crossing=crossing)
 
     def _together(self, axis: SpreadAxis, ranks: int) -> int:
@@ -99,11 +100,11 @@ class Cluster:
 
 
 def beside(clock: float, seconds: float, until: float, crowding: float) -> float:
-    """Return when work ends that begins at ``clock`` beside a communication.
+    """Return the end of work that begins at ``clock`` beside a communication.
 
     Args:
         clock: begin of the work.
-        seconds: of the work alone.
+        seconds: seconds of the work without the communication.
         until: end of the communication.
         crowding: share by which the communication slows the work.
     """

@@ -1,13 +1,14 @@
 """Seconds of communications, from latencies and bandwidths of links.
 
-A collective goes along a ring (arXiv 1802.05799): of n ranks every rank sends (n - 1) / n of the
-bytes in n - 1 steps to gather or to scatter, and twice as much in an all-reduce. A broadcast or a
-reduction sends everything once along the ring, in pieces. An all-reduce of few bytes goes along a
-tree, which has fewer steps. NCCL chooses in the same way (``src/graph/tuning.cc``).
+A collective goes along a ring (arXiv 1802.05799). To gather or to scatter, each of the n ranks
+sends (n - 1) / n of the bytes in n - 1 steps. In an all-reduce, each rank sends twice as much in
+twice as many steps. A broadcast or a reduction sends everything once along the ring, in pieces. An
+all-reduce of few bytes goes along a tree, which has fewer steps. NCCL chooses in the same way
+(``src/graph/tuning.cc``).
 
-A machine has one network adapter for each GPU, and NCCL uses the adapters of all ranks that a group
-has in a machine. So the ring of a group with g ranks in each machine goes at the pace of g
-adapters, or of the links within a machine if these are slower.
+A machine has one network adapter for each GPU. NCCL uses the adapters of all ranks of a group in a
+machine. So the ring of a group with g ranks in each machine has the bandwidth of g adapters, or the
+bandwidth of the links within a machine if these are slower.
 """
 
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ class Path:
     """A way from one rank to others.
 
     Attributes:
-        bandwidth: bytes of one direction that communications attain in a second, or in another
-            unit of time.
+        bandwidth: bytes that communications attain in one direction, per second or per other unit
+            of time.
         latency: time of a step, in addition to the time of its bytes.
 
     Raises:
-        ValueError: if the bandwidth is not above 0, or the latency is below or infinite.
+        ValueError: if the bandwidth is not above 0, or the latency is below 0 or infinite.
     """
 
     bandwidth: float
@@ -52,18 +53,18 @@ class Path:
 
 @dataclass(frozen=True)
 class Links:
-    """What connects the GPUs of a job.
+    """The connections between the GPUs of a job.
 
     Attributes:
         link: between two GPUs of a machine.
-        network: a GPU's own adapter, between machines.
+        network: between GPUs of different machines, over a GPU's own network adapter.
     """
 
     link: Path
     network: Path
 
     def message(self, size: float, *, crossing: bool) -> float:
-        """Return the seconds of a message of ``size`` bytes, which leaves a machine or not."""
+        """Return the seconds of a message of ``size`` bytes; ``crossing``: between two machines."""
         path = self.network if crossing else self.link
         return LAUNCH + path.latency + size / path.bandwidth
 
@@ -73,11 +74,11 @@ class Links:
         """Return the seconds of a collective.
 
         Args:
-            kind: what it does.
-            ranks: that take part.
+            kind: the kind of collective.
+            ranks: number of ranks that take part.
             size: bytes of the whole tensor.
             together: how many of the ranks share a machine.
-            most: bytes/s that the collective's kernel moves where the links are fast enough.
+            most: bytes/s that the collective's kernel moves at most, however fast the links are.
         """
         if ranks < 2:
             return 0.0
@@ -89,7 +90,7 @@ class Links:
         return min(ring, self._tree(ranks, size, machines, together, pace))
 
     def bandwidth(self, machines: int, together: int) -> float:
-        """Return the bytes/s at which a ring goes round."""
+        """Return the bandwidth of a ring, in bytes/s."""
         if machines == 1:
             return self.link.bandwidth
         network = together * self.network.bandwidth

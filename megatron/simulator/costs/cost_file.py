@@ -1,7 +1,7 @@
 """Costs as users write them: words on a command line, or a JSON file.
 
-Words are ``F=1,B=2:2:4,p2p=0.1``; several times for a pass are those of the ranks, and so are those
-of RG and AG. A file holds
+Words are ``F=1,B=2:2:4,p2p=0.1``; several times for a pass, for RG or for AG are one for each rank.
+A file holds
 
     {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
      "comms": {"p2p": 0.1, "C1": 0.2, "RG": [3, 3, 4]},
@@ -9,17 +9,19 @@ of RG and AG. A file holds
      "layers": [[2, 1], [2, 2], [2, 0]]}
 
 with one number for all ranks, one for each rank, or one for each chunk of each rank. ``p2p`` is one
-hop between neighbours, for X and G alike. U, RG and AG (a rank's work with its replicas) have the
-time of all buckets of the rank together. F and B must be given, and W if the backward is split.
-Other passes and communications that are not given take no time.
-``factors`` are the bytes between B and W, those of ``activation`` where they are not given, and
-``repeated`` are those between R and B, beside ``activation``. R takes as long as F if no time is
-given for R; if one is, a plan without R adds that time to B. ``working`` has bytes by kind of pass,
-``{"S": 1e8, "B": 2e8}``, that are held only while one runs.
+hop between neighbours, for X and G alike. The times of U, RG and AG (a rank's work with its
+replicas) are those of all buckets of the rank together. F and B must be given, and W if the
+backward is split. If no time is given for R, it takes as long as F; if a time is given, a plan
+without R adds this time to the time of B. Other passes and communications that are not given take
+no time.
+
+In ``bytes``, ``factors`` are the bytes held between B and W; if absent, they are those of
+``activation``. ``repeated`` are the bytes held between R and B, beside ``activation``. ``working``
+has, by kind of pass, the bytes held only while such a pass runs: ``{"S": 1e8, "B": 2e8}``.
 
 A file with ``layers`` is a measurement: ``layers`` are the transformer layers of each chunk of each
-rank during the measurement. Such a file must give times for exactly those passes of the vocabulary
-that the schedule runs (``check_measured``).
+rank during the measurement. A measurement must give times for exactly the vocabulary passes that
+the schedule runs (``check_measured``).
 """
 
 import json
@@ -92,10 +94,10 @@ def parse_costs(text: str) -> Costs:
 
 
 def named_costs(times: Mapping[str, Time] | None) -> Costs:
-    """Return the costs of ``{"F": 1, "B": [1, 2], "p2p": 0.1}``, or the assumed ones of ``None``.
+    """Return the costs of ``{"F": 1, "B": [1, 2], "p2p": 0.1}``; ``None``: assumed costs.
 
     Raises:
-        ValueError: if a name is of no pass or communication, or a time is no number.
+        ValueError: if a name belongs to no pass or communication, or a time is no number.
     """
     if times is None:
         return UNIT_COSTS
@@ -134,8 +136,8 @@ def load_costs(path: Path) -> CostFile:
 def check_measured(file: CostFile, treatment: Treatment) -> None:
     """Check that measured costs belong to a treatment of the vocabulary.
 
-    The costs must name the treatment's passes and its collectives: two treatments may have the same
-    passes. A single rank has no collectives.
+    The costs must name the treatment's passes and also its collectives, because two treatments may
+    have the same passes. A single rank has no collectives.
 
     Raises:
         ValueError: if passes or barriers are missing or belong to another treatment.
@@ -160,7 +162,7 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
     """Write a JSON file of measured costs, with the layers as in ``CostFile``.
 
     Raises:
-        OSError: it cannot be written; the message names it.
+        OSError: if the file cannot be written; the message names the file.
     """
     exchanges = {kind: own.times for kind, own in costs.exchanges.items()}
     comms = {**costs.comms, **exchanges}
@@ -173,8 +175,8 @@ def _document(path: Path) -> object:
     """Return the content of a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON file.
+        OSError: if the file cannot be read.
+        ValueError: if the file is no JSON file.
     """
     way_out = "give a file that --save-measured-costs wrote, or one in its form"
     try:

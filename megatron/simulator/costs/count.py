@@ -1,8 +1,8 @@
-"""What a pass computes, moves, sends and keeps: plain data, taken from the code that runs.
+"""The work of a pass (computing, moving, sending, keeping) as plain data, from the code that runs.
 
-``training/planning/count`` runs the real layers without values and lists what a GPU would be asked
-to do. This file has only the form of the list, so readers of a list need no torch. Times of a
-list are in ``launch_time.py`` and ``collective_time.py``.
+``training/planning/count`` runs the real layers without values and lists the kernels and
+communications that a GPU would get. This file only defines the types of that list, so a reader of a
+list needs no torch. ``launch_time.py`` and ``collective_time.py`` compute the times of a list.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +36,13 @@ class Launch(NamedTuple):
     """A kernel.
 
     Attributes:
-        name: of PyTorch's operator.
-        bytes: bytes that the kernel reads and writes, each tensor once.
-        flops: FLOPs of its products as the field counts a model's: attention in full, although
-            causality needs half; a window counts what it leaves.
-        product: sizes of a matrix product; ``None``: of another kernel, attention among them.
-        executed: FLOPs that the kernel does: half of ``flops`` in causal attention.
+        name: the name of PyTorch's operator.
+        bytes: bytes that the kernel reads and writes, with each tensor counted once.
+        flops: FLOPs of its products, counted as usual for model FLOPs: causal attention counts in
+            full, although it needs only half; attention with a window counts only inside the
+            window.
+        product: sizes of the matrix product; ``None`` for other kernels, including attention.
+        executed: FLOPs that the kernel really does: half of ``flops`` in causal attention.
     """
 
     name: str
@@ -63,8 +64,9 @@ def product(m: int, n: int, k: int, *, bias: int = 0, written: int = HALF) -> La
         m: rows.
         n: columns.
         k: depth.
-        bias: elements of a bias that it adds.
-        written: bytes of an element of its result; of a sum to which it adds, read and written.
+        bias: elements of the bias that the kernel adds.
+        written: bytes moved for each element of the result; if the kernel adds to a sum, both read
+            and written.
     """
     size = HALF * (m * k + k * n + bias) + written * m * n
     return Launch("product", size, 2 * m * n * k, Product(m, n, k))
@@ -76,9 +78,9 @@ class Collective(NamedTuple):
     Attributes:
         kind: all-reduce, broadcast, ...
         axis: the ranks that take part.
-        ranks: their number.
-        bytes: of the whole tensor: of what an all-gather returns, and of what a reduce-scatter is
-            given.
+        ranks: number of ranks that take part.
+        bytes: bytes of the whole tensor: the result of an all-gather, or the input of a
+            reduce-scatter.
     """
 
     kind: CollectiveKind
@@ -108,9 +110,9 @@ class Work:
     """The work of one pass, or of a part of a pass.
 
     Attributes:
-        steps: in order.
-        left: bytes held after the work less those held before; negative if it frees memory.
-        peak: the most bytes held at a time during the work, beside those held before.
+        steps: kernels and communications, in order.
+        left: change of the held bytes by the work; negative if the work frees memory.
+        peak: the most bytes held during the work, less the bytes held before.
     """
 
     steps: tuple[Step, ...] = ()
@@ -132,7 +134,7 @@ NO_WORK: Final = Work()
 
 
 def in_order(*parts: Work) -> Work:
-    """Return works that follow one another as one."""
+    """Return one work that consists of ``parts`` in order."""
     steps: list[Step] = []
     left = peak = 0
     for part in parts:
@@ -144,11 +146,11 @@ def in_order(*parts: Work) -> Work:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Elements of the parameters of a rank, by what the optimizer does with them.
+    """Elements of a rank's parameters, in two groups that an optimizer may treat differently.
 
     Attributes:
-        matrices: in matrices of layers.
-        others: in embeddings, norms and biases.
+        matrices: elements in matrices of layers.
+        others: elements in embeddings, norms and biases.
     """
 
     matrices: int = 0
@@ -160,7 +162,7 @@ class Parameters:
         return self.matrices + self.others
 
     def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
-        """Return the sum of these elements and ``times`` the others."""
+        """Return the sum of these elements and ``times`` the elements of ``more``."""
         return Parameters(self.matrices + times * more.matrices, self.others + times * more.others)
 
 
@@ -169,11 +171,12 @@ class Segment:
     """Layers of a stage that stand next to each other.
 
     Attributes:
-        passes: F, R, B and W of the segment. B is the whole backward where no W is given. The input
-            of F and the gradient that B is given are there before the pass. F lets go of no input
-            that the backward needs. The layers before let go of the gradient that B hands to them.
-        parameters: of the layers.
-        held: bytes of its weights in 8 bits, which are made once in an iteration.
+        passes: F, R, B and W of the segment. If W is absent, B is the whole backward. The bytes of
+            F do not include its input, and the bytes of B do not include the gradient that B
+            receives: both exist before the pass. F does not free an input that the backward needs.
+            The gradient that B hands to the layers before is freed by those layers.
+        parameters: the parameters of the layers.
+        held: bytes of the weights in 8 bits, which are made once in an iteration.
         once: the work that makes these weights.
     """
 
@@ -188,10 +191,11 @@ class PassCount:
     """The work of a rank's pass, or of a communication when it begins or ends.
 
     Attributes:
-        parts: works in order, and how often the pass does each; a stage repeats a layer. F and B
-            of a stage have three: before its layers, the layers, and after them.
-        left: bytes held after the pass less those held before.
-        peak: the most bytes held at a time during the pass, beside those held before.
+        parts: works in order, each with the number of times that the pass does it, because a stage
+            repeats a layer. F and B of a stage have three parts: the work before its layers, the
+            layers, and the work after them.
+        left: change of the held bytes by the pass.
+        peak: the most bytes held during the pass, less the bytes held before.
     """
 
     parts: tuple[tuple[Work, int], ...] = ()
@@ -205,10 +209,10 @@ class PassCount:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Work, int]]) -> "PassCount":
-        """Return a pass that does works in order, each so many times."""
+        """Return a pass that does each work its number of times, in order."""
         left = peak = 0
         for work, times in parts:
-            # Of equal works in a row, memory is fullest in the first or in the last.
+            # When equal works follow one another, memory is fullest in the first or the last.
             peak = max(peak, left + max(0, (times - 1) * work.left) + work.peak)
             left += times * work.left
         return cls(tuple(parts), left, peak)
@@ -227,14 +231,14 @@ class RankCount:
     """The work of a pipeline rank for one microbatch, pass by pass.
 
     Attributes:
-        passes: by kind and chunk.
+        passes: the passes, by kind and chunk.
         begun: communications that the rank issues, by kind and stage as in ``Comm``: the
             collectives, and the memory that they take.
-        ended: the same communications, when the rank waits for them.
-        parameters: of the rank.
+        ended: the end of the same communications, after the rank has waited for them.
+        parameters: the parameters of the rank.
         held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
-        reused: bytes of buffers that S takes and T gives back to be used again, for one
-            microbatch. ``passes`` leaves them out.
+        reused: for one microbatch, bytes of the buffers that S takes and T gives back for reuse.
+            ``passes`` does not count these bytes.
         once: additional work of the first F of an iteration, which makes the weights in 8 bits.
             The bytes of these weights are in ``held`` alone.
     """
@@ -251,8 +255,8 @@ class RankCount:
         """Return the count of a rank whose chunks have further layers before their own.
 
         Args:
-            segments: of every chunk, in the order of the data, each with the number of its equal
-                neighbours.
+            segments: for every chunk, its segments in the order of the data, each with the number
+                of times that it is repeated.
         """
         passes = {
             (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
@@ -276,7 +280,7 @@ _BEFORE_FURTHER: Final[Mapping[PassKind, int]] = {"F": 1, "R": 0, "B": 2, "W": 1
 
 
 def _longer(kind: PassKind, own: PassCount, segments: Sequence[tuple[Segment, int]]) -> PassCount:
-    """Return the pass of a stage with further layers before those of ``own``."""
+    """Return the pass of a stage with further layers before the layers of ``own``."""
     works = [(segment.passes[kind], times) for segment, times in segments if kind in segment.passes]
     if not works:
         return own

@@ -30,7 +30,7 @@ class Price(Protocol):
 
     @property
     def products_alone(self) -> bool:
-        """Whether works without products cost nothing in a pass that has products."""
+        """Whether a work without products is free in a pass that has products."""
         ...
 
     def seconds(self, work: Work) -> float:
@@ -43,16 +43,19 @@ class Price(Protocol):
 
 
 class Flops:
-    """The price where the machine is not known: FLOPs, and communication is free.
+    """The price for an unknown machine: FLOPs; communication is free.
 
-    In a pass with products only the products count, as other kernels overlap with them. The price
-    depends on no hardware, so all ranks find the same.
+    In a pass with products only the works with products count. The price does not depend on
+    hardware, so all ranks find the same price.
     """
 
     products_alone: Final = True
 
     def seconds(self, work: Work) -> float:
-        """Return the FLOPs of a work, or, if it has no products, FLOPs that stand for its bytes."""
+        """Return the FLOPs of a work; if it has no products, ``FLOPS_PER_BYTE`` times its bytes.
+
+        A work with communications and without products costs 0.
+        """
         if flops := work.flops:
             return float(flops)
         if any(isinstance(step, Begin | Collective) for step in work.steps):
@@ -73,10 +76,10 @@ def costs_of(
     """Return the costs of a plan.
 
     Args:
-        counts: of every pipeline rank.
+        counts: the count of every pipeline rank.
         plan: any plan with the passes and stages of the plan that was counted.
-        price: of counts.
-        crossing: pipeline ranks that are in different machines.
+        price: turns counts into times.
+        crossing: pairs of pipeline ranks that are in different machines.
     """
     seconds = _remembered(price)
     begun = _vocabulary_communications(counts)
@@ -94,8 +97,8 @@ def costs_of(
 def time_once(counts: Sequence[RankCount], price: Price) -> float:
     """Return the time of the work ``RankCount.once`` of all ranks.
 
-    It is done in the F of the first microbatch of an iteration, by one rank after the other: the
-    microbatch goes through all stages, and a rank begins when the microbatch arrives.
+    Each rank does this work in the F of the first microbatch of an iteration. The ranks do it one
+    after the other, because each begins when the microbatch arrives. So the times add up.
     """
     return sum(map(_remembered(price), (count.once for count in counts)))
 
@@ -104,7 +107,7 @@ _MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
 
 
 def _remembered(price: Price) -> Callable[[PassCount], float]:
-    """Return a function that gives the price of a pass, and computes that of equal works once."""
+    """Return a function that prices a pass, and that computes the price of each work only once."""
     known: dict[int, float] = {}
 
     def total(count: PassCount) -> float:
@@ -122,7 +125,7 @@ def _remembered(price: Price) -> Callable[[PassCount], float]:
 def _vocabulary_communications(
     counts: Sequence[RankCount],
 ) -> Mapping[CommKind, list[PassCount]]:
-    """Return every rank's collectives of the vocabulary, by their kind."""
+    """Return the collectives of the vocabulary of every rank, by kind."""
     found: dict[CommKind, list[PassCount]] = {}
     for count in counts:
         for (kind, _), own in count.begun.items():
@@ -137,7 +140,7 @@ def _table(
     plan: Plan,
     seconds: Callable[[PassCount], float],
 ) -> Time:
-    """Return the times of a kind of pass by rank, or by rank and chunk if its passes have one."""
+    """Return the times of a kind of pass: by rank and chunk if it has chunks, otherwise by rank."""
     chunks = plan.chunks if kind in CHUNKED_KINDS else 1
     table = [
         [seconds(count.passes.get((kind, chunk), NO_PASS)) for chunk in range(chunks)]

@@ -1,10 +1,11 @@
 """The counts of a dense GPT in closed form: the explorer runs in a browser, which has no torch.
 
-Parameters, products, attention and collectives are those of the code, which is counted for all
-other models (``training/planning/count``). Activations are those of arXiv 2205.05198 (table 2),
-other kernels a number and a sum of bytes. A test says how close this is, and what is left out.
+Parameters, products, attention and collectives are the same as in the code, which is counted
+directly for all other models (``training/planning/count``). Activations follow arXiv 2205.05198
+(table 2). All other kernels are only a number of kernels and a sum of bytes. A test shows how close
+these counts are to the code's, and what they leave out.
 
-n tokens, h hidden size; u = 2nh bytes is one activation.
+n is the number of tokens, h the hidden size, and u = 2nh the bytes of one activation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ class DenseGpt(NamedTuple):
     """A GPT or a Llama with separate input and output layers, and one microbatch; no dropout.
 
     A ``llama`` has RMSNorm, no biases, rotated queries and keys, and an MLP with a gate. The
-    vocabulary is padded. Where a model ``recomputes``, only the inputs of its layers are kept.
+    vocabulary is padded. If a model ``recomputes``, it keeps only the inputs of its layers.
     """
 
     hidden_size: int
@@ -38,7 +39,10 @@ class DenseGpt(NamedTuple):
 
 
 def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count.RankCount]:
-    """Return what every rank of ``plan`` does for one microbatch; ``layers`` of every stage."""
+    """Return the work of every rank of ``plan`` for one microbatch.
+
+    ``layers`` is the number of layers of every stage.
+    """
     n, h = gpt.micro_batch_size * gpt.seq_length, gpt.hidden_size
     u, sharded, found = HALF * n * h, plan.treatment.is_sharded, []
     v = gpt.vocab_size // (plan.ranks if sharded else 1)
@@ -73,10 +77,10 @@ def _others(kernels: int, size: int) -> tuple[Launch, ...]:
 
 
 def layer_counts(gpt: DenseGpt, plan: Plan) -> count.Segment:
-    """Count a layer. What has no pass of its own in ``plan`` is a part of B."""
+    """Count a layer. If ``plan`` has no R or no W passes, their work is a part of B."""
     h, heads, groups, ffn, s, _, b, llama, recomputes = gpt
     n, plain, split, inner = b * s, not llama, plan.split_backward, ffn * (1 + llama)
-    number, keys = HALF * n, h // heads * groups  # bytes of a number of every token
+    number, keys = HALF * n, h // heads * groups  # bytes of one number for every token
     u, qkv = number * h, h + 2 * keys
     turned = h + keys if llama else h * (1 < groups < heads)  # queries and keys, rotated or copied
     matrices = ((qkv, h), (h, h), (inner, h), (h, ffn))
@@ -108,7 +112,11 @@ def layer_counts(gpt: DenseGpt, plan: Plan) -> count.Segment:
 
 
 def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int, PassKind, Work]]:
-    """Return passes of vocabulary layers: if they are whole, the stage and pass; the work."""
+    """Return the work of every kind of vocabulary pass.
+
+    If the vocabulary layers are not split, the stage and the kind of pass tell where the work is
+    done.
+    """
     u, logits, last = HALF * n * h, HALF * n * v, len(plan.stages) - 1
     early, apart = plan.treatment.gradient_pass == "S", plan.treatment.maximum_first
     gradient = (product(n, h, v, written=FULL),)
@@ -126,7 +134,7 @@ def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int,
 
 
 def _comms(n: int, u: int, plan: Plan, rank: int) -> Iterator[tuple[CommKind, int, Work, int]]:
-    """Yield communications of a rank: kind, stage, what it does, bytes that go when it waited."""
+    """Yield communications of a rank: kind, stage, work, and the bytes freed after the wait."""
     send, receive = (Work((count.Collective("send", "column", 2, u),)), u), (Work((), u, u), 0)
     for stage, (one, other) in enumerate(pairwise(owner for owner, _ in plan.stages)):
         if one != other and rank in (one, other):

@@ -1,9 +1,10 @@
 """Costs from recorded iterations: the measured times of passes and communications.
 
-The cost of a pass is its mean within an iteration, because means add up to the work of a rank. With
-several iterations the cost is the median of their means, because one iteration may be disturbed.
-The cost of a communication is the median of all. As in the simulator, the time of a communication
-begins when the last rank has joined, so waiting for a slow peer does not count as a slow network.
+The cost of a pass is its mean time within an iteration, because means add up to the work of a rank.
+With several iterations the cost is the median of their means, because one iteration may be
+disturbed. The cost of a kind of communication is the median of all its times. As in the simulator,
+the time of a communication begins when the last rank has joined, so waiting for a slow peer does
+not count as a slow network.
 """
 
 from collections import defaultdict
@@ -33,12 +34,13 @@ _Samples = dict[CommKind, list[float]]
 def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     """Return the costs of iterations of ``plan``, in the unit of their timelines.
 
-    F, B and W have a cost by rank and chunk, the other passes by rank, and communications by kind.
-    U, RG and AG have the time of all buckets of a rank together, by rank.
-    Recorded timelines do not show transfers (X and G). So a transfer counts from the end of its
-    source pass to the end of the wait for it, provided that the wait began before the source pass
-    ended. A kind of transfer that no rank had to wait for is left out, and so is free; the same
-    holds for collectives that did not occur.
+    Passes of a chunk have a cost by rank and chunk, other passes by rank, and communications by
+    kind. U, RG and AG have a cost by rank, which is the time of all buckets of the rank together.
+
+    Recorded timelines do not show transfers (X and G). So the time of a transfer counts from the
+    end of its source pass to the end of the wait for the transfer. Only waits that began before the
+    source pass ended are used. A kind of transfer that no rank had to wait for has no cost, so it
+    is free. The same holds for a kind of collective that did not occur.
     """
     assert timelines, "costs are measured in at least one iteration"
     comms: _Samples = defaultdict(list)
@@ -60,7 +62,7 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
 
 
 def _exchanges(plan: Plan, timelines: Sequence[Timeline]) -> dict[CommKind, Exchange]:
-    """Return the time that every rank exchanges with its replicas, if there are any."""
+    """Return the time of every rank's exchange with its replicas, by kind, if there is any."""
     found: dict[CommKind, Exchange] = {}
     for kind in REPLICA_KINDS:
         totals = [[0.0] * plan.ranks for _ in timelines]
@@ -75,9 +77,9 @@ def _exchanges(plan: Plan, timelines: Sequence[Timeline]) -> dict[CommKind, Exch
 
 
 def as_all_joined(replicas: Sequence[Timeline]) -> Timeline:
-    """Return the first replica's timeline, with each exchange beginning when the last one joined.
+    """Return the first replica's timeline, with each exchange begun when the last replica joined.
 
-    So a slow replica does not count as a slow link.
+    So waiting for a slow replica does not count as a slow link.
 
     Args:
         replicas: timelines of one iteration of all replicas, whose clocks agree.
@@ -135,7 +137,7 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
 
 
 def _messages(plan: Plan, timeline: Timeline) -> Iterator[tuple[CommKind, float]]:
-    """Yield the kind and time of every transfer whose receiver waited before it was sent."""
+    """Yield the kind and time of every transfer whose receiver began to wait before it was sent."""
     waits = {(wait.rank, wait.label): wait for wait in timeline.waits}
     ends = {(s.rank, s.label): s.end for s in timeline.spans if s.lane == "compute"}
     for rank, row in enumerate(plan.rows):

@@ -82,12 +82,12 @@ class Gpu:
     """One kind of GPU.
 
     Attributes:
-        name: as in ``GPUS``.
-        memory: in bytes.
+        name: its name in ``GPUS``.
+        memory: size of the memory, in bytes.
         bandwidth: bandwidth of the memory, in bytes/s.
         link: bandwidth of one direction to a neighbour, in bytes/s.
         network: bandwidth of one direction of its network adapter, in bytes/s.
-        multiprocessors: their number.
+        multiprocessors: number of multiprocessors.
     """
 
     name: str
@@ -120,8 +120,8 @@ class Gpu:
 
         Args:
             link: bytes/s that communications attain within a machine, and seconds of a step;
-                ``None``: as usual.
-            network: the same between machines.
+                ``None``: the value assumed for this GPU.
+            network: bytes/s and seconds of a step between machines; ``None`` as for ``link``.
         """
         return Links(
             Path(_given(link[0], LINK_SHARE * self.link), _given(link[1], LINK_STEP)),
@@ -165,7 +165,7 @@ The network is that of the vendor's own machines, a network adapter for each GPU
 def gpu_of_driver(name: str) -> Gpu | None:
     """Return the GPU that the driver calls ``name``, such as "NVIDIA H100 80GB HBM3", if known.
 
-    Of variants with other memory the largest is returned.
+    If a GPU exists with several sizes of memory, the largest is returned.
     """
     words = name.replace("RTX ", "RTX")
     return next((own for own in GPUS.values() if re.search(rf"\b{own.name}\b", words)), None)
@@ -176,10 +176,10 @@ def _given(value: float | None, otherwise: float) -> float:
 
 
 def gpu(name: str) -> Gpu:
-    """Return the GPU of that name, whatever its case.
+    """Return the GPU with this name, in upper or lower case.
 
     Raises:
-        ValueError: if there is none; the message names all GPUs.
+        ValueError: if no GPU has this name; the message names all GPUs.
     """
     for known, found in GPUS.items():
         if known.lower() == name.lower():

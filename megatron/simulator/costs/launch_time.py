@@ -1,12 +1,13 @@
 """Seconds of a kernel on a GPU.
 
-* A matrix product is cut into tiles of its result. A multiprocessor computes one tile at a time, so
-  a wave of tiles takes as long where it is not full. A tile begins by filling its pipeline, which
-  takes as long as some more depth k.
-* Attention in one kernel attains a share of its own of the peak, of the FLOPs that it executes.
-* No kernel beats the memory; a kernel without products takes the time of its bytes.
-* Kernels are queued, so the host costs nothing while it is ahead. Between the end of a kernel and
-  the begin of the next lies a gap.
+* The result of a matrix product is cut into tiles. A multiprocessor computes one tile at a time,
+  and all multiprocessors together compute a wave of tiles. A wave that is not full takes as long as
+  a full one. A tile begins by filling its pipeline, which takes as long as some additional depth k.
+* Attention in one kernel attains its own share of the peak, counted in FLOPs that it executes.
+* No kernel is faster than the memory moves its bytes; a kernel without products takes just this
+  time.
+* The host queues kernels ahead of the GPU, so the host costs no time. Between the end of a kernel
+  and the begin of the next lies a gap.
 
 ``docs/predictions.md`` says how many constants there are, and where they come from.
 """
@@ -38,18 +39,18 @@ class Rates:
     """The rates at which one GPU runs kernels.
 
     Attributes:
-        peak_flops: of matrix products by the data sheet, in FLOP/s.
-        multiprocessors: their number.
-        memory_bandwidth: by the data sheet, in bytes/s.
+        peak_flops: peak of matrix products by the data sheet, in FLOP/s.
+        multiprocessors: number of multiprocessors.
+        memory_bandwidth: bandwidth of the memory by the data sheet, in bytes/s.
         product_share: share of the peak that full waves of endless tiles attain.
         attention_share: share of the peak that fused attention attains.
         memory_share: share of the memory bandwidth that kernels attain.
         gap: seconds from the end of a kernel to the begin of the next.
-        tile_reads: as ``TILE_READS``.
-        tile_fill: as ``TILE_FILL``.
+        tile_reads: see ``TILE_READS``.
+        tile_fill: see ``TILE_FILL``.
 
     Raises:
-        ValueError: if a rate is not above 0, or the gap is below.
+        ValueError: if a rate is not above 0, or the gap is below 0.
     """
 
     peak_flops: float

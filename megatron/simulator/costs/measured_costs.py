@@ -14,11 +14,12 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
     """Return the costs of a file, for any distribution of the layers.
 
     The cost of a layer is its mean on the stages that have only layers. If there are no such
-    stages, a stage's time is divided between its parts in proportion to their FLOPs.
+    stages, the time of each stage is divided between its layers and its other work in proportion to
+    their FLOPs.
 
     Raises:
         ValueError: if the file does not fit the stages, was measured with another treatment of the
-            vocabulary, or lacks what is needed.
+            vocabulary, or lacks a time that is needed.
     """
     check_measured(file, assumed.treatment)
     counts = _by_stage(file.layers, assumed.stages, "layers")
@@ -46,10 +47,10 @@ def measured_costs(file: CostFile, assumed: StageCosts) -> StageCosts:
 
 
 def _passes_of_layers(file: CostFile, assumed: StageCosts) -> set[PassKind]:
-    """Return the kinds of passes of layers that have times.
+    """Return the kinds of passes of layers whose measured times are used.
 
-    A file has no times of W if the backward was not split, and none of R if R was part of B. Times
-    of R count where layers are computed again.
+    A file has no times of W if the backward was not split, and no times of R if R was part of B.
+    Times of R are used only if layers are computed again.
     """
     kinds: set[PassKind] = {"F", "B"}
     measured: set[PassKind] = {"W", "R"} if "R" in assumed.layer else {"W"}
@@ -59,7 +60,7 @@ def _passes_of_layers(file: CostFile, assumed: StageCosts) -> set[PassKind]:
 def _layer_time(
     kind: PassKind, times: Sequence[float], counts: Sequence[float], assumed: StageCosts
 ) -> float:
-    """Return the time of one layer in passes of a kind, in the mean over stages."""
+    """Return the time of one layer in a kind of pass, as the mean over stages."""
     busy = [any(extra.values()) for extra in assumed.extras]
     pure = [not other and count > 0 for other, count in zip(busy, counts, strict=True)]
     time = total = 0.0
@@ -75,7 +76,7 @@ def _by_stage(value: Time | None, stages: Stages, name: str) -> list[float]:
     """Return the entries of a table by rank and chunk in the order of the stages.
 
     Raises:
-        ValueError: if there is no table, or one of other ranks or chunks.
+        ValueError: if there is no table, or the table is for other ranks or chunks.
     """
     table = [
         [own] if isinstance(own, (int, float)) else list(own)

@@ -16,7 +16,7 @@ from megatron.simulator.costs.stage_costs import StageCosts, Stages
 def spread_output_layer(
     costs: Costs, ranks: int, treatment: Treatment, time: float, *, recompute: bool = False
 ) -> Costs:
-    """Return ``costs`` with the S and T of one of ``ranks`` shards of the vocabulary."""
+    """Return ``costs`` with the times of S and T for a vocabulary split into ``ranks`` shards."""
     kinds: tuple[PassKind, ...] = ("S", "T")
     share = time / ranks
     own = {kind: treatment.products_of(kind, recompute=recompute) * share for kind in kinds}
@@ -47,11 +47,12 @@ def redistribute_layers(
 ) -> Costs:
     """Return the costs with the layers spread so that the slowest rank is as fast as possible.
 
-    ``costs`` are those of an even distribution, one time for all ranks and chunks, without the
-    output layer; the result includes it. ``last``: layers of the last stage, if a user has chosen.
+    ``costs`` are the costs of an even distribution, with one time for all ranks and chunks, and
+    without the output layer. The result includes the output layer. ``last`` is the number of layers
+    of the last stage, if a user has chosen it.
 
     Raises:
-        ValueError: if times differ by rank, because they then belong to a distribution already.
+        ValueError: if times differ by rank, because such times already belong to a distribution.
     """
     extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer, recompute)]
     kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]

@@ -1,4 +1,4 @@
-"""How many bytes a rank holds at most while it works through its row."""
+"""The most bytes that a rank holds while it works through its row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,11 +20,13 @@ class Sizes:
     Attributes:
         static: held at all times: parameters, gradients, optimizer states.
         activation: held for one chunk of one microbatch from F to B, or to W if W is a separate
-            pass. The size of a rank may also be a sequence with one number for each chunk.
+            pass and ``factors`` is ``None``. The size of a rank may also be a sequence with one
+            number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
         factors: held for one chunk of one microbatch from B to W, if W is a separate pass;
-            ``None``: as ``activation``. Layers that B computes again hold more for W than for B.
+            ``None``: the same as ``activation``. If B computes layers again, more is held from B to
+            W than from F to B.
         repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
         working: held while a pass runs, by kind of pass.
 
@@ -59,7 +61,7 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
 
 
 def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
-    """Return the peak of a rank, whose passes hold inputs and outputs at the same time."""
+    """Return the peak of a rank; during a pass the rank holds both its inputs and its outputs."""
     known: dict[Pass, tuple[float, float, float]] = {}
     held = most = _at(sizes.static, rank)
     for item in plan.rows[rank]:
@@ -85,7 +87,11 @@ def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ..
 
 
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
-    """Return the change in bytes by a pass: F and R leave tensors for B, and B for W."""
+    """Return the change of the bytes of a chunk by a pass.
+
+    F and R leave tensors for B, and B leaves tensors for W. The bytes belong to ``activation``,
+    ``factors`` and ``repeated``.
+    """
     kept = _at(sizes.activation, rank, item.chunk)
     factors = kept if sizes.factors is None else _at(sizes.factors, rank, item.chunk)
     left = factors if plan.split_backward else 0.0
@@ -122,17 +128,17 @@ def check_counts(
     ranks: int,
     chunks: int | None = None,
 ) -> None:
-    """Check that numbers are one, one for each rank, or one for each chunk of each rank.
+    """Check that there is one number, one for each rank, or one for each chunk of each rank.
 
     Args:
-        name: of the numbers.
-        noun: what each of them is.
+        name: the name of the numbers.
+        noun: the noun for each number.
         given: the numbers.
         ranks: pipeline ranks.
-        chunks: of a rank; ``None``: they are not known yet.
+        chunks: chunks of a rank; ``None`` if their number is not known yet.
 
     Raises:
-        ValueError: if they are for other ranks or chunks.
+        ValueError: if the numbers are for other ranks or chunks.
     """
     if isinstance(given, (int, float)):
         return

@@ -1,7 +1,8 @@
 """The memory of a rank while it works through its row, from counts of its passes.
 
-A count says how many bytes a pass leaves, lets go of and needs while it runs. The bytes held at any
-moment are those held always, and those left by all passes and communications so far.
+A count says how many bytes a pass leaves behind, frees, and needs while it runs. A rank always
+holds some bytes; at any moment it also holds the bytes that all passes and communications so far
+have left behind, and those that the present pass needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,13 @@ class RankMemory:
     """The memory of a pipeline rank.
 
     Attributes:
-        count: of its passes and communications.
-        static: bytes held always: parameters, gradients, optimizer state, copies for replicas.
-        afterwards: bytes held after the last pass, beside those held always.
-        communicators: number of its NCCL communicators.
-        outside: bytes that the communicators take by estimate. No tensor has them, so no peak
-            counts them.
+        count: the count of its passes and communications.
+        static: bytes that are always held: parameters, gradients, optimizer state, copies for
+            replicas.
+        afterwards: bytes held after the last pass, beside the bytes that are always held.
+        communicators: number of the rank's NCCL communicators.
+        outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
+            them.
     """
 
     count: RankCount
@@ -36,7 +38,7 @@ class RankMemory:
 
     @property
     def always(self) -> float:
-        """Bytes held always, without buffers that are reused."""
+        """Bytes that are always held, without buffers that are reused."""
         return self.static + self.count.held
 
 
@@ -47,7 +49,7 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
         if isinstance(step, Run):
             own = count.passes.get((step.item.kind, step.item.chunk), NO_PASS)
         elif step.comm.kind in REPLICA_KINDS:
-            own = NO_PASS  # their copies count as held always, or afterwards
+            own = NO_PASS  # ``static`` and ``afterwards`` count their copies
         else:
             known = count.begun if isinstance(step, Start) else count.ended
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
@@ -74,7 +76,7 @@ def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
 
 
 def _microbatches_with_room(plan: Plan, rank: int) -> float:
-    """Return how many microbatches of a rank have exponentials at a time."""
+    """Return the most microbatches whose exponentials or logits a rank holds at a time."""
     if plan.treatment.is_sharded:
         return peak_held(plan, plan.rows[rank]).exponentials
     end = "W" if plan.split_backward else "B"

@@ -21,21 +21,22 @@ def redistribute(
     """Return the layers of every stage such that the slowest stage is as fast as possible.
 
     Layers are given out one by one, each to the stage that would then be the fastest. All layers
-    take the same time, so no other distribution has a faster slowest stage. Of equally fast stages
-    the last one gets the layer, because with 1F1B a later stage holds fewer microbatches.
+    take the same time, so no other distribution has a faster slowest stage. If several stages are
+    equally fast, the last of them gets the layer, because with 1F1B a later stage holds fewer
+    microbatches.
 
     Args:
         layers: transformer layers of the model.
         stages: pipeline stages; a stage may end up without a layer.
         layer_time: time of one layer, in any unit.
-        extra: for each stage, the time of its other work: the input layer's on the first, the
-            output layer's on the last.
+        extra: for each stage, the time of its other work: the input layer on the first stage, the
+            output layer on the last.
         last: layers of the last stage, if the user has chosen their number.
 
     Raises:
-        ValueError: if ``stages`` is below 1, another count below 0 or above ``MOST_LAYERS``, a time
-            is negative or not a number, ``extra`` has not one time per stage, or ``last`` does not
-            fit ``layers``.
+        ValueError: if ``stages`` is below 1, another count is below 0 or above ``MOST_LAYERS``, a
+            time is negative or not a number, the length of ``extra`` differs from ``stages``, or
+            ``last`` does not fit ``layers``.
     """
     _check(layers, stages, layer_time, extra, last)
     counts = [0] * stages
@@ -58,10 +59,10 @@ def redistribute_stages(
     extra: Sequence[float],
     last: int | None = None,
 ) -> list[int]:
-    """Return the layers of every stage: the slowest rank, then its slowest stage, is made fast.
+    """Return the layers of every stage such that the slowest rank is as fast as possible.
 
-    ``stages`` are (rank, chunk) in the order of the data, as in ``Plan``; all else is as for
-    ``redistribute``.
+    Then the slowest stage of each rank is as fast as possible. ``stages`` are (rank, chunk) in the
+    order of the data, as in ``Plan``; the other arguments are those of ``redistribute``.
 
     Raises:
         ValueError: as ``redistribute``.

@@ -1,10 +1,11 @@
 """The communication of a rank with its replicas in an iteration: bytes and time.
 
-Gradients are reduced over d replicas along a ring, which moves the least: every rank sends
-(d - 1) / d of the gradients in d - 1 steps until its own part is summed (a reduce-scatter), and as
-much again until all ranks have all sums (an all-reduce). A sharded optimizer (ZeRO-1, arXiv
-1910.02054) stops after the first half, updates its own part, and sends the updated parameters
-around in place of the sums.
+Gradients are reduced over d replicas along a ring, because a ring moves the fewest bytes. Every
+rank sends (d - 1) / d of the gradients in d - 1 steps until its own part is summed (a
+reduce-scatter), and then the same amount again until all ranks have all sums (an all-reduce). With
+a sharded optimizer (ZeRO-1, arXiv 1910.02054), the ranks stop after the reduce-scatter. Each
+updates its own part of the parameters, and then the updated parameters go around the ring instead
+of the sums.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ PARAMETER_BYTES: Final = 2
 
 @dataclass(frozen=True)
 class Replicas:
-    """The replicas of a job, and the types in which they exchange.
+    """The replicas of a job, and the sizes of the numbers that they exchange.
 
     Attributes:
         count: number of replicas d.
-        sharded: each replica updates a part of the parameters, and gathers the others.
-        gradient_bytes: bytes of a gradient on its way.
-        parameter_bytes: bytes of an updated parameter on its way.
+        sharded: whether each replica updates a part of the parameters and gathers the other parts.
+        gradient_bytes: bytes of a gradient when it is sent.
+        parameter_bytes: bytes of an updated parameter when it is sent.
 
     Raises:
         ValueError: if there is no replica.
@@ -60,13 +61,13 @@ class Replicas:
         return Exchange(times, self._rounds * self._steps * link.latency)
 
     def gathering(self, parameters: Sequence[float], link: Path) -> Exchange:
-        """Return the time of AG; arguments as for ``reduction``."""
+        """Return the time of AG; the arguments are those of ``reduction``."""
         times = [self.gathered_bytes(own) / link.bandwidth for own in parameters]
         return Exchange(times, self._steps * link.latency if self.sharded else 0.0)
 
     @property
     def _rounds(self) -> int:
-        """Rounds of the ring until a rank has the sums that it needs."""
+        """Rounds along the ring until a rank has the sums that it needs."""
         return 1 if self.sharded else 2
 
     @property

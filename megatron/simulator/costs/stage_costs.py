@@ -1,8 +1,8 @@
 """Costs of the stages of a plan, for any distribution of the layers.
 
-A stage costs as much as its transformer layers and its extra work together. Extra work is that of
-the vocabulary layers, where they are whole, and of the layers that predict further tokens, on the
-last stage.
+The cost of a stage is that of its transformer layers and of its extra work. Extra work is the work
+of vocabulary layers that are not split, and, on the last stage, of the layers that predict further
+tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ Stages = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of one layer and of all other work, from which any distribution has its costs.
+    """Costs of one layer and of all other work; they give the costs of any distribution.
 
     Attributes:
         stages: the stages.
         layer: time that one transformer layer adds to F, R, B (the input gradient) and W of a
-            stage; R is absent where nothing is computed again.
-        weights: time of every layer of the model as a share of ``layer``, by kind of pass; kinds in
-            which all layers are alike are absent.
+            stage; R is absent if nothing is computed again.
+        weights: by kind of pass, the time of every layer of the model as a multiple of ``layer``;
+            kinds of passes in which all layers take equal time are absent.
         extras: for every stage, the time of its extra work in F, B and W.
         others: times of the vocabulary passes, which belong to no stage.
         treatment: the treatment of the vocabulary that these passes belong to.
@@ -47,7 +47,7 @@ class StageCosts:
     weights: Mapping[PassKind, Sequence[float]] = field(default_factory=dict)
 
     def costs(self, layers: Sequence[int]) -> Costs:
-        """Return the costs of all passes; those of F, R, B and W are by rank and chunk.
+        """Return the costs of all passes; F, R, B and W have a table by rank and chunk.
 
         Raises:
             ValueError: if ``layers`` does not have one number per stage.
@@ -73,7 +73,7 @@ class StageCosts:
         return table
 
     def weighed(self, kind: PassKind, layers: Sequence[float]) -> Sequence[float]:
-        """Return how many layers of the time ``layer`` every stage is worth in passes of a kind."""
+        """Return the time of every stage's layers in a kind of pass, as a multiple of ``layer``."""
         weights = self.weights.get(kind)
         if weights is None:
             return layers
@@ -85,8 +85,9 @@ class StageCosts:
     def balanced(self, layers: int, last: int | None = None) -> tuple[int, ...]:
         """Return the layers of every stage for ``redis``.
 
-        The slowest rank is as fast as possible, and then its slowest stage. Layers that differ
-        count with their mean. ``last``: layers of the last stage, if the user has chosen.
+        The slowest rank is as fast as possible, and then its slowest stage. If layers differ, each
+        counts with their mean time. ``last`` is the number of layers of the last stage, if the user
+        has chosen it.
 
         Raises:
             ValueError: if the last stage cannot have ``last`` layers.
@@ -99,5 +100,5 @@ class StageCosts:
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return an even distribution; what does not divide goes to the last stages, a layer each."""
+    """Return an even distribution; layers left over go to the last stages, one each."""
     return tuple(redistribute(layers, stages, 1.0, [0.0] * stages))

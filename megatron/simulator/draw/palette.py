@@ -69,7 +69,7 @@ Role = Literal["plain", "number", "tick", "title"]
 
 
 class Font(NamedTuple):
-    """How a text of some role looks: its pixels, and whether its point is its centre or begin."""
+    """The look of a text by its role; the size is in pixels."""
 
     size: float
     centred: bool

@@ -1,9 +1,9 @@
 """Lay out a picture of timelines: one row per rank, time to the right, one scale for all panels.
 
 Every rank has a row of passes; a box shows the microbatch's number if it has room for it. Below the
-row are thin lanes for communications, as many as the rank has under way at once. What is too long
-for the width goes on in further strips. The result is boxes, texts and lines in pixels, which
-``svg`` paints.
+row are thin lanes for communications, as many as the rank has under way at once. A picture that is
+too long for the width goes on in further strips. The result is boxes, texts and lines in pixels,
+which ``svg`` paints.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text whose baseline begins, or is centred (by its role), at a point in pixels."""
+    """A text at a point in pixels, where its baseline begins or is centred, by its role."""
 
     role: Role
     x: float
@@ -83,7 +83,7 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What to paint, in pixels from the upper left corner; later boxes cover earlier ones."""
+    """The shapes to paint, in pixels from the upper left corner; later boxes cover earlier ones."""
 
     width: int
     height: int
@@ -98,9 +98,9 @@ def lay_out(
     """Return a picture of ``panels`` below one another, on one time scale.
 
     Each panel's time counts from its first span. Spans that take no time are left out. The usual
-    pass of a model chunk has room for its number; passes that are too short for theirs are drawn
-    without it. Every box has its label and times as a note. If this takes more than ``width``, the
-    picture has several strips: each shows the same part of the time of all panels.
+    pass of a model chunk has room for the number of its microbatch; shorter passes are drawn
+    without a number. Every box has its label and times as a note. If the picture would be wider
+    than ``width``, it has several strips; each strip shows the same part of the time of all panels.
 
     Args:
         panels: at least one panel, each with a span that takes time.
@@ -109,7 +109,7 @@ def lay_out(
         window: the part of the time to show.
 
     Raises:
-        ValueError: if there is nothing to draw, or no room to draw it.
+        ValueError: if there is nothing to draw, or ``width`` is too small.
     """
     if not panels:
         raise ValueError("a picture needs at least one timeline")
@@ -138,14 +138,14 @@ def _with_content(title: str, timeline: Timeline) -> Timeline:
 
 
 def _pixels_per_unit(timelines: Sequence[Timeline]) -> float:
-    """Return the scale at which the usual pass of a model chunk has room for its number."""
+    """Return the pixels per unit of time that give a usual pass room for its number."""
     passes = [span for timeline in timelines for span in timeline.spans if span.lane == "compute"]
     digits = max((len(str(span.microbatch)) for span in passes), default=1)
     return _room(digits) / (shortest_pass(timelines) or max(t.end for t in timelines))
 
 
 def _room(digits: int) -> float:
-    """Return the least width of a box with a number in it, so that it stands clear of the edges."""
+    """Return the least width of a box whose number does not touch the edges."""
     return digits * GLYPH + 4
 
 
@@ -216,7 +216,7 @@ class _Sheet:
     def _box(
         self, look: Literal["pass", "later", "comm"], span: Span, part: Stretch, y: int, height: int
     ) -> Box:
-        """Return the box of what ``part`` shows of ``span``; the note has all its times."""
+        """Return the box for the part of ``span`` inside ``part``; its note has the full times."""
         x, end = (self._x(time, part) for time in (span.start, span.end))
         note = f"{span.label}: {span.start:.4g} to {span.end:.4g}"
         return Box(look, span.kind, x, y, end - x, height, note)
@@ -243,7 +243,7 @@ class _Sheet:
 
 
 def _pack(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spread ``spans`` over as few lanes as keep them from overlapping."""
+    """Spread ``spans`` over as few lanes as possible, without overlap in a lane."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         free = next((lane for lane in lanes if lane[-1].end <= span.start), None)

@@ -1,6 +1,7 @@
-"""Which part of a timeline is drawn, and how it is cut into strips that fit below one another.
+"""The part of a timeline that is drawn, and its strips, which stand below one another.
 
-A drawing has a bounded width. What is longer goes on in a further strip, as music does on paper.
+A drawing has a bounded width. A longer drawing goes on in further strips, like lines of music on
+paper.
 """
 
 import re
@@ -31,11 +32,11 @@ class Stretch(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Time between the two."""
+        """Time between ``begin`` and ``end``."""
         return self.end - self.begin
 
     def shows(self, span: Span) -> bool:
-        """Return whether any of ``span`` is in the stretch."""
+        """Return whether a part of ``span`` is in the stretch."""
         return self.begin < span.end and span.start < self.end
 
 
@@ -44,11 +45,12 @@ class Window:
     """The part of a timeline that a reader wants to see.
 
     Attributes:
-        first: where it begins: a time counted from the first start of all, or a microbatch.
-        last: where it ends, or the last microbatch.
-        microbatches: whether the two are microbatches. The window then reaches from the start of
-            their first pass of a model chunk to the end of their last one, and shows all that runs
-            meanwhile.
+        first: begin of the window: a time, counted from the first start of all passes, or a
+            microbatch.
+        last: end of the window: a time, or the last microbatch.
+        microbatches: whether ``first`` and ``last`` are microbatches. If so, the window reaches
+            from the start of their first pass of a model chunk to the end of their last pass of a
+            model chunk. It also shows all other passes in this time.
     """
 
     first: float = 0.0
@@ -78,7 +80,7 @@ class Window:
         return f"{mark}{self.first:g}:{mark}{last}"
 
     def stretch(self, timelines: Sequence[Timeline]) -> Stretch:
-        """Return the part of the time that the window shows of timelines, which begin at 0.
+        """Return the part of the time that the window shows; the timelines begin at 0.
 
         Raises:
             ValueError: if nothing runs in the window.
@@ -107,7 +109,7 @@ def _what_runs(timelines: Sequence[Timeline]) -> str:
 
 
 def from_zero(timeline: Timeline) -> Timeline:
-    """Return the spans of ``timeline`` that take time, counted from the first start."""
+    """Return the spans of ``timeline`` that take time, with times counted from the first start."""
     seen = [span for span in timeline.spans if span.end > span.start]
     origin = min((span.start for span in seen), default=0.0)
     return Timeline(
@@ -117,10 +119,10 @@ def from_zero(timeline: Timeline) -> Timeline:
 
 
 def strips(whole: Stretch, longest: float) -> list[Stretch]:
-    """Cut ``whole`` into as few strips as possible of one length, at most ``longest``.
+    """Cut ``whole`` into as few strips of equal length, at most ``longest``, as possible.
 
     Raises:
-        ValueError: if they are too many to be looked at.
+        ValueError: if there are too many strips to look at.
     """
     if whole.length / longest > _MOST_STRIPS:
         raise ValueError(
@@ -135,8 +137,9 @@ def strips(whole: Stretch, longest: float) -> list[Stretch]:
 def shortest_pass(timelines: Iterable[Timeline]) -> float:
     """Return the usual time of the shortest kind of pass of a model chunk; 0 if there is none.
 
-    Drawings take their scale from it. The shorter passes of the vocabulary, outliers of a recorded
-    run, and kinds that take next to nothing beside another would make them too long.
+    Drawings take their scale from this time. They would be too long with a scale from the shorter
+    passes of the vocabulary, from outliers of a recorded run, or from kinds of passes that take
+    hardly any time beside another kind.
     """
     lengths: dict[str, list[float]] = {}
     for timeline in timelines:

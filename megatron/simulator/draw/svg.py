@@ -1,4 +1,4 @@
-"""Paint a picture as an SVG document: it scales, and a box shows its note when pointed at."""
+"""Paint a picture as an SVG document, which scales; a box shows its note when pointed at."""
 
 from collections.abc import Iterator
 from html import escape

@@ -1,6 +1,6 @@
 """Draw a timeline as text: a row per rank, a column per unit of time, strips below one another.
 
-What a rank exchanges with its replicas has a row of its own below that of its passes.
+The exchange of a rank with its replicas has its own row below the row of passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _NAMELESS: Final = "+"
 
 
 class _Piece(NamedTuple):
-    """What a strip shows of a pass: from the column ``first`` up to, not including, ``last``."""
+    """The part of a span in a strip: from column ``first`` to before column ``last``."""
 
     span: Span
     first: int
@@ -33,12 +33,12 @@ class _Piece(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Columns that it has."""
+        """Number of columns."""
         return self.last - self.first
 
     @property
     def text(self) -> str:
-        """The label, or as much of it as has room without being cut."""
+        """The label; if it has no room, the kind; if this has no room either, a sign."""
         span = self.span
         label = span.label if span.lane == "compute" else f"{span.kind}{span.microbatch}"
         names = (label, span.kind)
@@ -54,9 +54,9 @@ def draw_text(
 ) -> str:
     """Return a drawing at most ``width`` characters wide, with its legend below.
 
-    The usual pass of a model chunk has room for its label with microbatch and chunk; what does not
-    fit into the width goes on in further strips. A pass too short for its label has only its kind;
-    a label is never cut.
+    The usual pass of a model chunk has room for its label with microbatch and chunk. A drawing that
+    does not fit into the width goes on in further strips. A pass too short for its label has only
+    its kind; a label is never cut.
 
     Args:
         timeline: the timeline to draw.
@@ -84,7 +84,7 @@ def draw_text(
 
 
 def _columns_per_unit(timeline: Timeline) -> float:
-    """Return the scale at which the usual pass of a model chunk has room for any such label."""
+    """Return the columns per unit of time that give a usual pass room for the longest label."""
     labels = [span.label for span in timeline.spans if span.kind in CHUNKED_KINDS]
     return (max(map(len, labels), default=1) + 1) / (shortest_pass([timeline]) or timeline.end)
 
@@ -123,7 +123,7 @@ def _row(pieces: Sequence[_Piece], columns: int) -> str:
 
 
 def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
-    """Yield what a reader must know of a drawing, whose columns take the time ``column``."""
+    """Yield the parts of the legend of a drawing; ``column`` is the time of one column."""
     kinds = {piece.span.kind for piece in pieces}
     shown = (*PASS_KINDS, *REPLICA_KINDS)
     yield ", ".join(f"{kind} {MEANINGS[kind]}" for kind in shown if kind in kinds)

@@ -2,8 +2,8 @@
 
 A rank is a process in the trace. Its threads are: its passes, its waits, the collectives, each
 direction of each link to a neighbour, and its exchange with replicas. Arrows lead from each pass or
-communication to those that wait for it. The exchange with replicas has no arrows, because it is not
-known here which passes a bucket belongs to.
+communication to the passes and communications that wait for it. The exchange with replicas has no
+arrows, because the plan does not tell which passes a bucket belongs to.
 """
 
 import json
@@ -40,7 +40,7 @@ class _Slice(NamedTuple):
     end: int
 
     def at(self, nanoseconds: int) -> Event:
-        """Return the place of an event on this thread."""
+        """Return the fields that place an event on this thread at this time."""
         return {"pid": self.rank, "tid": self.thread, "ts": nanoseconds / 1000}
 
 
@@ -55,7 +55,7 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
 
     Args:
         plan: the plan that ran; it gives the dependencies.
-        timeline: its timeline.
+        timeline: the timeline of the plan.
         microseconds: microseconds to show for one unit of time; 1e6 for a recorded timeline, which
             is in seconds.
     """
@@ -80,10 +80,10 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
 def save_chrome_trace(
     plan: Plan, timeline: Timeline, path: Path, microseconds: float = 1.0
 ) -> None:
-    """Write ``chrome_trace`` of the same arguments to ``path``, complete or not at all.
+    """Write the document of ``chrome_trace`` to ``path``, either completely or not at all.
 
     Raises:
-        OSError: it cannot be written; the message names it.
+        OSError: if the file cannot be written; the message names the file.
     """
     write_text(path, json.dumps(chrome_trace(plan, timeline, microseconds)))
 
@@ -166,7 +166,7 @@ def _arrow(number: int, source: _Slice, target: _Slice) -> Iterator[Event]:
 
 
 def _arrows(plan: Plan, slices: Slices) -> Iterator[tuple[_Slice, _Slice]]:
-    """Yield where every arrow begins and ends."""
+    """Yield the slices at which every arrow begins and ends."""
     for (rank, item), target in slices.items():
         if isinstance(item, Comm) and item.kind in REPLICA_KINDS:
             continue
@@ -180,9 +180,9 @@ def _arrows(plan: Plan, slices: Slices) -> Iterator[tuple[_Slice, _Slice]]:
 def _origin(plan: Plan, slices: Slices, rank: int, need: Need) -> _Slice | None:
     """Return the slice at which the arrow to a pass on ``rank`` begins, for one of its needs.
 
-    For a communication with one sending rank it is the slice of this rank, so that the arrow goes
-    from rank to rank. For a communication that is not shown it is its last source, because arrows
-    from all sources would be p x p for every barrier.
+    If one rank sends the communication, the arrow begins at the slice of that rank, so it goes from
+    rank to rank. If the communication is not shown, the arrow begins at the pass that was its last
+    source: arrows from all sources would be p x p arrows for every barrier.
     """
     if isinstance(need, Pass):
         return slices.get((rank, need))
