@@ -92,7 +92,7 @@ def _cuts(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
-    if model.hidden_size % ranks:  # only with --kv-channels; else the heads divide both
+    if model.hidden_size % ranks:  # only with --kv-channels; otherwise heads make it divisible
         yield (
             f"--tensor-model-parallel-size {ranks} does not divide --hidden-size "
             f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "
