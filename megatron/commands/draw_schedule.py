@@ -142,7 +142,9 @@ def draw_recorded(path: Path, window: Window) -> None:
 
 
 def draw_gallery(folder: Path) -> None:
-    """Draw all pictures into ``folder``, which is made if it is missing, and list their figures.
+    """Draw all pictures into ``folder``, and write a page of their figures there.
+
+    The folder is made if it is missing.
 
     Raises:
         OSError: if a file cannot be written.
@@ -177,7 +179,7 @@ def something_to_draw(flags: Flags) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; an error ends the process with one line."""
+    """Run the command. After an error, print one line and end the process."""
     flags = read(argv, __doc__, DrawFlags, rules=(something_to_draw,))[DrawFlags]
     try:
         if flags.timeline is not None:

@@ -133,8 +133,8 @@ def costs_of_file(path: Path, vocabulary: str) -> CostFile:
     """Return the content of a file of costs.
 
     Raises:
-        ValueError: if it holds no costs, or costs measured with another treatment than
-            ``vocabulary``. The message names the file.
+        ValueError: if the file holds no costs, or costs that were measured with another treatment
+            than ``vocabulary``. The message names the file.
     """
     file = load_costs(path)
     if file.layers is not None:
@@ -149,8 +149,8 @@ def read_costs(flags: CostFlags, vocabulary: str) -> CostFile:
     """Return the costs that the flags give.
 
     Raises:
-        ValueError: if the flags give no valid costs, or costs measured with another treatment than
-            ``vocabulary``; the message names the flag.
+        ValueError: if the flags give no valid costs, or costs that were measured with another
+            treatment than ``vocabulary``. The message names the flag.
     """
     try:
         if flags.cost is not None:
@@ -296,7 +296,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; an error ends the process with one line."""
+    """Run the command. After an error, print one line and end the process."""
     try:
         # Garbage collection took a fifth of the time.
         with reader_may_stop_early(), without_garbage_collection():

@@ -29,7 +29,7 @@ def parse_window(words: str | None) -> int | None:
 
 
 def parse_pattern(option: str, words: str | None, last: int, num_layers: int) -> Pattern:
-    """Return a pattern, which is repeated over the layers; empty if none is given.
+    """Return a pattern of 0 and 1 that repeats over the layers; empty if no words are given.
 
     Args:
         option: the flag that gives the pattern.

@@ -67,7 +67,7 @@ def model_flags(model: Model) -> dict[str, list[str]]:
 
 
 def differences(saved: Model, own: Model) -> list[str]:
-    """Return the flags in which two models differ that cannot have the same weights.
+    """Return a line on each difference between two models that keeps them from sharing weights.
 
     Args:
         saved: the model of a checkpoint. A field that is missing in it does not count.

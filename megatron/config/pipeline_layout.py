@@ -81,7 +81,7 @@ def layout_faults(
         schedule: name of the schedule of the passes.
 
     Yields:
-        A line on each mistake; it begins with the flag and names the way out.
+        A line on each mistake. The line begins with the flag and names the way out.
     """
     try:
         layers = parse_layout(text)

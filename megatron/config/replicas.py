@@ -50,7 +50,7 @@ class ReplicaFlags:
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """Data parallelism: what ranks with the same parameters do together.
+    """Data parallelism: the work that ranks with the same parameters do together.
 
     Attributes:
         size: number of ranks with the same parameters: d x c, for d replicas that each split a

@@ -1,7 +1,7 @@
 """All topics: their groups of flags, and their rules.
 
-A rule yields a line on every mistake that it finds. A line begins with the flag at fault and names
-the way out.
+A rule yields a line on every mistake that it finds. The line begins with the flag at fault and
+names the way out.
 """
 
 from typing import Final

@@ -183,7 +183,7 @@ class TrainConfig:
 
     Attributes:
         global_batch_size: samples of an iteration, after all growth.
-        train_iters: iterations of the whole job, if it begins at sample 0.
+        train_iters: iterations of a whole job that begins at sample 0.
         dtype: dtype of parameters and activations: ``torch.bfloat16``, ``torch.float16`` or
             ``torch.float32``.
         gradient_dtype: dtype in which the gradients of an iteration add up: fp32 or bf16. If

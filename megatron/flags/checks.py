@@ -22,7 +22,7 @@ class Findings:
     """The mistakes of a command line, and its notes.
 
     Attributes:
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        mistakes: a line on each mistake. The line begins with the flag and names the way out.
         notes: a line on each flag that changes nothing beside the others.
     """
 

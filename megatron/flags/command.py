@@ -51,7 +51,7 @@ def read(
             ``None``: unknown flags are mistakes.
 
     Raises:
-        SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
+        SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not {"-h", "--help"}.isdisjoint(argv):
@@ -86,7 +86,7 @@ def read_command(
         An instance of the subcommand's group.
 
     Raises:
-        SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
+        SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
     name, *words = (sys.argv[1:] if argv is None else argv) or [""]
     if name in ("-h", "--help"):

@@ -30,7 +30,7 @@ class Readable(Protocol):
         """Whether a flag is given, and is neither off nor 0."""
 
     def has(self, option: str, pattern: str) -> Truth:
-        """Whether a flag has a value."""
+        """Whether the value of a flag matches a pattern, in which * stands for any characters."""
 
     def number(self, name: str) -> float:
         """The number of a flag, or a quantity that the line comes to; NaN if there is none."""

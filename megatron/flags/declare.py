@@ -1,7 +1,7 @@
 """Declares flags: one declaration holds every fact about a single flag.
 
 A group of flags is a frozen dataclass, and each field is a flag with a name and a type. ``flag`` or
-``required`` adds its default, its meaning, its allowed values, and the flags that it needs or
+``required`` adds the default, the meaning, the allowed values, and the flags that the flag needs or
 excludes. Help, parsing, checks and the page of all flags follow from these declarations.
 
 ``megatron.flags.conditions`` tells how to write a condition, for instance in ``needs``.
@@ -28,7 +28,7 @@ class Range:
 
     Attributes:
         words: the range in words, to follow "must be".
-        contains: whether a number lies in it.
+        contains: function that tells whether a number lies in the range.
     """
 
     words: str
@@ -53,7 +53,7 @@ MINUTES = up_to(366 * 24 * 60)
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
 
 _DIGITS = 18
-"""Digits of the longest whole number that a flag may have; it fits into 64 bits."""
+"""Digits of the longest whole number that a flag may have. Such a number fits into 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Facts:
 
     Attributes:
         help: the flag's meaning, in a sentence or two.
-        range: the numbers it may take.
+        range: the numbers that the flag may take.
         unset: in words, the value of a flag without a default if the flag is not given.
         metavar: the form of its values; by default the form of its type.
-        choices: the words it may be set to, if its type does not list them.
+        choices: the words that the flag may be set to, if its type does not list them.
         any_case: whether capitals and small letters are alike in these words.
-        instead: advice for a user whose word is none of the choices.
+        instead: advice for a user whose word is not among the choices.
         needs: the condition without which the flag would do nothing.
         lack: the fault if that condition does not hold; it stands behind the flag in a message.
         excludes: conditions that contradict the flag.
         idle_without: the condition without which the flag changes nothing, as in Megatron.
-        idle_with: conditions under which it changes nothing, as in Megatron.
+        idle_with: conditions under which the flag changes nothing, as in Megatron.
         names: other names of the flag on a tool's command line, such as ``-p``. Other names that
             training knows stand in ``config/foreign``.
         place: name in the help, for a word that has no flag and is told by its place.
@@ -154,12 +154,12 @@ class Declaration:
 
     @property
     def takes_several(self) -> bool:
-        """Whether any number of words may stand behind it."""
+        """Whether any number of words may stand behind the flag."""
         return get_origin(self.kind) is tuple and not self.facts.repeats
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words it may be set to; empty if any word is allowed."""
+        """The words that the flag may be set to; empty if any word is allowed."""
         listed = get_origin(self._element) is Literal
         return get_args(self._element) if listed else self.facts.choices
 
@@ -175,7 +175,7 @@ class Declaration:
 
     @property
     def default_words(self) -> str:
-        """Its default in words; ``Facts.unset`` if it has none."""
+        """The default in words: ``Facts.unset`` if it is given, or the value itself."""
         if self.default is dataclasses.MISSING:
             return "required"
         words = "off" if self.default is False else _in_words(self.default)
@@ -232,7 +232,7 @@ class Declaration:
 
     @property
     def _element(self) -> Any:
-        """Type of one of its words."""
+        """The type of a single word behind the flag."""
         return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
 
     def _no_number(self, word: str) -> str | None:
@@ -267,7 +267,7 @@ def _in_words(value: object) -> str:
 
 
 def cut(word: str, most: int = 40) -> str:
-    """Return a word, or its beginning if it has more characters than ``most``."""
+    """Return a word; if it has more than ``most`` characters, its beginning and three dots."""
     return word if len(word) <= most else f"{word[:most]}..."
 
 

@@ -46,9 +46,9 @@ class Reading:
 
     Attributes:
         flags: the flags; a flag with words that cannot be read has its default.
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing, or is read as another flag; it begins with
-            the flag.
+        mistakes: a line on each mistake. The line begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing, or is read as another flag. The line begins
+            with the flag.
     """
 
     flags: Flags
@@ -62,7 +62,7 @@ Rule = Callable[[Flags], Iterator[str]]
 
 @cache
 def declarations(group: type) -> Sequence[Declaration]:
-    """The flags of a group, in order."""
+    """Return the declarations of a group's flags, in order."""
     hints = get_type_hints(group)
     return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
 

@@ -4,8 +4,9 @@ All rows of a batch end at the same slot: padding stands before a shorter prompt
 it. So a new token has the same slot in every row, and two tokens of a row are as far apart in slots
 as in positions.
 
-Shapes: b batch, s new tokens, t slots so far with the new ones, h hidden, g key/value heads, r
-query heads per group, a = g r, d channels of a head, c = r + 2.
+Shapes: b rows of a batch, s new tokens, t filled slots with the new tokens, h hidden size, g
+key/value heads, r query heads per key/value head, a = g r query heads, d channels of a head, c = r
++ 2 heads of a group (queries, key and value).
 """
 
 import math

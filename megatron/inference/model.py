@@ -5,7 +5,8 @@ parallelism. All ranks are given the same tokens. The embeddings are summed on t
 activations go from rank to rank, and the last rank broadcasts its output. Then every rank forms the
 logits of its own shard. No rank ever has all logits.
 
-Shapes: b batch, s tokens, h hidden, n tokens whose logits are wanted, v rows of the shard.
+Shapes: b rows of a batch, s tokens, h hidden size, n tokens whose logits are formed, v real rows of
+the shard.
 """
 
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class InferenceModel:
     """One rank's part of a model with the weights of a checkpoint.
 
     Args:
-        where: folder of one checkpoint.
+        where: folder of the checkpoint.
         groups: this rank's view of the job, a pipeline of any number of ranks.
         dtype: of weights and activations.
         longest: tokens of the longest row; tables of positions have this length.
@@ -71,7 +72,7 @@ class InferenceModel:
         own = list(self._model.owned_parameters())
         with torch.no_grad():
             for owned in own:
-                owned.parameter.zero_()  # the padding
+                owned.parameter.zero_()  # rows of padding stay zero; a checkpoint has none
         if problem := storage.check_files(where, groups.world_hosts):
             raise DamagedError(problem)
         storage.read(
@@ -221,7 +222,7 @@ def _rank_model(
 
 
 WAIT: Final = timedelta(minutes=10)
-"""How long a rank waits for another one."""
+"""How long a rank waits for another rank."""
 
 
 def connected(place: Launched) -> Groups:

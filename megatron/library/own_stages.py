@@ -75,7 +75,7 @@ class OwnStages(nn.Module):
 
     @property
     def gathering(self) -> list[Tensor]:
-        """The parameters whose gradients passes add up in ``main_grad``, each once."""
+        """The parameters whose gradients passes add up in ``main_grad``, without repetitions."""
         weights = [linear.weight for linear in self._patched]
         vocabulary = (self.input_layer, self.output_layer)
         weights += [layer.weight for layer in vocabulary if layer is not None]
@@ -157,7 +157,7 @@ class WholeVocabulary(VocabularyPasses):
         return x_bsh.detach().contiguous()
 
     def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
-        """Run the embedding's backward, if it has one."""
+        """Run the embedding's backward, if the embedding has gradients."""
         if not self._store.has("embedding", i):
             return
         edge = self._store.take("embedding", i)

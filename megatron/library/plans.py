@@ -55,8 +55,8 @@ def plan(
         vocabulary: treatment of the embedding and the output layer: ``none`` (the first and the
             last stage have them), ``vocab-1``, ``vocab-2``, ``naive`` or ``interlaced``.
         chunks: model chunks of a rank, for a schedule that can have several.
-        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs one;
-            ``zb-v``, ``v-half`` and ``v-min`` use a larger one for a shorter plan.
+        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
+            limit. ``zb-v``, ``v-half`` and ``v-min`` use a larger limit for a shorter plan.
         split_backward: make the weight gradients separate passes W, even if the schedule does not.
         costs: time of every kind of pass and communication, in any unit, as in ``{"F": 1, "B": 1,
             "W": 0.8, "p2p": 0.1}``. A time is one number, or a number for each rank, or for each

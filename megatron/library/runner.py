@@ -35,7 +35,7 @@ Shapes: b samples of a microbatch, s tokens of a sample, h hidden size.
 
 
 class PipelineRunner:
-    """One rank of a pipeline, whose stages are any modules.
+    """One rank of a pipeline over the caller's own modules.
 
     ``step`` runs an iteration by the plan and leaves gradients in ``.grad``, as ``loss.backward()``
     of the unsplit model would. The caller sees to optimizer, clipping and replicas. Every rank of

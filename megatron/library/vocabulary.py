@@ -251,7 +251,7 @@ class VocabParallelHead(_SplitVocabulary):
 
 
 class VocabParallelEmbedding(_SplitVocabulary):
-    """The embedding of tokens, whose rows are split over ranks.
+    """The embedding of tokens, over a vocabulary that is split over ranks.
 
     Args:
         vocab_size: V; it need not be a multiple of the ranks.
@@ -288,7 +288,7 @@ class VocabParallelEmbedding(_SplitVocabulary):
 
 
 def _axis(group: dist.ProcessGroup | None) -> ConnectedAxis:
-    """Return a group as an axis; a group of one rank needs no communication."""
+    """Return a group as an axis. A single rank has no group, because it does not communicate."""
     if group is None and not dist.is_initialized():
         return ConnectedAxis("vocabulary", 0, (0,))
     own = dist.group.WORLD if group is None else group

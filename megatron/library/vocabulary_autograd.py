@@ -110,7 +110,7 @@ class TokenLosses(torch.autograd.Function):
         total = _zeros_for(weight) if needs_weight else None
         work = partial(_t, ctx, state, weight, merged, g_n)
         with torch.autocast(g_n.device.type, enabled=False):
-            if how.recompute:  # both gradients from logits that are formed again once
+            if how.recompute:  # one call forms the logits again, for both gradients
                 pending = work(total, form_gradient=needs_x)
             else:
                 pending = work(None, form_gradient=True) if needs_x else None
@@ -198,7 +198,7 @@ def _taken_apart(
 
 
 def _zeros_for(weight: Tensor) -> Tensor:
-    """Return a buffer for the gradient of ``weight``, in which the products add up."""
+    """Return a buffer in which the products of the gradient of ``weight`` add up."""
     return torch.zeros_like(weight, dtype=statistics_dtype(weight.dtype))
 
 

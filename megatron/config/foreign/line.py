@@ -80,7 +80,7 @@ class Line:
 
 
 _QUANTITIES: Final = ("replicas", "samples", "samples_of_tokens", "last_iteration")
-"""What conditions may name of a line."""
+"""The quantities of a line that conditions may name."""
 
 Computed = Callable[[Line, Sequence[str]], str]
 """A function from a line and the values of a flag to the words that the flag is read as."""
