@@ -154,7 +154,10 @@ def sound_model(flags: Flags) -> ModelConfig:
 
 
 def _whole(kind: type[Group], group: Group) -> Group:
-    """Return a copy of a group of flags. If a value is a mistake, the rule that calls this ends."""
+    """Return a copy of a group of flags, for a rule.
+
+    If a value in the group is a mistake, the rule ends here, as ``megatron.flags.checks`` tells.
+    """
     return kind(**{field.name: getattr(group, field.name) for field in fields(kind)})
 
 

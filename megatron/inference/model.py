@@ -52,7 +52,7 @@ class InferenceModel:
         longest: tokens of the longest row; tables of positions have this length.
 
     Attributes:
-        config: shape of the model.
+        config: configuration of the model.
         column: all ranks of the pipeline, as the axis of collectives.
         first_row: vocabulary id of this rank's first row.
 

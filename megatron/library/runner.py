@@ -276,8 +276,8 @@ def _count_groups_alike(group: dist.ProcessGroup | None, device: torch.device) -
 
     A new group that only its own ranks make gets its name from PyTorch: the name holds the ranks,
     and the number of groups that the process is in. If this number differs between ranks, they wait
-    for each other under different names, for ever. It differs under Megatron-Core, where only some
-    ranks are in the group of the position embeddings. So a rank in fewer groups makes further
+    for each other under different names, for ever. It differs under Megatron-Core, where only the
+    first rank is in the group of the position embeddings. So a rank in fewer groups makes further
     groups, in which it is alone.
     """
     mine = len(dist.distributed_c10d._world.pg_names)  # PyTorch has no public name for this number

@@ -131,9 +131,9 @@ def _t(
     *,
     form_gradient: bool,
 ) -> Pending[Tensor] | None:
-    """Run T: add the weight's gradient to ``total``, and begin the sum of the input's over ranks.
+    """Run T: add the weight's gradient to ``total``, and start to sum the input's over the ranks.
 
-    Without ``total`` there is no weight gradient, without ``form_gradient`` no input gradient.
+    Without ``total`` the weight's gradient is left out, without ``form_gradient`` the input's.
     """
     how, rows, kernels = ctx.how, ctx.how.shard.real_rows, ctx.kernels
     part_nh = kernels.output_t(
