@@ -248,9 +248,9 @@ def chunks_of(flags: Flags) -> int | None:
 
 
 def leaves_one_chunk(flags: Flags) -> bool:
-    """Return whether flags on chunks give every rank one chunk, and so ask for no chunks.
+    """Return whether flags on chunks give every rank one chunk, which is as good as no such flag.
 
-    Megatron treats them so too.
+    This is so in Megatron too.
     """
     named = flags[PipelineFlags].pipeline_schedule in CHUNKED_SCHEDULES
     return not named and chunks_of(flags) == 1

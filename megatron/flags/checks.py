@@ -39,7 +39,8 @@ def check(
         flags: as given, before defaults are resolved. A required flag that is missing is ``None``.
         rules: rules that find mistakes.
         notes: rules that find flags that change nothing.
-        unreadable: flags whose words could not be read, so that they have their defaults here.
+        unreadable: flags that have their defaults only because their words could not be read, or
+            because a refused flag would decide their values.
     """
     declared = all_declarations(tuple(flags.groups))
     given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
