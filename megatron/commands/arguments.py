@@ -1,4 +1,4 @@
-"""What the commands share: the flags of a plan, the window of a picture, and the picture's file."""
+"""Flags that several commands share: of a plan, of the window of a picture, and of its file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "ranks": 4,
     "microbatches": 8,
 }
-"""The plan that the commands take where the flags, or the plan's file, say nothing else."""
+"""The plan that the commands take if neither the flags nor a plan's file say something else."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -70,7 +70,10 @@ class PlanFlags:
 
 
 def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> Request:
-    """Return the request of the flags; what they leave out comes from the plan's file, if any.
+    """Return the plan that the flags ask for.
+
+    Values that the flags leave out come from the plan's file, if there is a file, or from
+    ``DEFAULTS``.
 
     Raises:
         ValueError: if the file holds no plan that can be run, or the flags make no request.
@@ -107,7 +110,7 @@ def window_flag(drawings: str) -> Window:
     """Declare ``--window``.
 
     Args:
-        drawings: the flags that draw, as a condition; without any the window is a mistake.
+        drawings: the flags that draw, as a condition. If it does not hold, a window is a mistake.
     """
     shown = (
         "Draw this part only: FROM:TO in the unit of the times, counted from the first start, as "

@@ -63,7 +63,7 @@ Drawn, and this page written, by `python tools/draw.py`.
 """
 
 Panels = Mapping[str, Scenario]
-"""Title of a panel -> what it shows."""
+"""For the title of each panel, the scenario that it shows."""
 
 
 def panels_of(
@@ -73,11 +73,11 @@ def panels_of(
     microbatches: int = MICROBATCHES,
     costs: Costs | None = None,
 ) -> Panels:
-    """Return a panel of ``schedule`` for each of ``treatments``; all do the same work.
+    """Return a panel of ``schedule`` for each of ``treatments``. All panels do the same work.
 
     Args:
-        schedule: its name.
-        treatments: of the vocabulary.
+        schedule: name of the schedule.
+        treatments: treatments of the vocabulary.
         ranks: pipeline ranks.
         microbatches: of an iteration.
         costs: of the passes of a chunk and of communications, without the output layer.
@@ -93,7 +93,7 @@ def panels_of(
 
 
 def pictures() -> dict[str, Panels]:
-    """Return the panels of every picture by its file's name."""
+    """Return the panels of every picture, by the name of the picture's file."""
     return {
         "1f1b_vocab.svg": panels_of("1f1b", PAIR, 4, 8, WITH_COMMS),
         "treatments.svg": panels_of("1f1b", ("naive", "vocab-1", "vocab-2")),
@@ -106,7 +106,7 @@ def pictures() -> dict[str, Panels]:
 
 
 def draw(panels: Mapping[str, Simulation]) -> Picture:
-    """Return the picture of simulations by their titles."""
+    """Return a picture with a panel for each title and simulation."""
     return lay_out(
         [
             Panel(f"{title}: {headline(done.timeline, done.in_flight)}", done.timeline)
@@ -116,7 +116,7 @@ def draw(panels: Mapping[str, Simulation]) -> Picture:
 
 
 def figures(drawn: Mapping[str, Mapping[str, Simulation]]) -> str:
-    """Return the page of a gallery: every panel with its figures, and what they mean."""
+    """Return the page of a gallery: the figures of every panel, and their definitions."""
     lines = ["| picture | panel | time | idle | in flight |", "|---|---|--:|--:|--:|"]
     for name, panels in drawn.items():
         for number, (title, done) in enumerate(panels.items()):
@@ -128,11 +128,11 @@ def figures(drawn: Mapping[str, Mapping[str, Simulation]]) -> str:
 
 
 def draw_recorded(path: Path, window: Window) -> None:
-    """Draw a recorded timeline, or the part of it in ``window``, beside its file.
+    """Draw the part of a recorded timeline in ``window``, and write the picture beside its file.
 
     Raises:
         ValueError: if the file holds no timeline, or nothing runs in the window.
-        OSError: if it cannot be read, or the picture not be written.
+        OSError: if the timeline cannot be read, or the picture cannot be written.
     """
     timeline = load_timeline(path)
     title = f"{path.stem}: time {total(timeline):.4g} s, idle {idle(timeline):.1%}"
@@ -142,7 +142,9 @@ def draw_recorded(path: Path, window: Window) -> None:
 
 
 def draw_gallery(folder: Path) -> None:
-    """Draw all pictures into ``folder``, which is made if it is missing, and list their figures.
+    """Draw all pictures into ``folder``, and write a page of their figures there.
+
+    The folder is made if it is missing.
 
     Raises:
         OSError: if a file cannot be written.
@@ -177,7 +179,7 @@ def something_to_draw(flags: Flags) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; an error ends the process with one line."""
+    """Run the command. After an error, print one line and end the process."""
     flags = read(argv, __doc__, DrawFlags, rules=(something_to_draw,))[DrawFlags]
     try:
         if flags.timeline is not None:

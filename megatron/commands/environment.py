@@ -1,4 +1,4 @@
-"""What a command says where Python lacks the packages of the environment."""
+"""The message of a command if Python lacks the packages of the environment."""
 
 import sys
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def in_environment() -> Iterator[None]:
-    """Guard imports of packages: if one is missing, end with a line that says what installs it.
+    """Guard imports of packages: if a package is missing, end with a line that names the remedy.
 
-    A missing module of this project is no matter of the environment, and raises as usual.
+    A missing module of this project raises ``ModuleNotFoundError`` as usual.
 
     Raises:
-        SystemExit: with 1 and that line.
+        SystemExit: with 1 and the line.
     """
     try:
         yield

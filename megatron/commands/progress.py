@@ -1,4 +1,4 @@
-"""Shows on a terminal how far a command is, or that it works; elsewhere it shows nothing."""
+"""Shows on a terminal how far a command is. If the output is no terminal, nothing is shown."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 def shown(steps: Sequence[T], what: str) -> Iterable[T]:
-    """Go through steps with a bar that tells how many are done.
+    """Go through the steps of a piece of work, with a bar that shows how many steps are done.
 
     Args:
-        steps: of the work.
-        what: is being done.
+        steps: the steps.
+        what: name of the work, for the bar.
     """
     return track(steps, what, console=_console(), transient=True, disable=not sys.stderr.isatty())
 
 
 @contextmanager
 def under_way(what: str) -> Iterator[None]:
-    """Tell what is being done within, and since when."""
+    """Show the name ``what`` and the time since the start, while the ``with`` block runs."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     quiet = not sys.stderr.isatty()
     with Progress(*columns, console=_console(), transient=True, disable=quiet) as progress:

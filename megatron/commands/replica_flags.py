@@ -1,4 +1,4 @@
-"""The flags of the commands on replicas of a pipeline, and what follows from them."""
+"""The commands' flags on replicas of a pipeline, and the costs and buckets that they make."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ class OverlapFlags:
 
     @property
     def overlap(self) -> Overlap:
-        """What overlaps."""
+        """The part of the replicas' work that overlaps with passes."""
         return Overlap(
             reduce=self.overlap_grad_reduce,
             updates=self.use_distributed_optimizer,
@@ -52,7 +52,10 @@ class ReplicaFlags(OverlapFlags):
 
     @property
     def link_is_given(self) -> bool:
-        """Whether the time of RG and AG is to follow from a link."""
+        """Whether the flags describe the link from which the times of RG and AG follow.
+
+        RG reduces gradients over the replicas, AG gathers updated parameters.
+        """
         link = (self.parameters, self.replica_bandwidth, self.replica_latency)
         return any(value is not None for value in link)
 
@@ -63,7 +66,7 @@ class ReplicaFlags(OverlapFlags):
 
 
 def about_replicas(flags: Flags) -> Iterator[str]:
-    """Yield the flags of replicas where there is one replica."""
+    """Yield a line on each flag about replicas if there is only one replica."""
     own = flags[ReplicaFlags]
     for field in fields(ReplicaFlags) if own.replicas == 1 else ():
         if field.name != "replicas" and getattr(own, field.name):
@@ -71,15 +74,15 @@ def about_replicas(flags: Flags) -> Iterator[str]:
 
 
 def with_exchange(costs: Costs, flags: ReplicaFlags, ranks: int) -> Costs:
-    """Return ``costs`` with the time of RG and AG, if the flags give the link.
+    """Return ``costs`` with the times of RG and AG, if the flags describe the link.
 
     Args:
         costs: as given.
-        flags: on replicas.
+        flags: flags on replicas.
         ranks: pipeline ranks.
 
     Raises:
-        ValueError: if the time of RG is given twice, or not at all.
+        ValueError: if the time of RG is given both as a cost and by a link, or not at all.
     """
     if flags.replicas == 1:
         return costs

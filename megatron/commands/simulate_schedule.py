@@ -117,7 +117,7 @@ GROUPS: Final = (SizeFlags, PlanFlags, CostFlags, ReplicaFlags, OutputFlags)
 
 
 def _epilog() -> str:
-    """Return what the figures mean, and the descriptions of all schedules, one per line."""
+    """Return the definitions of the figures, and the descriptions of all schedules."""
     lines = []
     for name, traits in TRAITS.items():
         paper = f" ({traits.paper})" if traits.paper else ""
@@ -133,8 +133,8 @@ def costs_of_file(path: Path, vocabulary: str) -> CostFile:
     """Return the content of a file of costs.
 
     Raises:
-        ValueError: if it holds no costs, or costs measured with another treatment than
-            ``vocabulary``. The message names the file.
+        ValueError: if the file holds no costs, or costs that were measured with another treatment
+            than ``vocabulary``. The message names the file.
     """
     file = load_costs(path)
     if file.layers is not None:
@@ -149,8 +149,8 @@ def read_costs(flags: CostFlags, vocabulary: str) -> CostFile:
     """Return the costs that the flags give.
 
     Raises:
-        ValueError: if the flags give no valid costs, or costs measured with another treatment than
-            ``vocabulary``; the message names the flag.
+        ValueError: if the flags give no valid costs, or costs that were measured with another
+            treatment than ``vocabulary``. The message names the flag.
     """
     try:
         if flags.cost is not None:
@@ -167,8 +167,8 @@ def read_case(flags: Flags, request: Request) -> Scenario:
     """Return the scenario that the flags ask for.
 
     Args:
-        flags: those of the command.
-        request: the plan that they ask for, with its costs.
+        flags: flags of the command.
+        request: the plan that the flags ask for, with its costs.
 
     Raises:
         ValueError: if the flags give the time of the output layer twice.
@@ -192,7 +192,7 @@ def read_case(flags: Flags, request: Request) -> Scenario:
 
 
 def notes(scenario: Scenario) -> Iterator[str]:
-    """Yield what the flags ask for and the costs leave without effect."""
+    """Yield a line on flags that have no effect with these costs."""
     request, layer = scenario.request, scenario.output_layer
     alike = all(isinstance(time, (int, float)) for time in request.costs.passes.values())
     if request.treatment.redistributed and not layer and alike:
@@ -206,7 +206,7 @@ def notes(scenario: Scenario) -> Iterator[str]:
 def figures(
     scenario: Scenario, done: Simulation, held: Sequence[float] | None
 ) -> dict[str, object]:
-    """Return what ``--json`` prints; ``held`` is every rank's peak in bytes, if known."""
+    """Return the object that ``--json`` prints; ``held``: every rank's peak in bytes, if known."""
     return {
         "schedule": scenario.request.schedule,
         "taken": done.schedule,
@@ -253,7 +253,7 @@ def report(scenario: Scenario, done: Simulation, held: Sequence[float] | None) -
 
 
 def write_files(flags: OutputFlags, scenario: Scenario, done: Simulation) -> None:
-    """Write the files that are asked for in addition to the report."""
+    """Write the files that the flags ask for in addition to the report."""
     if flags.draw is not None:
         panel = Panel(heading(scenario, done), done.timeline)
         write_picture(lay_out([panel], window=flags.window), flags.draw)
@@ -267,7 +267,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     """Simulate the scenario of the command line, print the report and write the files.
 
     Raises:
-        ValueError: for flags that make no simulation.
+        ValueError: if the flags describe no scenario that can be simulated.
         OSError: if a file cannot be written.
     """
     flags = read(argv, f"{__doc__}\n{_epilog()}", *GROUPS, rules=(about_replicas,))
@@ -296,9 +296,10 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; an error ends the process with one line."""
+    """Run the command. After an error, print one line and end the process."""
     try:
-        with reader_may_stop_early(), without_garbage_collection():  # it took a fifth of the time
+        # Garbage collection took a fifth of the time.
+        with reader_may_stop_early(), without_garbage_collection():
             simulate_schedule(argv)
     except OSError as error:
         sys.exit(f"error: cannot write {error.filename}: {error.strerror}: name another file")

@@ -1,4 +1,4 @@
-"""Settings of the whole process while a command runs; a caller within Python gets its own back."""
+"""Settings of the whole process while a command runs. Afterwards the old settings are back."""
 
 import gc
 import signal
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def reader_may_stop_early() -> Iterator[None]:
-    """End the process without a word once the reader of its output has, as ``head`` does.
+    """End the process silently if the reader of its output ends first, as ``head`` does.
 
-    Left on, this would also end a process whose worker processes die while it writes to them.
+    The setting ends with the ``with`` block. Otherwise a worker process that dies while this
+    process writes to it would end this process too.
     """
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
@@ -23,7 +24,7 @@ def reader_may_stop_early() -> Iterator[None]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Leave out the search for cycles, which takes long among millions of objects without any."""
+    """Turn off Python's search for cycles, which takes long among millions of objects."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -48,7 +48,10 @@ class CheckpointFlags:
 
 
 def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
-    """What is saved, and what is loaded; without training only weights, which must be there."""
+    """Return what is saved and loaded.
+
+    A run without training saves nothing and loads only weights, and a checkpoint must be there.
+    """
     return copied(
         CheckpointConfig,
         flags,

@@ -1,4 +1,4 @@
-"""GPUs and the machines that they are in: flags, rules, and how ranks talk."""
+"""GPUs and their machines: flags, rules, and the links and libraries through which ranks talk."""
 
 import os
 import re
@@ -23,12 +23,12 @@ from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 
 MACHINE_RANKS: Final = 8
-"""GPUs of a machine in a dry run that does not say."""
+"""GPUs of a machine in a dry run without --ranks-per-node."""
 
 _BLOCKS: Final = up_to(MOST_BLOCKS)
 _BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
 _LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
-# Beyond these a number is in another unit, and plans would be made of waiting alone.
+# A number outside of these ranges is in another unit. Plans would then consist of waiting.
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -78,13 +78,13 @@ class ClusterFlags:
 def ranks_of_machine(
     flags: ClusterFlags, *, dry_run: bool, environment: Mapping[str, str] = os.environ
 ) -> int | None:
-    """Return the ranks of a machine, as the flags say, or the launcher; ``None``: not known."""
+    """Return the ranks of a machine, by the flags or the launcher; ``None``: not known."""
     launched = int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
     return flags.ranks_per_node or (MACHINE_RANKS if dry_run else launched)
 
 
 def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
-    """Return what connects the GPUs of a job."""
+    """Return the links between the GPUs of a job, inside a machine and between machines."""
     return gpu.links(
         (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
         (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),
@@ -96,7 +96,7 @@ def _times(unit: float, value: float | None) -> float | None:
 
 
 def block_limits(flags: ClusterFlags) -> BlockLimits:
-    """Return how many thread blocks NCCL may use."""
+    """Return the numbers of thread blocks that NCCL may use."""
     return BlockLimits(
         transfers=flags.nccl_max_ctas_p2p,
         vocabulary=flags.nccl_max_ctas_vocab,
@@ -105,9 +105,9 @@ def block_limits(flags: ClusterFlags) -> BlockLimits:
 
 
 def known_gpu(flags: Flags) -> Gpu | None:
-    """Return the GPU of a job or a dry run; ``None`` if there is none, or nothing is known of it.
+    """Return the GPU of a job or a dry run; ``None``: ranks run on CPUs, or on an unknown GPU.
 
-    A rank asks only for the name of its own GPU, which is the same on all ranks.
+    A rank reads only the name of its own GPU. All ranks have the same kind of GPU.
     """
     if flags[LogFlags].dry_run:
         return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU)
@@ -118,7 +118,7 @@ def known_gpu(flags: Flags) -> Gpu | None:
 
 
 def gpu_with_memory(name: str) -> Gpu | None:
-    """Return the GPU that the driver calls ``name``, with the memory that the name tells."""
+    """Return the GPU that the driver calls ``name``, with no more memory than the name says."""
     found, told = gpu_of_driver(name), re.search(r"(\d+) ?GB\b", name)
     if found is None or told is None:
         return found
@@ -173,7 +173,7 @@ def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
 
 
 def _cpu_multiplies(name: str) -> bool:
-    """Whether the CPU has instructions for products of such matrices; yes, if it is not known."""
+    """Return whether the CPU has instructions for products in this dtype; if unknown, say yes."""
     if not CPUINFO.is_file():
         return True
     words = set(CPUINFO.read_text(encoding="utf-8", errors="replace").split())
@@ -198,7 +198,7 @@ _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
     LogFlags: {"record_memory_history": "PyTorch remembers allocations on GPUs only"},
     TrainFlags: {"use_cpu_initialization": "ranks on CPUs draw their weights there"},
 }
-"""The flags that change nothing on CPUs, and why."""
+"""For each flag that changes nothing on CPUs, the reason."""
 
 
 def _idle_on_cpus(group: type, flags: Flags) -> Iterator[str]:
@@ -211,6 +211,6 @@ def _idle_on_cpus(group: type, flags: Flags) -> Iterator[str]:
 CLUSTER_NOTES: Final = tuple(partial(_idle_on_cpus, group) for group in _IDLE_ON_CPUS)
 DEVICE_RULES: Final = (_device,)
 BACKEND_RULES: Final = (_backend,)
-"""What a job asks of its devices; a dry run has none."""
+"""The rules about a job's backend. They do not hold for a dry run, which has no devices."""
 
 CLUSTER_OF_MACHINE: Final = (_backend_of_cpus, _narrow_products_on_cpus)

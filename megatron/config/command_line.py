@@ -19,7 +19,7 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     """Read a command line that must make a run.
 
     Args:
-        argv: its words, without the program.
+        argv: words of the command line, without the program.
         world_size: ranks of the job.
         speak: whether help is printed.
 
@@ -27,7 +27,8 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
         The configuration of the run.
 
     Raises:
-        ValueError: there are mistakes; a line on each names the flag, the value and the way out.
+        ValueError: there are mistakes. A line on each mistake names the flag, the value and the way
+            out.
         SystemExit: with 0 after ``--help``.
     """
     found = read(argv, world_size, speak)
@@ -40,7 +41,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """Read a command line, with or without mistakes.
 
     Args:
-        argv: its words, without the program.
+        argv: words of the command line, without the program.
         world_size: ranks of the job.
         speak: whether help is printed.
 
@@ -61,7 +62,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
 
 
 def with_default_batch(flags: Flags) -> Flags:
-    """Give an iteration one microbatch of every replica, if its batch size is not given."""
+    """Return the flags with a batch of one microbatch per replica, if no batch size is given."""
     train = flags[TrainFlags]
     if train.global_batch_size is not None or train.micro_batch_size is None:
         return flags

@@ -1,4 +1,4 @@
-"""Which corpora a command line names, how they are blended, and which rules hold about them."""
+"""The corpora that a command line names: how they are blended, and the rules about them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from megatron.flags.groups import Flags, declarations, faults_of
 
 SPLITS: Final = ("train", "valid", "test")
 LONGEST_LINE: Final = 1000
-"""Characters of a mistake that quotes a name from a file, which may hold anything."""
+"""Characters of the longest message that quotes a name from a file. Such a name may be anything."""
 
 
 def names_data(flags: Flags) -> bool:
@@ -43,7 +43,10 @@ def gives_splits(flags: CorpusFlags) -> bool:
 
 
 def shared_blend(flags: Flags) -> Blend:
-    """Return the blend that all splits share; nothing if there is none, or a dry run needs no file.
+    """Return the blend of corpora that training, validation and test share.
+
+    It is empty if no flag names corpora, or if a file would name them in a dry run, which reads no
+    files.
 
     Raises:
         ValueError: the words make no blend, or their file cannot be read.
@@ -60,7 +63,9 @@ def shared_blend(flags: Flags) -> Blend:
 
 
 def own_paths(flags: Flags) -> OwnPaths | None:
-    """Return the blends of splits with corpora of their own; ``None`` if they share some.
+    """Return the blends of splits that have corpora of their own; ``None`` if they share corpora.
+
+    A dry run reads no files, so it has ``None`` too if a file names the corpora.
 
     Raises:
         ValueError: words make no blend, their file cannot be read, or there is nothing to train on.
@@ -80,7 +85,10 @@ def own_paths(flags: Flags) -> OwnPaths | None:
 
 
 def _plain_paths(own: CorpusFlags) -> OwnPaths:
-    """Return what --train-data-path and its like give, or the file that has their words."""
+    """Return the corpora of --train-data-path, --valid-data-path and --test-data-path.
+
+    Their words may stand in a file, --per-split-data-args-path.
+    """
     words, sources = _words_by_split(own)
     if not words["train"]:
         raise ValueError(f"{sources['train']} is missing: give the corpora to train on")
@@ -93,7 +101,7 @@ def _plain_paths(own: CorpusFlags) -> OwnPaths:
     if not own.multiple_validation_sets:
         return OwnPaths(train, (blends["valid"],) if "valid" in blends else (), test)
     sets = _separate_sets(words["valid"], sources["valid"])
-    # Megatron-LM numbers them.
+    # The names of the validation sets are numbers, as in Megatron-LM.
     return OwnPaths(train, sets, test, tuple(map(str, range(len(sets)))))
 
 
@@ -104,7 +112,7 @@ def _in_a_file(own: CorpusFlags) -> bool:
 
 
 def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
-    """Return the sets that have documents; all of them if there is a fault in the flags."""
+    """Return the evaluation sets that have documents; all of them if the flags have a fault."""
     if not gives_splits(flags[CorpusFlags]):
         return evaluation_sets(flags[DataFlags].split)
     try:
@@ -139,9 +147,10 @@ def prefixes(flags: Flags) -> Iterator[tuple[str, Path]]:
 
 
 def flags_of_corpora(flags: Flags) -> tuple[tuple[str, Path], ...]:
-    """Return the flag and the prefix of every corpus, without the names of files of prefixes.
+    """Return the flag and the prefix of every corpus, the same on all ranks.
 
-    Those may differ from machine to machine, and what is returned is the same on all ranks.
+    A flag stands here without the file that has its words, because the file's name may differ from
+    machine to machine.
 
     Raises:
         ValueError: as ``prefixes``.
@@ -152,7 +161,7 @@ def flags_of_corpora(flags: Flags) -> tuple[tuple[str, Path], ...]:
 
 
 def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...], ...]:
-    """Return a blend of one corpus for each of some prefixes."""
+    """Return for each prefix a blend of its corpus alone."""
     for word in words:
         if is_number(word) and not os.path.exists(f"{word}.idx"):
             raise ValueError(
@@ -163,7 +172,7 @@ def _separate_sets(words: Sequence[str], source: str) -> tuple[tuple[Share, ...]
 
 
 def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[str, str]]:
-    """Return the words of every split, and where they are from."""
+    """Return the words of every split, and the flag or file that each split's words come from."""
     file = own.per_split_data_args_path
     if file is None:
         words = own.train_data_path, own.valid_data_path, own.test_data_path
@@ -186,7 +195,7 @@ def _words_by_split(own: CorpusFlags) -> tuple[dict[str, Sequence[str]], dict[st
 
 
 def reads_ahead(flags: Flags) -> bool:
-    """Whether a thread reads the next batch: on GPUs the host has nothing else to do."""
+    """Return whether a thread reads the next batch: by default on GPUs, where the host is idle."""
     workers = flags[CorpusFlags].num_workers
     return on_cuda(flags) if workers is None else workers > 0
 
@@ -209,13 +218,13 @@ def _split(flags: Flags) -> Iterator[str]:
 
 
 def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
-    """``--full-validation`` of a blend that the splits share."""
+    """Refuse ``--full-validation`` of several corpora that the splits share."""
     if not flags[CorpusFlags].full_validation or gives_splits(flags[CorpusFlags]):
         return
     try:
         blend = shared_blend(flags)
     except ValueError:
-        return  # another rule tells it
+        return  # another rule reports this mistake
     if len(blend) > 1:
         yield (
             "--full-validation reads every corpus once, so the weights of --data-path mean nothing "
@@ -272,22 +281,22 @@ CORPUS_NOTES: Final = (_split_of_mock_data, _idle_evaluation)
 
 
 def _data_files(flags: Flags) -> Iterator[str]:
-    """Open every file, so that a broken one is found before any process group exists."""
+    """Open every file, so that a broken file is found before any process group exists."""
     try:
         named = list(prefixes(flags))
     except ValueError:
-        return  # the rules about the flags tell it
+        return  # the rules about the flags report this mistake
     for flag, prefix in named:
         for fault in faults_of(partial(IndexedDataset, prefix)):
             yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
 
 FILE_RULES: Final = (_data_files,)
-"""The rules about files, which a dry run does not need."""
+"""The rules about files. They do not hold for a dry run, which reads no files."""
 
 
 def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
-    """Tell of all files that only training opens; they may not be on this machine."""
+    """Note all files that only training opens: a dry run does not know whether they exist."""
     groups: list[type] = [DataFlags, CorpusFlags]
     named = [
         declared.shown(value)

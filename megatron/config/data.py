@@ -1,4 +1,4 @@
-"""The flags that name corpora and say what their documents are, with the grammar of their words."""
+"""The flags that name corpora and describe their documents, and the grammar of their words."""
 
 import math
 from collections.abc import Sequence
@@ -116,13 +116,14 @@ def parse_data_path(words: Sequence[str], source: str = "--data-path") -> Blend:
 
     Args:
         words: one prefix, or pairs of a weight and a prefix; no words in a dry run.
-        source: the flag that gives them.
+        source: the flag that gives the words.
 
     Returns:
         ``(weight, prefix)`` pairs; a lone prefix has weight 1.
 
     Raises:
-        ValueError: the words are not pairs, or a weight is not a positive number.
+        ValueError: the words are not pairs, a weight is not a positive number, or the sum of the
+            weights is infinite.
     """
     if len(words) == 1:
         return ((1.0, Path(words[0])),)
@@ -176,7 +177,7 @@ def parse_split(text: str) -> tuple[float, float, float]:
 
 
 def evaluation_sets(text: str) -> tuple[EvaluationSet, ...]:
-    """Return the sets for which a ``--split`` leaves documents; all if there is a fault in it."""
+    """Return the sets for which a ``--split`` leaves documents; all if it cannot be read."""
     try:
         _, valid, test = parse_split(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Compares a DeepSpeed configuration, which BigScience's launch scripts write, with the flags.
 
-There the file and the flags name some settings twice, and must agree. Here the flags count; a file
-that asks for something else is refused.
+For DeepSpeed, the file and the flags name some settings twice, and must agree. Here only the flags
+decide, and a file that asks for something else is refused.
 """
 
 import math
@@ -32,14 +32,14 @@ _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
     "fp16.min_loss_scale": (PrecisionFlags, "min_loss_scale"),
     "zero_optimization.stage": (ReplicaFlags, "use_distributed_optimizer"),
 }
-"""The settings of the file that decide a run, and the flags that say the same."""
+"""For each setting of the file that decides a run, the flag with the same meaning."""
 
 _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_accumulation_steps"))
-"""Settings that decide no result, or follow from others."""
+"""Settings that do not change results, or follow from other settings."""
 
 
 def deepspeed_file(flags: Flags) -> Iterator[str]:
-    """Yield a line on everything in the file that is not what the flags ask for."""
+    """Yield a line on every setting of the file that differs from the flags."""
     file = flags[TrainFlags].deepspeed_config
     if file is None or flags[LogFlags].dry_run:
         return
@@ -63,7 +63,7 @@ def deepspeed_file(flags: Flags) -> Iterator[str]:
 
 
 def _said_by_flags(name: str, flags: Flags) -> tuple[str, object]:
-    """Return the flag that says what a setting does, and the setting that the flag comes to."""
+    """Return the flag with the meaning of a setting, and the setting's value by the flag."""
     group, field = _SETTINGS[name]
     flag, value = option_of(field), getattr(flags[group], field)
     if name == "fp16.loss_scale":
@@ -83,7 +83,7 @@ def _content(file: Path) -> Mapping[str, Any]:
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the settings that ask for something, those of sections as SECTION.NAME."""
+    """Yield the settings that ask for something. In a section they are named SECTION.NAME."""
     for name, value in content.items():
         if isinstance(value, dict):
             yield from _settings(value, f"{name}.")

@@ -1,4 +1,7 @@
-"""Products of the linear layers in 8 bits: flags, rules, and what multiplies."""
+"""Products of the linear layers in 8 bits: flags, rules, and the library that multiplies.
+
+PyTorch multiplies, or the package Transformer Engine ("the engine"), if the flags ask for it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +27,10 @@ PACKAGE: Final = "--transformer-impl transformer_engine"
 _NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "blockwise", "mxfp8"))
 _ENDS: Final = "--first-last-layers-bf16"
 LEAST_CAPABILITY: Final = (8, 9)
-"""Compute capability of a GPU whose tensor cores multiply 8 bits: Ada, Hopper and later."""
+"""Least compute capability of GPUs whose tensor cores multiply 8 bits: Ada, Hopper and later."""
 
 _BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
-"""Numbers of a row or a column that share a scale."""
+"""For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -71,7 +74,7 @@ class EightBitFlags:
 
 
 def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig | None:
-    """Return how layers multiply in 8 bits; ``None``: none does."""
+    """Return how layers multiply in 8 bits; ``None``: no layer does."""
     if flags.fp8_format is None:
         return None
     ends = flags.first_last_layers_bf16
@@ -89,13 +92,13 @@ def eight_bit_config(flags: EightBitFlags, *, by_engine: bool) -> EightBitConfig
 
 
 def asks_for_engine(flags: Flags) -> bool:
-    """Return whether Transformer Engine shall multiply."""
+    """Return whether the flags ask Transformer Engine to multiply."""
     own = flags[EightBitFlags]
     return own.fp8_format is not None and own.transformer_impl == "transformer_engine"
 
 
 def lack_of_engine(flags: Flags) -> str | None:
-    """Return what this machine lacks for Transformer Engine's products; ``None``: nothing."""
+    """Return why Transformer Engine cannot multiply on this machine; ``None``: it can."""
     if not on_cuda(flags):
         return "it multiplies on GPUs only"
     try:
@@ -105,7 +108,7 @@ def lack_of_engine(flags: Flags) -> str | None:
 
 
 def engine_multiplies(flags: Flags) -> bool:
-    """Return whether Transformer Engine does multiply."""
+    """Return whether the flags ask Transformer Engine to multiply, and this machine has it."""
     return asks_for_engine(flags) and lack_of_engine(flags) is None
 
 
@@ -137,7 +140,7 @@ def _widths(flags: Flags) -> Iterator[str]:
         return
     try:
         model = sound_model(flags)
-    except ValueError:  # another rule tells it
+    except ValueError:  # another rule reports this mistake
         return
     ranks = flags[ParallelFlags].tensor_model_parallel_size
     heads = model.num_attention_heads * model.kv_channels
@@ -182,7 +185,7 @@ def _tokens(flags: Flags) -> Iterator[str]:
 
 
 def _products(flags: Flags) -> tuple[str, int]:
-    """Return the name of products, and the number that divides the sizes of their factors."""
+    """Return a name for the products, and the number of which all sizes must be multiples."""
     recipe = flags[EightBitFlags].fp8_recipe
     if recipe in _BLOCKS:
         return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]
@@ -190,7 +193,7 @@ def _products(flags: Flags) -> tuple[str, int]:
 
 
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
-    """Say what the GPUs of this machine lack, if they are used."""
+    """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
     form = flags[EightBitFlags].fp8_format
     if form is None or not on_cuda(flags) or engine_multiplies(flags):
         return
@@ -211,7 +214,7 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
 
 
 def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
-    """Say what is missing for Transformer Engine's products, where PyTorch's are no substitute."""
+    """Refuse scales of blocks if Transformer Engine cannot multiply: PyTorch has no such scales."""
     recipe = flags[EightBitFlags].fp8_recipe
     if asks_for_engine(flags) and recipe in _BLOCKS and (lack := lack_of_engine(flags)):
         yield (
@@ -221,14 +224,14 @@ def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
 
 
 def _pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
-    """Note that PyTorch multiplies, by the same recipe."""
+    """Note that PyTorch multiplies in place of Transformer Engine, by the same recipe."""
     recipe = flags[EightBitFlags].fp8_recipe
     if asks_for_engine(flags) and recipe not in _BLOCKS and (lack := lack_of_engine(flags)):
         yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
 
 
 def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
-    """Note that CPUs gain nothing."""
+    """Note that CPUs are slower with 8 bits."""
     form = flags[EightBitFlags].fp8_format
     if form is not None and not on_cuda(flags):
         yield (

@@ -1,4 +1,4 @@
-"""Mixtures of experts: flags, rules, and the fields of the model that they become."""
+"""Mixtures of experts: flags, rules, and the fields of ``ModelConfig`` that the flags decide."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ _OPTIONS: Final = {
     "moe_layer_pattern": "--moe-layer-freq",
     "moe_router_in_fp32": "--moe-router-dtype",
 }
-"""Flags with other names than the fields that they decide."""
+"""For each field whose flag has another name, the flag."""
 
 _SHARED: Final = "--moe-shared-expert-intermediate-size"
 
@@ -84,10 +84,10 @@ class ExpertFlags:
 
 
 def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
-    """The fields of the model about its experts.
+    """Return the fields of the model about its experts, by name.
 
     Args:
-        flags: of a command line.
+        flags: flags of a command line.
         ffn_hidden_size: width of the model's MLP.
     """
     own = flags[ExpertFlags]
@@ -117,7 +117,7 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
 
 
 def experts_of(flags: Flags) -> int | None:
-    """Return the experts of a layer; ``None``: it has none, or one that all tokens pass."""
+    """Return the number of experts of a layer; ``None``: no experts, or one for all tokens."""
     experts = flags[ExpertFlags].num_experts
     return None if experts == 1 else experts
 
@@ -128,14 +128,14 @@ def is_about_experts(name: str) -> bool:
 
 
 def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the flag that decides a field of the model about its experts, and its value.
+    """Return the flag that decides a field of the model about its experts, and the flag's value.
 
     Args:
-        name: of the field.
+        name: name of the field.
         model: all fields by name.
 
     Returns:
-        The value ``None`` says that the flag is not given.
+        The flag and its value; ``None``: the flag is not given.
     """
     option, value = _OPTIONS.get(name, option_of(name)), model[name]
     if not model.get("num_experts"):
@@ -150,14 +150,14 @@ def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _words_of_pattern(pattern: Sequence[int]) -> str:
-    """Return which layers have experts as --moe-layer-freq takes it."""
+    """Return a pattern of layers with experts in the form of --moe-layer-freq."""
     if list(pattern) == [1] + [0] * (len(pattern) - 1):
         return str(len(pattern))
     return f"[{','.join(map(str, pattern))}]"
 
 
 def expert_pattern(flags: Flags) -> Pattern:
-    """Which layers have experts; errors as of ``parse_pattern``."""
+    """Return the pattern of the layers that have experts; errors as in ``parse_pattern``."""
     words, layers = flags[ExpertFlags].moe_layer_freq, flags[ModelFlags].num_layers
     pattern = parse_pattern("--moe-layer-freq", words, 1, layers)
     return pattern[::-1] if words.isdecimal() else pattern
@@ -263,4 +263,4 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
 EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)
-"""The rules about flags of experts that change nothing beside the others."""
+"""The rules that find flags of experts that change nothing beside the others."""

@@ -1,4 +1,4 @@
-"""Why PyTorch cannot use the GPUs of this machine, by what the driver and PyTorch say."""
+"""Finds the reason why PyTorch cannot use the GPUs of this machine; asks the driver and PyTorch."""
 
 import os
 import re
@@ -7,14 +7,14 @@ import sys
 
 import torch
 
-_SECONDS = 30.0  # nvidia-smi may take some to wake up a GPU
+_SECONDS = 30.0  # nvidia-smi may take some seconds to wake up a GPU
 
 
 def why_gpus_are_out_of_reach() -> str | None:
-    """Say why PyTorch finds no CUDA device here, and what to do about it.
+    """Return the reason why PyTorch finds no CUDA device here, and the remedy.
 
     Returns:
-        A sentence without its full stop; ``None`` if ``nvidia-smi`` is not here or lists no GPU.
+        A sentence without its full stop; ``None`` if ``nvidia-smi`` is missing or lists no GPU.
     """
     listed = len(re.findall("^GPU ", _nvidia_smi("-L"), re.MULTILINE))
     if not listed:
@@ -48,7 +48,10 @@ def _nvidia_smi(*arguments: str) -> str:
 
 
 def _install(driver: str) -> str:
-    """The way to a build that the driver can run; it runs all of its major version or before."""
+    """Return how to install a build of PyTorch that the driver can run.
+
+    A driver runs builds for its own major version of CUDA, and for all versions before.
+    """
     version = torch.__version__.partition("+")[0]
     wanted = "CUDA" if driver == "unknown" else f"CUDA {_major(driver)}"
     return (
@@ -63,7 +66,7 @@ def _major(version: str) -> int:
 
 
 def _own_words() -> str:
-    """What PyTorch says when it is asked for CUDA."""
+    """Return the error that PyTorch raises when it is asked for CUDA."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,8 @@
-"""Graphs of passes: the flag, and where passes are launched kernel by kernel all the same."""
+"""CUDA graphs of passes: the flag, and the flags that prevent graphs.
+
+A pass is captured as a graph of its kernels, which the host then launches together. Without a graph
+the host launches kernel by kernel.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,13 +33,13 @@ class GraphFlags:
 
 
 def captures_passes(flags: Flags) -> bool:
-    """Whether passes are captured as graphs."""
+    """Return whether passes are captured as graphs."""
     asked = flags[GraphFlags].cuda_graph_impl == "local"
     return asked and on_cuda(flags) and not any(_obstacles(flags))
 
 
 def _obstacles(flags: Flags) -> Iterator[str]:
-    """Yield what keeps the passes of a GPU from being replayed, with the reason."""
+    """Yield a line on each flag that prevents graphs of passes, with the reason."""
     model, parallel, corpus = flags[ModelFlags], flags[ParallelFlags], flags[CorpusFlags]
     for option, share in (
         ("--attention-dropout", model.attention_dropout),

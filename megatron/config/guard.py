@@ -1,4 +1,4 @@
-"""How a run ends, and what guards it: flags, rules, configuration."""
+"""How a run ends, and how it is guarded against faults: flags, rules, configuration."""
 
 import os
 import re
@@ -67,12 +67,12 @@ class GuardFlags:
 
 @dataclass(frozen=True)
 class GuardConfig(GuardFlags):
-    """What a long run does when something goes wrong, or its time is over: its flags, read.
+    """What a long run does after a fault, or when its time is over: the values of its flags.
 
     Attributes:
-        exit_signals: names of the signals after which the run saves and leaves.
+        exit_signals: names of the signals after which the run saves and ends.
         skipped: iterations, counted from 1, whose samples are passed over.
-        hang_seconds: without progress, after which the job is given up.
+        hang_seconds: seconds without progress after which the job ends.
     """
 
     exit_signals: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class GuardConfig(GuardFlags):
 
 
 def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
-    """What a long run does when something goes wrong, or its time is over."""
+    """Return what a long run does after a fault, or when its time is over."""
     names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
     return copied(
         GuardConfig,
@@ -93,10 +93,10 @@ def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
 
 
 def parse_iterations(words: Sequence[str]) -> frozenset[int]:
-    """Read the words after ``--iterations-to-skip``, iterations counted from 1.
+    """Read the words after ``--iterations-to-skip``: iterations, counted from 1.
 
     Raises:
-        ValueError: a word is no such number.
+        ValueError: a word is no whole number of at least 1.
     """
     for word in words:
         if not re.fullmatch(r"0*[1-9]\d{0,17}", word, re.ASCII):
@@ -123,7 +123,7 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
     try:
         skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
-    except ValueError:  # a rule tells it
+    except ValueError:  # a rule reports this mistake
         return
     beyond = sorted(iteration for iteration in skipped if iteration > total)
     if beyond and total > 0:
@@ -152,7 +152,7 @@ def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
 
 
 def _restart_from_nothing(flags: Flags) -> Iterator[str]:
-    """A restarted job goes on only where it finds what the one before has saved."""
+    """Note that a restarted job goes on only if it loads what the job before has saved."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     save, load = flags[CheckpointFlags].save, flags[CheckpointFlags].load
     if restarts == "0" or flags[LogFlags].dry_run:
@@ -183,7 +183,7 @@ def _trigger_folder(flags: Flags) -> Iterator[str]:
     path = flags[GuardFlags].trigger_path
     try:
         is_no_folder = path is not None and path.exists() and not path.is_dir()
-    except OSError as error:  # its name is too long, or a folder above it is closed to us
+    except OSError as error:  # the name is too long, or a folder above has no permission for us
         yield f"--trigger-path {path}: {error.strerror}; give a folder that can be looked into"
         return
     if is_no_folder:

@@ -7,14 +7,14 @@ from typing import Final
 from megatron.model.config import Pattern
 
 _MOST_ENTRIES: Final = 100_000
-"""Entries of the longest pattern that is written out."""
+"""Entries of the longest pattern of layers; a longer pattern is refused."""
 
 
 def parse_window(words: str | None) -> int | None:
-    """Return how many earlier positions a position sees besides itself; ``None``: all.
+    """Return the number of earlier positions that a position sees; ``None``: all of them.
 
     Raises:
-        ValueError: it is no window of a GPT, whose positions see no later ones.
+        ValueError: the words are not two numbers, or a position would see later positions.
     """
     if words is None:
         return None
@@ -29,16 +29,16 @@ def parse_window(words: str | None) -> int | None:
 
 
 def parse_pattern(option: str, words: str | None, last: int, num_layers: int) -> Pattern:
-    """Return a pattern, which is repeated over the layers; empty if none is given.
+    """Return a pattern of 0 and 1 that repeats over the layers; empty if no words are given.
 
     Args:
-        option: the flag.
+        option: the flag that gives the pattern.
         words: N, or a Python list of 0 and 1 with one entry for each layer.
-        last: entry of every N-th layer, where N is given.
+        last: entry of every N-th layer, if the words are N; the other layers have 1 - ``last``.
         num_layers: layers of the model.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the words are neither, or do not fit the number of layers.
     """
     if words is None:
         return ()

@@ -1,6 +1,6 @@
-"""The parts of a layer: their flags and rules; and the ``ModelConfig`` that all flags make.
+"""The parts of a layer: flags and rules. Also makes ``ModelConfig`` from all flags of the model.
 
-A flag has Megatron-LM's name if Megatron-LM has the flag. Other names are those of its relatives:
+A flag has Megatron-LM's name if Megatron-LM has the flag. Other names come from related projects:
 MindSpeed-LLM (caps of scores, GeGLU), Megatron-LLM of EPFL (parallel layers), BigScience's
 Megatron-DeepSpeed (the norm of embeddings) and Megatron-Bridge (RoPE of local layers).
 """
@@ -86,7 +86,10 @@ class LayerFlags:
 
 
 def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
-    """The model's shape; MLP width, key/value heads and head width as Megatron derives them."""
+    """Return the model's configuration, with all widths and numbers of heads derived.
+
+    The width of the MLP, the key/value heads and the width of a head are derived as in Megatron.
+    """
     model, layers = flags[ModelFlags], flags[LayerFlags]
     heads, hidden = model.num_attention_heads, model.hidden_size
     gated = model.swiglu or layers.geglu
@@ -108,7 +111,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
 
 
 def layer_fields(flags: Flags) -> dict[str, Any]:
-    """The fields of ``ModelConfig`` about the parts of layers."""
+    """Return the fields of ``ModelConfig`` about the parts of layers, by name."""
     layers = flags[LayerFlags]
     names = {field.name for field in fields(ModelConfig)}
     same = {name: value for name, value in vars(layers).items() if name in names}
@@ -125,13 +128,13 @@ def layer_fields(flags: Flags) -> dict[str, Any]:
 
 
 def window_pattern(flags: Flags) -> Pattern:
-    """Which layers have the window; errors as of ``parse_pattern``."""
+    """Return the pattern of the layers that have the window; errors as in ``parse_pattern``."""
     words = flags[LayerFlags].window_attn_skip_freq
     return parse_pattern("--window-attn-skip-freq", words, 0, flags[ModelFlags].num_layers)
 
 
 def no_rope_pattern(flags: Flags) -> Pattern:
-    """Which layers do not rotate; errors as of ``parse_pattern``."""
+    """Return the pattern of the layers without RoPE; errors as in ``parse_pattern``."""
     return parse_pattern(
         "--no-rope-freq", flags[LayerFlags].no_rope_freq, 1, flags[ModelFlags].num_layers
     )
@@ -141,17 +144,20 @@ Group = TypeVar("Group", ModelFlags, LayerFlags)
 
 
 def sound_model(flags: Flags) -> ModelConfig:
-    """Return the model that flags ask for, but for its vocabulary; for rules.
+    """Return the model that flags ask for, with a vocabulary of 1 entry; rules use the rest.
 
     Raises:
-        ValueError: they ask for none.
+        ValueError: the flags make no model.
     """
     model, layers = _whole(ModelFlags, flags[ModelFlags]), _whole(LayerFlags, flags[LayerFlags])
     return model_config(flags.replaced(model, layers), vocab_size=1)
 
 
 def _whole(kind: type[Group], group: Group) -> Group:
-    """Return a group of flags all of which are sound; a rule that reads another one ends there."""
+    """Return a copy of a group of flags, for a rule.
+
+    If a value in the group is a mistake, the rule ends here, as ``megatron.flags.checks`` tells.
+    """
     return kind(**{field.name: getattr(group, field.name) for field in fields(kind)})
 
 

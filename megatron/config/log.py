@@ -80,10 +80,10 @@ class LogFlags:
 
 @dataclass(frozen=True)
 class LogConfig(LogFlags):
-    """Printed lines and measurements of a run: its flags, and beside them other records.
+    """Printed lines and measurements of a run: the values of its flags, and other records.
 
     Attributes:
-        records: what is recorded besides the printed lines.
+        records: records beside the printed lines.
     """
 
     records: RecordConfig = field(default_factory=RecordConfig)
@@ -95,9 +95,9 @@ class DryRun:
 
     Attributes:
         gpu: name of the GPU to predict for.
-        replica_bandwidth: bytes/s of one direction from a rank to its replica; ``None``: as
-            machines with that GPU usually have.
-        replica_latency: seconds of a step to it; ``None``: as usual.
+        replica_bandwidth: bytes/s in one direction from a rank to its replica; ``None``: the
+            bandwidth that machines with this GPU usually have.
+        replica_latency: seconds of a step from a rank to its replica; ``None``: the usual time.
     """
 
     gpu: str
@@ -106,7 +106,7 @@ class DryRun:
 
 
 def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
-    """The first iteration whose passes are timed, and the first whose passes no longer are."""
+    """Return the first iteration whose passes are timed, and the first that is timed no longer."""
     start, end = flags.profile_schedule_start, flags.profile_schedule_end
     if start is not None and end is None:
         end = start + SCHEDULE_PROFILE_ITERATIONS
@@ -114,7 +114,7 @@ def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
 
 
 def log_config(flags: LogFlags, records: RecordConfig) -> LogConfig:
-    """Printed lines, traces, measurements and records."""
+    """Return the configuration of printed lines, traces, measurements and records."""
     return copied(
         LogConfig,
         flags,
@@ -124,7 +124,7 @@ def log_config(flags: LogFlags, records: RecordConfig) -> LogConfig:
 
 
 def dry_run_config(flags: LogFlags) -> DryRun:
-    """What to predict for."""
+    """Return the GPU and the link between replicas to predict for."""
     bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
     return DryRun(
         flags.dry_run_gpu or DRY_RUN_GPU,
@@ -151,7 +151,7 @@ def _trace(flags: Flags) -> Iterator[str]:
 
 
 def _traced_ranks(flags: Flags) -> Iterator[str]:
-    """A trace of ranks that the job does not have is never written."""
+    """Refuse to trace only ranks that the job does not have."""
     log, ranks = flags[LogFlags], flags.world_size
     if log.profile and log.profile_ranks and min(log.profile_ranks) >= ranks and not log.dry_run:
         yield (

@@ -1,6 +1,6 @@
-"""The flags that make a certain model: the way back from a saved model to a command line.
+"""Turns a saved model back into the flags that make it.
 
-Its fields are those of ``ModelConfig``, or the arguments that Megatron-LM saved.
+A saved model is the fields of ``ModelConfig``, or the arguments that Megatron-LM saved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,25 +27,25 @@ FREE: Final = frozenset(
         "moe_z_loss_coeff",
     }
 )
-"""Fields of ``ModelConfig`` that may change under the same weights."""
+"""Fields of ``ModelConfig`` that do not have to fit the weights."""
 
 
 _OPPOSITES: Final = {
     "add_bias_linear": "--disable-bias-linear",
     "tie_embeddings": "--untie-embeddings-and-output-weights",
 }
-"""Flags that turn a field off."""
+"""For each field that a flag turns off, the flag."""
 
 
 _PATTERNS: Final = {
     "window_pattern": ("--window-attn-skip-freq", 0),
     "no_rope_pattern": ("--no-rope-freq", 1),
 }
-"""Patterns of layers: their flags, and what an N-th layer has where these give a number."""
+"""For each pattern of layers, its flag, and the entry of every N-th layer if the flag is N."""
 
 
 _DECLARED: Final = all_declarations((ModelFlags, LayerFlags, ExpertFlags))
-"""The flags that make a model, but for its vocabulary."""
+"""The flags that make a model, without the flags of its vocabulary."""
 
 Model = Mapping[str, Any]
 """The fields of a ``ModelConfig`` by name, as a checkpoint keeps them."""
@@ -54,7 +54,7 @@ Model = Mapping[str, Any]
 def model_flags(model: Model) -> dict[str, list[str]]:
     """Return the flags that make a model, each with the words behind it.
 
-    What has its default is left out, and so is what this version has no flag for.
+    A flag with its default is left out. So is a field that this version has no flag for.
     """
     found: dict[str, list[str]] = {}
     for name in model:
@@ -67,10 +67,10 @@ def model_flags(model: Model) -> dict[str, list[str]]:
 
 
 def differences(saved: Model, own: Model) -> list[str]:
-    """Return the flags in which two models differ that cannot have the same weights.
+    """Return a line on each difference between two models that keeps them from sharing weights.
 
     Args:
-        saved: the model of a checkpoint; what it does not say does not differ.
+        saved: the model of a checkpoint. A field that is missing in it does not count.
         own: the model of this run.
     """
     names = [name for name in own if name not in FREE and name in saved]
@@ -79,7 +79,7 @@ def differences(saved: Model, own: Model) -> list[str]:
 
 
 def _written(name: str, model: Model) -> str:
-    """Return the flags that decide a field as on a command line."""
+    """Return the flags that decide a field, as they stand on a command line."""
     words, missing = [], []
     for option, value in _flags_of(name, model):
         if value is False or value is None:
@@ -90,7 +90,7 @@ def _written(name: str, model: Model) -> str:
 
 
 def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
-    """Yield the flags that decide a field, and their values; ``None``: not given."""
+    """Yield the flags that decide a field, with their values; ``None``: the flag is not given."""
     value = model[name]
     if name in _OPPOSITES:
         yield _OPPOSITES[name], not value
@@ -112,7 +112,7 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
 
 
 def _pattern_words(pattern: Sequence[int], last: int) -> str | None:
-    """Return a pattern of layers as its flag takes it; ``None``: it is not given."""
+    """Return a pattern of layers in the form of its flag; ``None``: the flag is not given."""
     if not pattern:
         return None
     if list(pattern) == [1 - last] * (len(pattern) - 1) + [last]:
@@ -121,23 +121,23 @@ def _pattern_words(pattern: Sequence[int], last: int) -> str | None:
 
 
 _RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
-"""Flags that every run must have, and that say nothing of its model."""
+"""Flags that every run must have, and that do not change its model."""
 
 
 _TYPES: Final = ("--bf16", "--fp16")
-"""One of them a dry run must have."""
+"""A dry run must have one of these flags."""
 
 
 _SAVED_OPPOSITES: Final = {"disable_bias_linear": "add_bias_linear"}
-"""Flags of ours whose argument there says the opposite."""
+"""For each flag of ours that says the opposite of an argument of Megatron-LM, the argument."""
 
 
 def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[str]:
     """Return a command line that makes the model of a run of Megatron-LM.
 
     Args:
-        saved: its arguments by name; what they do not say has its default.
-        given: words of ours that count in place of what was saved.
+        saved: arguments of the run by name. A flag without an argument has its default.
+        given: words of our command line, which count in place of the saved arguments.
 
     Raises:
         ValueError: the model has experts.
@@ -158,7 +158,7 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the flags that differ from our defaults, and their values."""
+    """Yield our flags whose saved values differ from our defaults, with these values."""
     for field in [*fields(ModelFlags), *fields(LayerFlags)]:
         value = saved.get(field.name)
         if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:

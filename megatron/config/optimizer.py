@@ -1,4 +1,4 @@
-"""The optimizer, and the rates that change during a run: flags, rules, spans."""
+"""The optimizer, its learning rate and its weight decay: flags, rules, and spans of the rate."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,9 +123,9 @@ class Spans(NamedTuple):
     """The spans of the learning rate, in samples.
 
     Attributes:
-        decay: until the final rate is reached, warm-up included.
-        warmup: of the warm-up; a share of the decay need not be whole.
-        annealing: at the end of the decay in which the rate of WSD falls.
+        decay: samples from the first one until the final rate is reached, with the warm-up.
+        warmup: samples of the warm-up. As a share of the decay, it may be no whole number.
+        annealing: samples at the end of the decay in which the rate falls with the style WSD.
     """
 
     decay: int
@@ -134,7 +134,7 @@ class Spans(NamedTuple):
 
 
 def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
-    """Return the spans of the learning rate, given in iterations or in samples."""
+    """Return the spans of the learning rate in samples; flags give samples or iterations."""
     length = iterations(train)
     batch = length.batch
     decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
@@ -168,7 +168,10 @@ def _decoupled_rate(flags: Flags) -> Iterator[str]:
 
 
 def _units(flags: Flags) -> Iterator[str]:
-    """The decay and the warm-up must be counted as the training is, in samples or iterations."""
+    """Refuse spans of the learning rate in another unit than the length of the training.
+
+    The units are samples and iterations.
+    """
     unit, wanted = _units_of_spans(flags)
     for name in _in_wrong_unit(flags):
         flag = option_of(name)
@@ -179,7 +182,7 @@ def _units(flags: Flags) -> Iterator[str]:
 
 
 def _units_of_spans(flags: Flags) -> tuple[str, str]:
-    """The unit that no span of the learning rate may have, and that which it must."""
+    """Return the wrong and the right unit of the learning rate's spans, as flags name them."""
     in_samples = flags[TrainFlags].train_samples is not None
     return ("iters", "samples") if in_samples else ("samples", "iters")
 
@@ -192,7 +195,7 @@ def _in_wrong_unit(flags: Flags) -> list[str]:
 
 def _warmup(flags: Flags) -> Iterator[str]:
     if _in_wrong_unit(flags):
-        return  # told by the rule of the units; spans of two units cannot be compared
+        return  # the rule of the units reports it; spans of two units cannot be compared
     decay, warmup, _ = learning_rate_spans(flags[OptimizerFlags], flags[TrainFlags])
     names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
     given = next((name for name in names if getattr(flags[OptimizerFlags], name)), None)

@@ -1,4 +1,7 @@
-"""Which optimizer a run takes, and whose AdamW: by the flags, and by this machine's packages."""
+"""The optimizer of a run, and its AdamW: the project's own, apex's or PyTorch's.
+
+Flags choose the AdamW, if this machine has its package.
+"""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,7 +24,7 @@ INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 
 def optimizer_config(flags: Flags) -> OptimizerConfig:
-    """The optimizer and its rates, their spans in samples."""
+    """Return the optimizer's configuration, with the spans of its rates in samples."""
     optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
     spans = learning_rate_spans(optimizer, train)
     return copied(
@@ -41,7 +44,7 @@ def optimizer_config(flags: Flags) -> OptimizerConfig:
 
 
 def muon_config(flags: OptimizerFlags) -> MuonConfig:
-    """Muon's settings: its flags without their common beginning."""
+    """Return Muon's settings: its flags, without the prefix that all of them have."""
     prefix = "muon_"
     same = {
         name.removeprefix(prefix): value
@@ -52,7 +55,7 @@ def muon_config(flags: OptimizerFlags) -> MuonConfig:
 
 
 def implementation_of(flags: Flags) -> Implementation:
-    """Return whose AdamW updates."""
+    """Return the AdamW that updates; ``local``: the Triton kernel, or PyTorch's without Triton."""
     asked = flags[OptimizerFlags].optimizer_impl
     if not _updates(flags) or flags[LogFlags].dry_run:
         return "local"
@@ -65,7 +68,7 @@ def implementation_of(flags: Flags) -> Implementation:
 
 
 def _updates(flags: Flags) -> bool:
-    """Whether Adam has anything to update."""
+    """Return whether Adam updates any weights."""
     return flags[OptimizerFlags].optimizer != "sgd" and not flags[TrainFlags].skip_train
 
 
@@ -123,7 +126,7 @@ def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
 
 
 def _taken_instead(flags: Flags) -> Iterator[str]:
-    """Note an AdamW that is asked for and missing, or that a run would take anyway."""
+    """Note a flag for an AdamW that is missing, or that the run would take without the flag."""
     asked = flags[OptimizerFlags].optimizer_impl
     if not _updates(flags) or asked == "auto":
         return
@@ -139,7 +142,7 @@ def _taken_instead(flags: Flags) -> Iterator[str]:
 
 
 def _neither_is_here(flags: Flags) -> Iterator[str]:
-    """Say what ``auto`` takes on GPUs where no kernel updates in one pass."""
+    """Note which AdamW ``auto`` takes on GPUs if the Triton kernel cannot run."""
     is_auto = flags[OptimizerFlags].optimizer_impl == "auto" and _updates(flags)
     if not is_auto or not on_cuda(flags) or (own := _lack_of_own(flags)) is None:
         return
@@ -180,13 +183,13 @@ def _predicted_without_products(flags: Flags) -> Iterator[str]:
 
 
 IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states, _experts)
-"""The mistakes that they find make a run impossible."""
+"""The rules that find mistakes."""
 
 IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (
     _predicted_without_products,
     _predicted_as_one_pass,
 )
-"""The flags that they find change nothing beside the others."""
+"""The rules that find flags that change nothing beside the others."""
 
 IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)
-"""Notes on what this machine has."""
+"""The rules that note the AdamW of this machine."""

@@ -1,4 +1,4 @@
-"""The layout over ranks: flags, sizes, and the rules about what ranks can share."""
+"""The layout over ranks: flags, sizes, and rules about how ranks can share a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
 AUTO_TREATMENT: Final = "auto"
-"""Leaves the choice of the treatment to the plan."""
+"""The value with which the plan chooses the treatment of the vocabulary layers."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -69,13 +69,16 @@ def on_cuda(flags: Flags) -> bool:
 
 
 def ranks_of_replica(flags: ParallelFlags) -> int:
-    """Return how many ranks work on a microbatch together, p x t x c."""
+    """Return the number of ranks that work on a microbatch together: p x t x c.
+
+    These are the pipeline-, tensor- and context-parallel ranks of a replica.
+    """
     sizes = flags.pipeline_model_parallel_size, flags.tensor_model_parallel_size
     return prod(sizes) * flags.context_parallel_size
 
 
 def number_of_replicas(flags: Flags) -> int:
-    """Return how many replicas the job's ranks make; a dry run, which needs none, may name them."""
+    """Return the number of replicas that the job's ranks make, or that a dry run names."""
     named = flags[LogFlags].dry_run_replicas if flags[LogFlags].dry_run else None
     return named or max(1, flags.world_size // ranks_of_replica(flags[ParallelFlags]))
 
@@ -86,10 +89,10 @@ def _cuts(flags: Flags) -> Iterator[str]:
         return
     try:
         model = sound_model(flags)
-    except ValueError:  # another rule tells it
+    except ValueError:  # another rule reports this mistake
         return
     yield from faults_of_cut(model, ranks, sequence_parallel=sequence)
-    if model.hidden_size % ranks:  # unless the width of a head is given, heads see to it
+    if model.hidden_size % ranks:  # only with --kv-channels; otherwise heads make it divisible
         yield (
             f"--tensor-model-parallel-size {ranks} does not divide --hidden-size "
             f"{model.hidden_size}: activations travel in as many parts, so choose a multiple of "

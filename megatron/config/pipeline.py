@@ -1,6 +1,6 @@
-"""The pipeline that the flags ask for: schedule, treatment of the vocabulary, layers of the stages.
+"""Rules about the pipeline: its schedule, the treatment of the vocabulary, the stages' layers.
 
-Flags that ask for different things are refused together.
+Flags that ask for different things are refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,9 +39,9 @@ from megatron.schedules.request import MOST_FORWARDS
 
 
 def _plan_size(flags: Flags) -> Iterator[str]:
-    """Refuse numbers of which no plan can be made, before anybody waits for it.
+    """Refuse a plan with too many passes before a search for it begins.
 
-    The line begins with the flag of the largest number.
+    The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
     train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
     of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
@@ -82,7 +82,7 @@ def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
 
 
 def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
-    """Refuse to compare treatments beside a flag, a plan or costs that belong to one of them."""
+    """Refuse to compare treatments beside a flag, a plan or costs that belong to one treatment."""
     if not compares_treatments(flags):
         return
     pipeline = flags[PipelineFlags]
@@ -169,11 +169,14 @@ def _plan_file(flags: Flags) -> Iterator[str]:
 
 
 def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
-    """Spread the layers over the stages of a plan's file, if that needs no costs."""
+    """Refuse layers that do not fit the stages of a plan's file.
+
+    Layers under redis are not judged here, because they depend on costs.
+    """
     try:
         layers = distribution_of(flags, treatment_of(flags))
     except ValueError:
-        return  # the rules about the flags tell it
+        return  # the rules about the flags report this mistake
     if layers.kind != "redis":
         spread = partial(distribute, layers, flags[ModelFlags].num_layers, len(plan.stages))
         yield from faults_of(spread)

@@ -1,9 +1,8 @@
-"""Megatron-Core's text form of a pipeline: ``Et*2|(t*2|)*6t*2L`` is one of eight stages.
+"""Megatron-Core's text form of a pipeline: ``Et*2|(t*2|)*6t*2L`` has eight stages.
 
-E is the embedding, t a transformer layer, m one that predicts a further token, L the loss, and |
-stands between two stages. ``x*n`` and
-``(...)*n`` repeat; commas mean nothing. The stages are in the order in which the data flows, so the
-chunks of a rank are far apart.
+E is the embedding, t a transformer layer, m a layer that predicts a further token, L the loss, and
+| stands between two stages. ``x*n`` and ``(...)*n`` repeat n times; commas mean nothing. The stages
+are in the order in which the data flows, so two chunks of a rank do not stand side by side.
 """
 
 import re
@@ -15,7 +14,7 @@ from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
 LONGEST: Final = 100_000
-"""Letters of a layout that is written out; more of them are a mistyped number."""
+"""Letters of the longest layout when all is written out; more letters are a mistyped number."""
 
 _GROUP: Final = re.compile(r"\(([^()]*)\)\*(\d+)")
 _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d+)")
@@ -28,8 +27,9 @@ def parse_layout(text: str) -> tuple[int, ...]:
         Transformer layers of every stage; a stage may have none.
 
     Raises:
-        ValueError: the text is none, or has layers that do not exist or stand elsewhere here; the
-            message begins with the flag and names the way out.
+        ValueError: the text is no layout, or has layers that do not exist here, or has layers in
+            stages where they cannot stand here. The message begins with the flag and names the way
+            out.
     """
     fault = f"{LAYOUT_FLAG} {text}: "
     try:
@@ -54,13 +54,13 @@ def parse_layout(text: str) -> tuple[int, ...]:
 
 
 def predicted_tokens(text: str) -> int:
-    """Return how many further tokens a layout predicts; errors as of ``parse_layout``."""
+    """Return the number of further tokens that a layout predicts; errors as in ``parse_layout``."""
     parse_layout(text)
     return _written_out(text.replace(",", "")).count("m")
 
 
 def readable_layout(text: str | None) -> tuple[int, ...]:
-    """Return ``parse_layout`` of a text; nothing if there is none, or it has a fault."""
+    """Return ``parse_layout`` of a text; an empty tuple if there is no text, or it has a fault."""
     try:
         return () if text is None else parse_layout(text)
     except ValueError:
@@ -70,18 +70,18 @@ def readable_layout(text: str | None) -> tuple[int, ...]:
 def layout_faults(
     text: str, *, num_layers: int, depths: int, ranks: int, chunks: int | None, schedule: str
 ) -> Iterator[str]:
-    """Find what is wrong with a layout by itself, or beside the model and the pipeline.
+    """Find the mistakes in a layout, by itself and beside the model and the pipeline.
 
     Args:
         text: the value of the flag.
         num_layers: transformer layers of the model.
         depths: further tokens that the model predicts.
         ranks: pipeline ranks.
-        chunks: stages of a rank that another flag asks for, if one does.
-        schedule: of the passes.
+        chunks: stages of a rank that another flag asks for; ``None``: no flag does.
+        schedule: name of the schedule of the passes.
 
     Yields:
-        A line on each mistake; it begins with the flag and names the way out.
+        A line on each mistake. The line begins with the flag and names the way out.
     """
     try:
         layers = parse_layout(text)
@@ -119,7 +119,7 @@ def layout_faults(
 
 
 def _written_out(text: str) -> str:
-    """Repeat what is to be repeated, groups from the inside out and then letters.
+    """Write out all repetitions, first groups from the inside out, then letters.
 
     Raises:
         OverflowError: the result is longer than ``LONGEST``.
@@ -139,7 +139,7 @@ def _written_out(text: str) -> str:
 
 
 def _unknown(letter: str) -> str:
-    """Return what is wrong with a letter, and the way out."""
+    """Return the fault of an unknown letter, with the way out."""
     if letter in "()*":
         return f"{letter} repeats nothing where it stands: write x*n or (...)*n"
     return (

@@ -1,4 +1,4 @@
-"""fp16 with its loss scale, and the types of gradients and moments: flags and rules."""
+"""fp16 with its loss scale, and the dtypes of gradients and of Adam's moments: flags and rules."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
 NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
-"""What a dry run in fp32 is told."""
+"""The mistake of a dry run in fp32."""
 
 _TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -61,19 +61,19 @@ class PrecisionFlags:
 
 
 def activation_dtype(flags: Flags) -> torch.dtype:
-    """The type of parameters and activations."""
+    """Return the dtype of parameters and activations."""
     if flags[PrecisionFlags].fp16:
         return torch.float16
     return torch.bfloat16 if flags[TrainFlags].bf16 else torch.float32
 
 
 def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
-    """The type in which gradients add up."""
+    """Return the dtype in which the gradients of an iteration add up."""
     return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
 
 
 def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
-    """The loss scale, which only fp16 has."""
+    """Return the loss scale of fp16; ``None``: another dtype, which needs no loss scale."""
     if not flags.fp16:
         return None
     return LossScaleConfig(
@@ -102,7 +102,10 @@ def _least_scale(flags: Flags) -> Iterator[str]:
 
 
 def _narrow_types(flags: Flags) -> Iterator[str]:
-    """Megatron asks for the flag that allows them."""
+    """Refuse 16 bits without --use-precision-aware-optimizer, which Megatron demands too.
+
+    Gradients in bf16 are also refused if activations are fp32.
+    """
     precision = flags[PrecisionFlags]
     narrow = narrow_types(precision)
     if narrow and not precision.use_precision_aware_optimizer:
@@ -119,7 +122,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 
 
 def _counted_type(flags: Flags) -> Iterator[str]:
-    """The dry run's costs are those of 16 bits."""
+    """Refuse a dry run in fp32, because its costs are costs of 16-bit numbers."""
     if flags[LogFlags].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
         yield NEEDS_16_BITS
 

@@ -11,14 +11,14 @@ from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 _FULL: Final = "--recompute-granularity full"
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
 EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
-"""What asks for every layer to be computed again, from its input."""
+"""The flags with which every layer is computed again, from its input."""
 
 _ELSEWHERE: Final = {
     "moe_act": "take moe, which computes all of a mixture again",
     "shared_experts": "take moe, which computes all of a mixture again",
     "mla_up_proj": "there is no multi-latent attention",
 }
-"""Modules that Megatron-LM names and models here do not have."""
+"""For each module of Megatron-LM that models do not have here, the way out or the reason."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -54,7 +54,7 @@ class RecomputeFlags:
 
 
 def is_selective(flags: RecomputeFlags) -> bool:
-    """Whether parts of layers are asked for."""
+    """Return whether the flags ask to compute parts of layers again."""
     return flags.recompute_activations or flags.recompute_granularity == "selective"
 
 

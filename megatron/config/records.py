@@ -1,4 +1,4 @@
-"""What a run records besides its printed lines: flags, rules, configuration."""
+"""Records of a run beside its printed lines: flags, rules, configuration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from megatron.flags.groups import Flags, copied
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
 TENSORBOARD: Final = ("tensorboard", "tensorboardX")
-"""Packages that write for TensorBoard; the first that is installed does it."""
+"""Packages that write for TensorBoard. The first one that is installed is used."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -58,17 +58,21 @@ class RecordFlags:
 
 @dataclass(frozen=True)
 class RecordConfig(RecordFlags):
-    """What a run records besides its printed lines: its flags, and where progress is told.
+    """Records of a run beside its printed lines: their flags, and the folder of the progress file.
 
     Attributes:
-        progress_folder: of the file with a line for every start and save; ``None``: there is none.
+        progress_folder: folder of the file with a line for every start and save; ``None``: there is
+            no such file.
     """
 
     progress_folder: Path | None = None
 
 
 def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
-    """What is recorded; Weights & Biases writes beside the checkpoints, as in Megatron."""
+    """Return the records of a run; Weights & Biases writes beside the checkpoints, as in Megatron.
+
+    ``save`` is the folder of checkpoints, if there is one.
+    """
     return copied(
         RecordConfig,
         flags,
@@ -78,13 +82,13 @@ def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> Re
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a folder of records that is named so is none."""
+    """Return whether a package can be imported. A mere folder of the same name is no package."""
     found = find_spec(package)
     return found is not None and found.origin is not None
 
 
 def _tensorboard(flags: Flags) -> Iterator[str]:
-    """``--tensorboard-dir`` needs a package that writes for TensorBoard."""
+    """Refuse ``--tensorboard-dir`` without a package that writes for TensorBoard."""
     if flags[RecordFlags].tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
         yield (
             f"--tensorboard-dir {flags[RecordFlags].tensorboard_dir}: neither "
@@ -93,7 +97,7 @@ def _tensorboard(flags: Flags) -> Iterator[str]:
 
 
 def _wandb(flags: Flags) -> Iterator[str]:
-    """``--wandb-project`` needs the client of Weights & Biases."""
+    """Refuse ``--wandb-project`` without the client of Weights & Biases."""
     if flags[RecordFlags].wandb_project is not None and not is_installed("wandb"):
         yield (
             f"--wandb-project {flags[RecordFlags].wandb_project}: wandb is not installed: "
@@ -102,4 +106,4 @@ def _wandb(flags: Flags) -> Iterator[str]:
 
 
 RECORD_RULES: Final = (_tensorboard, _wandb)
-"""The rules about packages, which a dry run does not need."""
+"""The rules about packages. They do not hold for a dry run, which needs no packages."""

@@ -1,4 +1,7 @@
-"""Replicas of the model, of which the ranks of a job make as many as they can."""
+"""Replicas of the model: flags, rules, configuration.
+
+The ranks of a job make as many replicas as they can.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,19 +50,22 @@ class ReplicaFlags:
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """Data parallelism: what ranks with the same parameters do together.
+    """Data parallelism: the work that ranks with the same parameters do together.
 
     Attributes:
-        size: such ranks: one for each of d replicas, or for each of their c parts of the sequence.
-        overlap: reduce a bucket of gradients as soon as they are complete; otherwise all after the
-            last pass.
+        size: number of ranks with the same parameters: d x c, for d replicas that each split a
+            sequence into c parts.
+        overlap: reduce a bucket of gradients as soon as the bucket is complete; otherwise reduce
+            all buckets after the last pass.
         bucket_size: parameters after which a bucket is full; ``None``: a default.
-        buckets: of a rank, about; ``None``: as many as that size makes.
-        reduce_dtype: in which gradients are reduced; ``None``: as they add up.
-        shard_optimizer: each of them keeps the optimizer's state of its own shards only (ZeRO-1).
+        buckets: approximate number of buckets of a rank; ``None``: by ``bucket_size``.
+        reduce_dtype: dtype in which gradients are reduced; ``None``: the dtype in which they add
+            up.
+        shard_optimizer: each of these ranks keeps the optimizer's state of its own shards only
+            (ZeRO-1).
         overlap_gather: gather updated parameters beside passes that do not read them; otherwise
             before the first pass.
-        order: in which the ranks of the job are numbered.
+        order: order in which the ranks of the job are numbered.
     """
 
     size: int = 1
@@ -73,7 +79,10 @@ class ReplicaConfig:
 
 
 def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
-    """Data parallelism; its flags change nothing where no rank has the parameters of another."""
+    """Return the configuration of data parallelism.
+
+    Its flags change nothing if no two ranks have the same parameters.
+    """
     alike = replicas * given[ParallelFlags].context_parallel_size
     if alike == 1:
         return ReplicaConfig()
@@ -91,7 +100,7 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 
 def rank_order(flags: Flags, replicas: int) -> Order:
-    """Return the order of the ranks: as asked, else the one whose pipelines cross machines less."""
+    """Return the order of the ranks: by the flags, else with the fewest hops between machines."""
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"
     sizes = flags[ParallelFlags]
@@ -115,7 +124,7 @@ def _one_replica(flags: Flags) -> Iterator[str]:
 
 
 def _ranks(flags: Flags) -> Iterator[str]:
-    """Judge the ranks of a job; of a dry run those that it would have."""
+    """Judge the number of ranks of a job; for a dry run, the number that the job would have."""
     world_size, replicas = flags.world_size, flags[LogFlags].dry_run_replicas
     if flags[LogFlags].dry_run:
         least = ranks_of_replica(flags[ParallelFlags])
@@ -147,7 +156,7 @@ def _ranks_of(world_size: int, flags: Flags) -> Iterator[str]:
 
 
 def _asked_for_a_replica(flags: Flags) -> str:
-    """Return the flags that say how many ranks a replica has, with what they come to."""
+    """Return the flags that say how many ranks a replica has, and the number of ranks."""
     sizes = flags[ParallelFlags]
     pipeline = f"--pipeline-model-parallel-size {sizes.pipeline_model_parallel_size}"
     others = [
@@ -194,7 +203,7 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
     try:
         growth = growth_of(flags[TrainFlags])
     except ValueError:
-        return  # the rules about the flags tell it
+        return  # the rules about the flags report this mistake
     train = flags[TrainFlags]
     unit = train.micro_batch_size * replicas
     if growth is not None and not growth.are_multiples(unit):

@@ -1,7 +1,7 @@
 """A whole run as frozen data, made from the flags once, at the entrypoint.
 
-All defaults are resolved except the peak speed of the device, which is measured later. Nothing
-below the entrypoint sees a flag. Here stand the configurations that join several topics.
+All defaults are resolved except the peak speed of the device, which is measured later. Code below
+the entrypoint sees no flags. The configurations here join several topics.
 """
 
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,7 @@ from megatron.simulator.costs.gpus import Gpu
 class ParallelConfig:
     """How the model is laid out over the ranks of the job.
 
-    What is not listed here is the flag of its name.
+    A field that is not listed here has the meaning of the flag of its name.
 
     Attributes:
         pipeline_size: pipeline ranks p.
@@ -77,26 +77,26 @@ class ParallelConfig:
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         device: kind of device that every rank computes on.
         backend: communication library of the process groups.
-        timeout_minutes: how long a collective may wait before the job is given up.
+        timeout_minutes: minutes that a collective may wait before the job ends.
         virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
             ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
         memory_limit: the most microbatches that a rank may have in flight.
-        recompute_ahead: the most chunks that a rank may hold between R and B, where layers are
-            computed again in passes of their own (R); ``None``: layers are computed again in B.
+        recompute_ahead: with layers that are computed again in passes of their own (R), the most
+            chunks that a rank may hold between R and B; ``None``: B computes layers again.
         replicas: data parallelism.
-        search_seconds: as the flag; with a limit the plan depends on the machine, so all ranks
-            take the plan of rank 0.
+        search_seconds: seconds to search for a plan; ``None``: no limit. With a limit the plan
+            depends on the machine's speed, so all ranks take the plan of rank 0.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
             outside of attention and MLP.
         context_size: context-parallel ranks c, which share every sequence.
-        numa_binding: let ranks run on CPUs that are close to their GPUs.
+        numa_binding: let ranks run only on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
-        ranks_per_machine: of the job; ``None``: all are in one machine.
-        gpu: kind of every rank's GPU. ``None``: it is not known; plans are then made by FLOPs, and
-            communication is free.
-        links: between the GPUs; ``None``: the links that this kind of GPU usually has.
+        ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
+        gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
+            FLOPs, and communication takes no time in them.
+        links: links between the GPUs. ``None``: the links that GPUs of this kind usually have.
     """
 
     pipeline_size: int
@@ -139,18 +139,22 @@ class ParallelConfig:
 
     @property
     def placement(self) -> Placement:
-        """How its ranks lie in machines."""
+        """How the ranks are placed in machines."""
         return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
     def vocab_shards(self) -> int:
-        """Parts into which the vocabulary matrix is cut: P = p x t, or t without the pipeline."""
+        """Parts of the vocabulary matrix: p x t, or t if the pipeline does not split it."""
         sharded = TREATMENTS[self.vocab_parallel].is_sharded
         return self.tensor_size * (self.pipeline_size if sharded else 1)
 
 
 def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
-    """The layout; the vocabulary is padded so that every shard has the same, round, size."""
+    """Return the layout under a treatment of the vocabulary.
+
+    The vocabulary is padded, so that every shard has equally many rows, a multiple of
+    --make-vocab-size-divisible-by.
+    """
     parallel, cuda, own_gpu = flags[ParallelFlags], on_cuda(flags), known_gpu(flags)
     layout = copied(
         ParallelConfig,
@@ -185,10 +189,10 @@ class RunConfig:
     """Everything that decides a run.
 
     Attributes:
-        notes: sentences about accepted flags that change nothing here, for the log.
-        dry_run: what to predict instead of training; ``None``: train.
-        alternatives: layouts with other treatments of the vocabulary, of which the plan takes the
-            best; ``parallel`` is the first of them. Empty: the treatment is decided.
+        notes: sentences for the log, about accepted flags that change nothing here.
+        dry_run: the prediction to make instead of training; ``None``: train.
+        alternatives: layouts that differ in the treatment of the vocabulary; the plan takes the
+            best. ``parallel`` is the first of them. Empty: the treatment is decided.
     """
 
     model: ModelConfig
@@ -204,7 +208,7 @@ class RunConfig:
     alternatives: tuple[ParallelConfig, ...] = ()
 
     def with_treatment(self, name: str) -> "RunConfig":
-        """Return the run with a treatment of the vocabulary that is among the alternatives."""
+        """Return the run with one of the alternative treatments of the vocabulary."""
         if not self.alternatives:
             assert name == self.parallel.vocab_parallel, f"{name} is not an alternative"
             return self
@@ -213,7 +217,7 @@ class RunConfig:
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
-    """Turn flags without a mistake into a run, in which nothing is left to derive."""
+    """Turn flags without a mistake into the configuration of a run, with all values derived."""
     vocab_size, eod_token = vocabulary(flags)
     replicas, train = number_of_replicas(flags), flags[TrainFlags]
     layouts = tuple(
@@ -256,7 +260,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
 
 
 def train_config(given: Flags, replicas: int) -> TrainConfig:
-    """Length, batches and precision; only a set with documents is evaluated."""
+    """Return length, batches and precision of a run. Only a set with documents is evaluated."""
     flags, sets = given[TrainFlags], sets_to_evaluate(given)
     length = iterations(flags)
     evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)

@@ -1,8 +1,9 @@
 """``--use-checkpoint-args``: the model's flags come from the checkpoint that a run loads.
 
-They stand in for those that the command line leaves out. A flag that it does give counts, also
-against one that says the same in another way, as --query-pre-attn-scalar and --softmax-scale do. If
-the weights of the checkpoint do not fit it, the run says so when it loads them.
+A flag of the checkpoint is used if the command line leaves the flag out. A flag of the command line
+also replaces flags of the checkpoint that it excludes: --softmax-scale replaces
+--query-pre-attn-scalar, for instance. If the weights of the checkpoint do not fit the flags of the
+command line, the run says so when it loads the weights.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,7 +22,7 @@ USE: Final = "--use-checkpoint-args"
 
 
 def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> None:
-    """Add the flags of the model that is to be loaded, with a note, or a mistake if it is none."""
+    """Add the flags of the saved model, with a note; or a mistake, if no checkpoint tells them."""
     if USE not in words.given or "--load" not in words.given:
         return
     root, step = Path(words.given["--load"][0]), words.given.get("--ckpt-step", [""])[0]
@@ -45,7 +46,7 @@ def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> 
 
 
 def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Declaration]) -> bool:
-    """Return whether a flag cannot stand beside those that are given, whichever of them says so."""
+    """Return whether a flag excludes a given flag, or a given flag excludes it."""
 
     def excluded_by(one: str) -> set[str]:
         facts = declared[one].facts if one in declared else None
@@ -57,10 +58,13 @@ def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Dec
 
 
 def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:
-    """Return the newest checkpoint that tells its model, and the model's fields.
+    """Return the newest checkpoint that holds its model's fields, and these fields.
+
+    ``step`` names the checkpoint of an iteration instead. The checkpoint is ``None`` if there is
+    none.
 
     Raises:
-        DamagedError: there are checkpoints, but none tells.
+        DamagedError: there are checkpoints, but none holds the fields of its model.
     """
     found = [int(step)] if step.isdigit() else folder.candidates(root)
     problem = None

@@ -1,7 +1,7 @@
-"""Flags of the pipeline, and what they ask for: schedule, treatment of the vocabulary, chunks.
+"""Flags of the pipeline: they ask for a schedule, a treatment of the vocabulary, and chunks.
 
-Several flags can ask for the same thing, in the words of Megatron, of the zero-bubble fork or of
-this project.
+Several flags can ask for the same thing, under names of Megatron, of the zero-bubble fork (Sea AI
+Lab's version of Megatron) or of this project.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ V_SCHEDULES: Final = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 """Schedule for each value of the zero-bubble fork's --zero-bubble-v-schedule-mem-setup."""
 
 ZERO_BUBBLE: Final = {"unlimited": "zb-1p", "limited": "zb-auto"}
-"""Schedule of the fork's --enable-zero-bubble, without and with a memory limit."""
+"""Schedule of the zero-bubble fork's --enable-zero-bubble, without and with a memory limit."""
 
 FILE_SCHEDULES: Final = tuple(name for name, t in TRAITS.items() if "file" in t.options)
-"""The schedules whose plan is in a file."""
+"""The schedules that read their plan from a file."""
 
 CHUNKS: Final = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
 """The flags that give every rank several chunks."""
@@ -45,7 +45,10 @@ ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_
 
 AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
 COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
-"""The treatments that ``AUTO_FLAG`` compares: naive is slower than vocab-1 and holds as much."""
+"""The treatments that ``AUTO_FLAG`` compares. It leaves out naive.
+
+naive is slower than vocab-1, and needs as much memory.
+"""
 
 
 # The formatter is off so that the flags read as a table.
@@ -125,7 +128,12 @@ class PipelineFlags:
 
 
 class Ask(NamedTuple):
-    """A flag with its value, and the names that it can mean; alone it means the first."""
+    """A flag that asks for a schedule or a treatment.
+
+    Attributes:
+        flag: the flag with its value, as it stands on the command line.
+        wishes: the names that the flag can mean. Without other flags it means the first.
+    """
 
     flag: str
     wishes: tuple[str, ...]
@@ -148,10 +156,10 @@ def compares_treatments(flags: Flags) -> bool:
 
 
 def treatments_of(flags: Flags) -> tuple[str, ...]:
-    """Return the treatments of which the plan may take the best; one, if the flags name one.
+    """Return the treatments that the plan may choose from; only one if the flags name it.
 
-    Flags that say how many layers a stage has leave redis out; those that count a vocabulary layer
-    as a transformer layer of its stage leave the treatments out that spread it.
+    Flags that say how many layers a stage has exclude redis. Flags that count a vocabulary layer as
+    a transformer layer of its stage exclude the treatments that split it over all ranks.
     """
     if not compares_treatments(flags):
         return (treatment_of(flags),)
@@ -166,20 +174,23 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
 
 
 def distributions(flags: Flags) -> list[str]:
-    """Return all given flags on the layers of the stages, redistribution first."""
+    """Return all given flags that decide the layers of the stages, the flags for redis first."""
     listed = flags[PipelineFlags].layer_distribution != "redis"
     names = (*(["layer_distribution"] if listed else []), LAYOUT, *ENDS, *ACCOUNTS)
     return [*redistributing(flags), *given_flags(flags[PipelineFlags], *names)]
 
 
 def redistributing(flags: Flags) -> list[str]:
-    """Return all given flags that move layers away from the vocabulary."""
+    """Return all given flags that ask for redis, which moves layers away from the vocabulary."""
     asks = (ask for ask in treatments_asked(flags) if ask.flag != AUTO_FLAG)
     return [ask.flag for ask in asks if TREATMENTS[ask.wishes[0]].redistributed]
 
 
 def _agreed(asks: Iterable[Ask], otherwise: str) -> str:
-    """Return the one schedule that all flags can mean; if there is none, that of the first flag."""
+    """Return the first name that all flags can mean, else the first flag's first name.
+
+    Without flags the name is ``otherwise``.
+    """
     wishes = [ask.wishes for ask in asks]
     if not wishes:
         return otherwise
@@ -225,7 +236,7 @@ def treatments_asked(flags: Flags) -> Iterator[Ask]:
 
 
 def chunks_of(flags: Flags) -> int | None:
-    """Return the chunks of a rank if flags give them; 0 if they make no whole number."""
+    """Return the chunks of a rank; ``None``: no flag gives them, 0: they are no whole number."""
     pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
         chunks, rest = divmod(flags[ModelFlags].num_layers, layers * ranks)
@@ -237,13 +248,16 @@ def chunks_of(flags: Flags) -> int | None:
 
 
 def leaves_one_chunk(flags: Flags) -> bool:
-    """Whether flags give every rank one chunk, which asks for no chunks, as in Megatron."""
+    """Return whether flags on chunks give every rank one chunk, which is as good as no such flag.
+
+    This is so in Megatron too.
+    """
     named = flags[PipelineFlags].pipeline_schedule in CHUNKED_SCHEDULES
     return not named and chunks_of(flags) == 1
 
 
 def layout_of(flags: Flags) -> tuple[int, ...]:
-    """Return the layers of a layout's stages; none if it is not given or cannot be read."""
+    """Return the layers of a layout's stages; empty: no layout is given, or it has a fault."""
     return readable_layout(flags[PipelineFlags].pipeline_model_parallel_layout)
 
 

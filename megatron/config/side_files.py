@@ -1,4 +1,4 @@
-"""Small text files that flags name, read within bounds: of ``/dev/zero`` there is no end."""
+"""Reads small text files that flags name, up to a limit, as ``/dev/zero`` would never end."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ def text_of(flag: str, file: Path) -> str:
     """Return the text of a file that a flag names.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         return read_text(file)
@@ -22,10 +22,15 @@ def text_of(flag: str, file: Path) -> str:
 
 
 def json_of(flag: str, file: Path, remedy: str) -> Any:
-    """Return the content of a JSON file that a flag names; ``remedy``: what to do if it is none.
+    """Return the content of a JSON file that a flag names.
+
+    Args:
+        flag: the flag, for messages.
+        file: the file.
+        remedy: way out for a user whose file is no JSON.
 
     Raises:
-        ValueError: it cannot be read, or is no JSON.
+        ValueError: the file cannot be read, or is no JSON.
     """
     text = text_of(flag, file)
     try:

@@ -1,6 +1,6 @@
 """How the layers are spread over the stages: chunks, a layout, the first and the last stage.
 
-Several flags say so in their own way. Those that do not go together are refused.
+Several flags do this, each in its own way. Flags that contradict each other are refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
 
 _LONGEST_COUNT: Final = 8
-"""Characters of a number of layers."""
+"""Characters of the longest number of layers; a longer number is mistyped."""
 
 
 def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
-    """Return how the layers are spread over the stages with a treatment of the vocabulary."""
+    """Return how the layers are spread over the stages under a treatment of the vocabulary."""
     pipeline = flags[PipelineFlags]
     text = pipeline.layer_distribution
     if TREATMENTS[treatment].redistributed:
@@ -110,7 +110,7 @@ def _layout_note(flags: Flags) -> Iterator[str]:
 
 
 def _end_rule(flags: Flags) -> Iterator[str]:
-    """Refuse flags on the layers of the first or the last stage where they cannot apply."""
+    """Refuse flags on the layers of the first or the last stage if a rank has several stages."""
     schedule = schedule_of(flags)
     if schedule in CHUNKED_SCHEDULES:
         for end in given_flags(flags[PipelineFlags], *ENDS):
@@ -121,7 +121,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
 
 
 def _last_stage_rule(flags: Flags) -> Iterator[str]:
-    """Refuse more layers of the last stage than there are, where its layers may be chosen."""
+    """Refuse a number of layers of the last stage that the model cannot give it, with redis."""
     last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ModelFlags].num_layers
     if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
         return
@@ -139,7 +139,7 @@ def _last_stage_rule(flags: Flags) -> Iterator[str]:
 
 
 def _account_rule(flags: Flags) -> Iterator[str]:
-    """Refuse to count a vocabulary layer as one of its stage's layers where no stage has it."""
+    """Refuse to count a vocabulary layer among a stage's layers if it is split over all ranks."""
     treatment = treatment_of(flags)
     if TREATMENTS[treatment].is_sharded:
         for account in given_flags(flags[PipelineFlags], *ACCOUNTS):
@@ -174,7 +174,7 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
 
 
 def _spread_rule(flags: Flags) -> Iterator[str]:
-    """Refuse layers that fit no stages, unless the flags on the stages have another mistake."""
+    """Refuse layers that do not fit the stages, if the flags on stages have no other mistake."""
     traits = TRAITS[schedule_of(flags)]
     others = (fault for rule in _FLAG_RULES for fault in rule(flags))
     if traits.compares or "file" in traits.options or any(others):
@@ -204,6 +204,6 @@ _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _distribution_rule,
     _distribution_words,
 )
-"""What each of these flags may say, and beside which others."""
+"""The rules about single flags on stages, and about flags that contradict each other."""
 
 STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)

@@ -1,4 +1,7 @@
-"""The flags of the tokenizer, which tools read too, and of the tokens for fill-in-the-middle."""
+"""The flags of the tokenizer, which tools use too, and the flags of fill-in-the-middle.
+
+Fill-in-the-middle moves the middle of a document to its end, so that a model learns to fill gaps.
+"""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -52,13 +55,13 @@ class TokenizerFlags:
 
 
 def tokenizer_config(flags: TokenizerFlags, tokenizer_type: str) -> TokenizerConfig:
-    """Describe the tokenizer of that type with all that the flags say about it."""
+    """Return the configuration of a tokenizer of this type, with the values of all its flags."""
     named = {field.name: getattr(flags, field.name) for field in fields(TokenizerConfig)}
     return TokenizerConfig(**(named | {"tokenizer_type": tokenizer_type}))
 
 
 def tokenizer_of(flags: TokenizerFlags) -> TokenizerConfig | None:
-    """Return the tokenizer that the flags name; ``None``: they name none."""
+    """Return the tokenizer that the flags name; ``None``: they name no tokenizer."""
     return None if flags.tokenizer_type is None else tokenizer_config(flags, flags.tokenizer_type)
 
 
@@ -97,10 +100,10 @@ class FillFlags:
 
 
 def fill_config(flags: FillFlags, tokenizer: TokenizerFlags) -> FillConfig | None:
-    """Return what is moved; ``None``: nothing.
+    """Return the configuration of fill-in-the-middle; ``None``: it is off.
 
     Raises:
-        ValueError: the tokenizer cannot be read, or has no such token.
+        ValueError: the tokenizer cannot be read, or lacks a token that a flag names.
     """
     if not flags.fim_data or tokenizer.tokenizer_type is None:
         return None

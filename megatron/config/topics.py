@@ -1,7 +1,7 @@
 """All topics: their groups of flags, and their rules.
 
-A rule yields a line on every mistake that it finds. A line begins with the flag at fault and names
-the way out.
+A rule yields a line on every mistake that it finds. The line begins with the flag at fault and
+names the way out.
 """
 
 from typing import Final
@@ -100,7 +100,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *LOG_RULES,
     *GUARD_RULES,
 )
-"""All rules that the flags alone decide, in the order of their groups."""
+"""All rules that need nothing but the flags, in the order of the groups."""
 
 
 NOTES: Final[tuple[Rule, ...]] = (
@@ -117,11 +117,14 @@ NOTES: Final[tuple[Rule, ...]] = (
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )
-"""The rules about flags that change nothing beside the others: a line on each, as a note."""
+"""The rules that find flags that change nothing beside the others. Their lines become notes."""
 
 
 def job_rules(flags: Flags) -> tuple[Rule, ...]:
-    """The rules about the job that flags make; a dry run needs no ranks, devices or data."""
+    """Return the rules about the job that the flags make.
+
+    A dry run has fewer rules, because it needs no ranks, devices or data.
+    """
     of_all = (*TOKENIZER_RULES, *PLAN_RULES, *REPLICA_RULES)
     if flags[LogFlags].dry_run:
         return of_all
@@ -136,7 +139,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 
 
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
-    """The rules about flags that change nothing on this machine, or with so many ranks."""
+    """Return the rules that find flags that change nothing on this machine or with these ranks."""
     if flags[LogFlags].dry_run:
         return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
     return (

@@ -1,4 +1,4 @@
-"""The length of a run and its batches, which may grow: flags, rules, configuration."""
+"""The length of a run, and its batches, which may grow in size: flags, rules, configuration."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,15 +67,15 @@ class TrainFlags:
 
 
 def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
-    """Read how batches grow: START, INCREMENT and SAMPLES.
+    """Read START, INCREMENT and SAMPLES, the words behind ``--rampup-batch-size``.
 
     Args:
-        words: behind the flag; none: batches do not grow.
+        words: the words behind the flag; empty: batches do not grow.
         last: samples of the last batch.
         unit: samples of a microbatch.
 
     Raises:
-        ValueError: batches cannot grow so; the message begins with the flag.
+        ValueError: the words describe no growth to ``last``. The message begins with the flag.
     """
     if not words:
         return None
@@ -104,9 +104,10 @@ def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
 
 
 def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | None:
-    """Read the sizes of batches: BEGIN:SIZE for each; arguments and errors as of ``parse_rampup``.
+    """Read pairs BEGIN:SIZE, the words behind ``--batch-size-steps``.
 
-    Several may be in one word, with spaces or commas between them.
+    One word may hold several pairs, with spaces or commas between them. Arguments and errors are as
+    in ``parse_rampup``.
     """
     if not words:
         return None
@@ -142,10 +143,10 @@ class Iterations(NamedTuple):
     """How long a run is.
 
     Attributes:
-        batch: samples of an iteration, once batches grow no more.
-        total: iterations of the whole job; 0 where no length is given.
-        last: the last iteration that runs now.
-        samples: of all iterations of the job.
+        batch: samples of an iteration, after all growth.
+        total: iterations of the whole job; 0: no length is given.
+        last: the last iteration that runs; --exit-interval may end a run before ``total``.
+        samples: samples of all iterations of the job.
     """
 
     batch: int
@@ -155,11 +156,11 @@ class Iterations(NamedTuple):
 
 
 def iterations(flags: TrainFlags) -> Iterations:
-    """The run's length; samples are rounded down to whole iterations."""
+    """Return the run's length; samples are rounded down to whole iterations."""
     batch = flags.global_batch_size or flags.micro_batch_size
     try:
         sizes = BatchSizes(batch, growth_of(flags))
-    except ValueError:  # a rule tells it
+    except ValueError:  # a rule reports this mistake
         sizes = BatchSizes(batch)
     total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
     last = min(total, flags.exit_interval or total)
@@ -167,7 +168,7 @@ def iterations(flags: TrainFlags) -> Iterations:
 
 
 def growth_of(flags: TrainFlags) -> Growth | None:
-    """Return how batches grow; ``None``: they do not. Errors as of ``parse_rampup``."""
+    """Return how batches grow; ``None``: they do not grow. Errors as in ``parse_rampup``."""
     unit = flags.micro_batch_size
     batch = flags.global_batch_size or unit
     rampup = parse_rampup(flags.rampup_batch_size, batch, unit)
@@ -176,27 +177,28 @@ def growth_of(flags: TrainFlags) -> Growth | None:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, on batches of which size, in which precision.
+    """The length of the training, the size of its batches, and its precision.
 
-    What is not listed here is the flag of its name.
+    A field that is not listed here has the meaning of the flag of its name.
 
     Attributes:
-        global_batch_size: samples of an iteration, once batches grow no more.
-        train_iters: iterations of the whole job, if it begins at sample 0.
-        dtype: ``torch.bfloat16``, ``torch.float16`` or ``torch.float32``, of parameters and
-            activations.
-        gradient_dtype: in which the gradients of an iteration add up; ``dtype``, if that is fp32.
-        fp32_precision: of products of fp32 on GPUs, in PyTorch's words.
-        wide_stream: keep the residual stream, and the tensors between stages, in fp32, though
+        global_batch_size: samples of an iteration, after all growth.
+        train_iters: iterations of a whole job that begins at sample 0.
+        dtype: dtype of parameters and activations: ``torch.bfloat16``, ``torch.float16`` or
+            ``torch.float32``.
+        gradient_dtype: dtype in which the gradients of an iteration add up: fp32 or bf16. If
+            ``dtype`` is fp32, this is fp32 too.
+        fp32_precision: precision of products of fp32 on GPUs, in PyTorch's words.
+        wide_stream: keep the residual stream, and the tensors between stages, in fp32, while
             ``dtype`` has 16 bits.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
-        replicas: that share a global batch.
-        rampup: how batches grow before; ``None``: they do not.
-        length: samples of the whole job; ``None``: it ends by its iterations.
-        final_sets: what is evaluated at the end: the validation set, the test set, both or none.
-        recomputation: what the backward computes again.
-        captures_passes: F, B and W are captured once, as graphs of CUDA, and replayed.
-        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
+        replicas: number of replicas that share a global batch.
+        rampup: how batches grow to ``global_batch_size``; ``None``: they do not grow.
+        length: samples of the whole job; ``None``: ``train_iters`` gives the length.
+        final_sets: the sets that are evaluated at the end: validation, test, both or none.
+        recomputation: the activations that the backward computes again.
+        captures_passes: F, B and W are captured once as CUDA graphs, and replayed.
+        eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
     """
 
     micro_batch_size: int
@@ -224,7 +226,7 @@ class TrainConfig:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches m of an iteration and replica, once batches grow no more."""
+        """Microbatches m of a replica in an iteration, after all growth of the batches."""
         return self.global_batch_size // (self.micro_batch_size * self.replicas)
 
     @property
@@ -234,12 +236,15 @@ class TrainConfig:
 
     @property
     def train_samples(self) -> int:
-        """Samples of the whole job, which is made of whole batches."""
+        """Samples of the whole job: the sum of its whole batches."""
         return self.batches.samples_of(self.train_iters)
 
     @property
     def dataset_samples(self) -> int:
-        """Samples that the data are shuffled for; batches of any size read them in one order."""
+        """Samples that the data are shuffled for.
+
+        Batches of any size read the samples in the same order.
+        """
         return self.train_samples if self.length is None else self.length
 
 
@@ -282,6 +287,6 @@ def _smaller_batches(flags: Flags) -> Iterator[str]:
 
 
 TRAIN_NOTES: Final = (_smaller_batches,)
-"""The lines on flags that mean something else than a reader may think."""
+"""The rules about flags that mean something else than a reader may think."""
 
 TRAIN_RULES: Final = (_batches, _growing_batches, _length)

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: as large as the tokenizer's, or as a flag says."""
+"""The size of a run's vocabulary: the tokenizer's size, or the number of a flag."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,8 +14,8 @@ from megatron.flags.groups import Flags, faults_of
 def vocabulary(flags: Flags) -> tuple[int, int]:
     """Return the vocabulary's size and the token that ends a document.
 
-    Without a tokenizer, as made-up data needs none, --vocab-size counts the token that ends a
-    document, which is the last one.
+    Without a tokenizer (made-up data need none), the size is --vocab-size, and its last token ends
+    a document.
 
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
@@ -25,7 +25,7 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
     if kind is None:
         return size, max(size - 1, 0)
     if flags[LogFlags].dry_run and size:
-        return size, 0  # without the tokenizer's file, which may not be here
+        return size, 0  # a dry run does not read the tokenizer's file, which may not be here
     tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
     return max(tokenizer.vocab_size, size), tokenizer.eod

@@ -1,8 +1,8 @@
-"""The grammar of ``--train-weighted-split-paths`` and its like, of BigScience's fork.
+"""The grammar of BigScience's ``--train-weighted-split-paths``, for validation and test too.
 
-A group is ``NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...``; START and END are marks
-from 0 to 1 between which documents of the corpus are read. Every group of the validation is a set
-of its own.
+A group is ``NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...``. START and END are marks
+from 0 to 1; the documents of the corpus between them are read. Every group for the validation is a
+validation set of its own.
 """
 
 import shlex
@@ -20,7 +20,7 @@ Group = tuple[str, tuple[Share, ...]]
 
 
 def gives_weighted_splits(own: CorpusFlags) -> bool:
-    """Whether a flag of this kind is given."""
+    """Return whether a flag on weighted splits is given."""
     return any(
         getattr(own, f"{split}_weighted_split_paths{ending}")
         for split in ("train", "valid", "test")
@@ -29,11 +29,11 @@ def gives_weighted_splits(own: CorpusFlags) -> bool:
 
 
 def weighted_paths(own: CorpusFlags) -> OwnPaths:
-    """Return the corpora that these flags give.
+    """Return the corpora that the flags on weighted splits give.
 
     Raises:
-        ValueError: a group has another form, a file cannot be read, or there is nothing to train
-            on.
+        ValueError: a group has another form, two validation sets have one name, a file cannot be
+            read, or there is nothing to train on.
     """
     train = _groups(own, "train", single=True)
     if not train:

@@ -1,7 +1,8 @@
 """The words of a command line, sorted by flag before any value is read.
 
-Every word belongs to the flag before it. The parser gets only the flags of this project whose
-values can be read. Every other flag gets a mistake, or a note why it changes nothing.
+Every word belongs to the flag before it. The flags of this project whose values can be read are
+taken. For other flags, such as Megatron's, ``config/foreign`` has answers. They are read as flags
+of this project, or get a note why they change nothing, or a mistake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,10 @@ from megatron.flags.words import SortedWords, as_written, no_flag, split
 def sort_words(
     argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int = 1
 ) -> SortedWords:
-    """Sort a command line.
+    """Sort the words of a command line by flag.
 
     Args:
-        argv: its words, without the program.
+        argv: words of the command line, without the program.
         declared: the flags of this project, as they stand on a command line.
         world_size: ranks of the job.
     """
@@ -42,7 +43,7 @@ def sort_words(
 
 
 def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
-    """The flags as written, and ours of which some are plain other names."""
+    """Return the flags as written, and also our flags that some of them are other names of."""
     given = dict(split(argv))
     ours: dict[str, Sequence[str]] = {}
     for option, values in given.items():
@@ -60,7 +61,7 @@ def _take_or_answer(
     line: Line,
     written: str,
 ) -> None:
-    """Take a flag of ours, unless it has a value of Megatron's that needs an answer."""
+    """Take a flag of ours, or answer it if its value is one that only Megatron has."""
     answer = ANSWERS.to_ours(option, values, line)
     if answer is None:
         found.take(declared[option], values, written)
@@ -79,7 +80,7 @@ def _read_as(
     line: Line,
     written: str,
 ) -> None:
-    """Take the flags of ours that another one is read as."""
+    """Take the flags of ours that another flag is read as, with a note."""
     found.note(f"{written} is read as {' '.join(words) or 'what holds anyway'}")
     ours = list(split(words))
     for option, values in ours:
@@ -97,14 +98,14 @@ def _refuse(found: SortedWords, declaration: Declaration, written: str, answer: 
 
 
 def _is_misspelt(option: str, declared: Mapping[str, Declaration]) -> bool:
-    """Return whether a flag is answered by a pattern only, and nearly is one of this project."""
+    """Return whether a flag that only patterns answer is almost the name of a flag of ours."""
     if not option or option in ANSWERS.exact:
         return False
     return bool(get_close_matches(option, declared, n=1, cutoff=0.95))
 
 
 def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declaration]) -> str:
-    """The line on words that have no answer: an unknown flag, or other values than one takes."""
+    """Return the line on words without an answer: an unknown flag, or values it does not take."""
     if not option:
         return f"{' '.join(values)!r} stands before any flag: leave it out, or write its flag first"
     known = [] if _is_misspelt(option, declared) else ANSWERS.of(option)
@@ -118,7 +119,7 @@ def _unknown(option: str, values: Sequence[str], declared: Mapping[str, Declarat
 
 
 def _tell(found: SortedWords, written: str, answer: Answer) -> None:
-    """Note or refuse a flag."""
+    """Add a note or a mistake on a flag, as its answer says."""
     if answer.kind == "refused":
         found.mistakes.append(f"{written}: {answer.reason}")
     else:

@@ -1,8 +1,8 @@
 """Finds all mistakes of a command line at once, and all flags that change nothing.
 
-The declarations of flags judge their values, each alone and beside the others. Then come the rules.
-If a rule reads a value that is itself a mistake, the rule stops silently. Each mistake is therefore
-reported only once.
+First the declarations of flags judge the values, each alone and beside the others. Then come the
+rules: functions that judge several flags together. If a rule reads a value that is itself a
+mistake, the rule stops silently. Each mistake is therefore reported only once.
 """
 
 import math
@@ -19,10 +19,10 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 
 @dataclass(frozen=True)
 class Findings:
-    """What is to be said about flags.
+    """The mistakes of a command line, and its notes.
 
     Attributes:
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
+        mistakes: a line on each mistake. The line begins with the flag and names the way out.
         notes: a line on each flag that changes nothing beside the others.
     """
 
@@ -36,10 +36,11 @@ def check(
     """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
-        flags: as given, defaults not yet resolved; ``None`` where a required one is missing.
-        rules: which find mistakes.
-        notes: rules, which find what changes nothing.
-        unreadable: flags that have their default only because what decides them could not be read.
+        flags: as given, before defaults are resolved. A required flag that is missing is ``None``.
+        rules: rules that find mistakes.
+        notes: rules that find flags that change nothing.
+        unreadable: flags that have their defaults only because their words could not be read, or
+            because a refused flag would decide their values.
     """
     declared = all_declarations(tuple(flags.groups))
     given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
@@ -70,8 +71,8 @@ class _Sound(SimpleNamespace):
     """A group of flags without the values that are mistakes.
 
     Args:
-        values: of its flags, by name.
-        faulty: names of those whose values are mistakes.
+        values: values of its flags, by name.
+        faulty: names of the flags whose values are mistakes.
     """
 
     def __init__(self, values: Mapping[str, object], faulty: Collection[str]) -> None:
@@ -91,10 +92,11 @@ def _without(flags: Flags, faulty: Collection[str]) -> Flags:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of flags, for conditions.
+    """The values of flags, in the form that conditions read.
 
     Attributes:
-        by_option: without the values that are mistakes; ``None``: not given.
+        by_option: value of each flag, without the values that are mistakes; ``None``: the flag is
+            not given.
     """
 
     by_option: Mapping[str, object]
@@ -115,7 +117,7 @@ class _Values:
 def value_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each flag whose own value is a mistake, missing or out of range, with a line on it."""
+    """Yield each flag whose value is missing or out of range, with a line on the mistake."""
     for option, value in values.items():
         declaration, allowed = declared[option], declared[option].facts.range
         if value is None and declaration.default is MISSING:
@@ -130,7 +132,7 @@ def value_mistakes(
 def pairing_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield a line on flags that lack a needed flag, or stand beside one that they exclude."""
+    """Yield a line on each flag that lacks a needed flag, or stands beside an excluded flag."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.needs and holds(facts.needs, line) is False:
@@ -145,7 +147,7 @@ def pairing_mistakes(
 
 
 def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line on flags that change nothing beside the others, as they do in Megatron."""
+    """Yield a line on each flag that changes nothing beside the others, as in Megatron."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.idle_without and holds(facts.idle_without, line) is False:
@@ -158,7 +160,7 @@ def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]
 def _asking(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[tuple[str, Facts]]:
-    """Yield every flag that asks for something, as it is given, with the facts about it."""
+    """Yield every flag that asks for something, as the user gave it, with the facts about it."""
     for option, value in values.items():
         declaration = declared[option]
         if declaration.asks(value):

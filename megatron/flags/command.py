@@ -1,4 +1,6 @@
-"""Reads the command line of a tool: flags, words told by their place, and subcommands.
+"""Reads the command line of a tool: flags, words without a flag, and subcommands.
+
+A word without a flag gets its meaning from its place, as the two files of ``cp`` do.
 
 A tool declares its flags in frozen dataclasses, as training does:
 
@@ -10,8 +12,8 @@ A tool declares its flags in frozen dataclasses, as training does:
 
     flags = read(argv, __doc__, MergeFlags)[MergeFlags]
 
-Help, all mistakes at once and notes follow from the declarations. A flag may be cut short as long
-as no other flag begins so.
+Help, mistakes and notes follow from the declarations; all mistakes are told at once. A user may cut
+a flag short, as long as no other flag has the same beginning.
 """
 
 import sys
@@ -39,16 +41,17 @@ def read(
     """Return the flags of a command line.
 
     Args:
-        argv: its words, without the program; ``None``: those of this process.
-        about: what the command does, for its help.
-        groups: of its flags.
-        rules: yield a line on each mistake that no single flag makes.
+        argv: words of the command line, without the program; ``None``: the words of this process.
+        about: purpose of the command, for its help.
+        groups: groups of its flags.
+        rules: yield a line on each mistake that several flags make together.
         speak: whether notes are printed.
-        usage: the subcommand, if it is one.
-        others: gets the flags of another command, with their words; ``None``: they are mistakes.
+        usage: name of the subcommand; empty: the command is none.
+        others: list to which unknown flags are added, with their words, for another command;
+            ``None``: unknown flags are mistakes.
 
     Raises:
-        SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
+        SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not {"-h", "--help"}.isdisjoint(argv):
@@ -73,16 +76,17 @@ def read_command(
     """Return the flags of a command line whose first word is a subcommand.
 
     Args:
-        argv: its words, without the program; ``None``: those of this process.
-        about: what the commands do, for their help.
-        commands: name of each subcommand to the group of its flags.
-        others: for a subcommand that takes flags of another command, a list that gets them.
+        argv: words of the command line, without the program; ``None``: the words of this process.
+        about: purpose of the commands, for their help.
+        commands: for the name of each subcommand, the group of its flags.
+        others: for each subcommand that takes flags of another command, the list to which these
+            flags are added.
 
     Returns:
         An instance of the subcommand's group.
 
     Raises:
-        SystemExit: with 0 after ``--help``, with 2 if there are mistakes, which are printed.
+        SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
     name, *words = (sys.argv[1:] if argv is None else argv) or [""]
     if name in ("-h", "--help"):
@@ -126,7 +130,7 @@ def reading(
         else:
             shown = [name for name, own in names.items() if not own.facts.hidden]
             found.mistakes.append(no_flag(option, shown))
-            is_unsure = is_unsure or bool(values)  # which may be meant for a place
+            is_unsure = is_unsure or bool(values)  # the values may be words without a flag
     _put_in_place(found, places, loose)
     if is_unsure:
         found.unreadable.update(own.option for own in places[len(loose) :])
@@ -136,14 +140,14 @@ def reading(
 
 
 def _meant(option: str, names: Mapping[str, Declaration]) -> Mapping[str, Declaration]:
-    """Return the flag of this name, or all that begin so."""
+    """Return the flag of this name, or all flags that begin with it."""
     if option in names or not option:
         return {option: names[option]} if option else {}
     return {own.option: own for name, own in names.items() if name.startswith(option)}
 
 
 def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequence[str]) -> None:
-    """Give the words that stand behind no flag to the places, in order."""
+    """Take the words without a flag, in order, as the values that are told by their place."""
     for own, word in zip(places, loose, strict=False):
         found.take(own, [word], as_written(own.option, [word]))
     if left := " ".join(loose[len(places) :]):
@@ -152,7 +156,7 @@ def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequ
 
 
 def _refuse(mistakes: Sequence[str]) -> NoReturn:
-    """End the process; several mistakes have a line each."""
+    """Print the mistakes and end the process with 2. Several mistakes have a line each."""
     told = readable("\n".join(mistakes))
     print("error:", told, sep="\n" if len(mistakes) > 1 else " ", file=sys.stderr)
     sys.exit(2)

@@ -1,15 +1,15 @@
-"""One language for conditions on flags: in their declarations, and in the table of other flags.
+"""A language for conditions on flags: in declarations, and in the table of other projects' flags.
 
     --profile                             the flag is given, and is neither off nor 0
     --lr-decay-style constant             the flag has this value; * stands for any characters
     not A      A and B      A or B        "not" binds most, "or" least
-    0 < --num-layers % 2 <= replicas      numbers of flags and of the line, +, * and %
-    (--tensor-model-parallel-size else 1) the second number where the first is none
+    0 < --num-layers % 2 <= replicas      numbers of flags, quantities of the line; +, * and %
+    (--tensor-model-parallel-size else 1) the second number if the first flag has no number
 
-In words that a user reads there are three more: "without --a and --b", where neither is given,
-"beside --a or --b", and "at --size 1", which is also its default.
+A text that a user reads too may have three more forms: "without --a and --b" (neither is given),
+"beside --a or --b" (one of them is given), and "at --size 1" (the flag is 1 or less, or not given).
 
-A condition may be neither true nor false: a flag that is a mistake itself has no value.
+A condition may be neither true nor false, because a flag that is a mistake itself has no value.
 """
 
 import math
@@ -20,20 +20,20 @@ from functools import cache
 from typing import Final, Protocol
 
 Truth = bool | None
-"""``None``: it is not known."""
+"""Whether a condition holds; ``None``: this is not known."""
 
 
 class Readable(Protocol):
-    """What conditions are about: a command line, or the values that were read from it."""
+    """The subject of conditions: a command line, or the values that were read from it."""
 
     def asks(self, option: str) -> Truth:
         """Whether a flag is given, and is neither off nor 0."""
 
     def has(self, option: str, pattern: str) -> Truth:
-        """Whether a flag has a value."""
+        """Whether the value of a flag matches a pattern, in which * stands for any characters."""
 
     def number(self, name: str) -> float:
-        """The number of a flag, or of what the line comes to; NaN if there is none."""
+        """The number of a flag, or a quantity that the line comes to; NaN if there is none."""
 
 
 Test = Callable[[Readable], Truth]
@@ -41,12 +41,12 @@ Number = Callable[[Readable], float]
 
 
 def alternatives(condition: str) -> Sequence[str]:
-    """Return the conditions of which one is enough; none of an empty text."""
+    """Return the conditions that "or" joins in a text; an empty text has none."""
     return condition.split(" or ") if condition else ()
 
 
 def holds(condition: str, line: Readable) -> Truth:
-    """Judge a condition."""
+    """Return whether a condition holds; ``None``: this is not known."""
     return _test_of(condition)(line)
 
 
@@ -59,7 +59,7 @@ def _test_of(condition: str) -> Test:
 
 
 def _plain(condition: str) -> str:
-    """Return a condition without the words that only a user needs."""
+    """Return a condition in the plain language, without the forms for users."""
     kind, _, rest = condition.partition(" ")
     if kind == "without":
         return " and ".join(f"not {option}" for option in rest.split(" and "))
@@ -82,7 +82,7 @@ _BESIDE_NUMBERS: Final = frozenset((*_COMPARISONS, "+", "*", "%", "else"))
 
 
 class _Reader:
-    """Reads a condition from left to right; a method for each level of binding."""
+    """Reads a condition from left to right, with a method for each level of binding."""
 
     def __init__(self, text: str) -> None:
         self._words = _WORD.findall(text)

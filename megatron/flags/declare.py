@@ -1,10 +1,10 @@
 """Declares flags: one declaration holds every fact about a single flag.
 
 A group of flags is a frozen dataclass, and each field is a flag with a name and a type. ``flag`` or
-``required`` adds its default, its meaning, its allowed values, and the flags that it needs or
+``required`` adds the default, the meaning, the allowed values, and the flags that the flag needs or
 excludes. Help, parsing, checks and the page of all flags follow from these declarations.
 
-``conditions`` tells how conditions are written, as in ``needs`` and ``excludes``.
+``megatron.flags.conditions`` tells how to write a condition, for instance in ``needs``.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Range:
 
     Attributes:
         words: the range in words, to follow "must be".
-        contains: whether a number lies in it.
+        contains: function that tells whether a number lies in the range.
     """
 
     words: str
@@ -36,7 +36,7 @@ class Range:
 
 
 def up_to(most: int) -> Range:
-    """Return the range of a size: one that is above ``most`` is a mistyped number."""
+    """Return the range of a size. A number above ``most`` is mistyped."""
     return Range(f"at least 1 and at most {most:,}", lambda x: 1 <= x <= most)
 
 
@@ -53,7 +53,7 @@ MINUTES = up_to(366 * 24 * 60)
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
 
 _DIGITS = 18
-"""Digits of the longest whole number that a flag may have; it fits into 64 bits."""
+"""Digits of the longest whole number that a flag may have. Such a number fits into 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,25 +62,26 @@ class Facts:
 
     Attributes:
         help: the flag's meaning, in a sentence or two.
-        range: the numbers it may take.
-        unset: the value that a flag without a default has if it is not given, in words.
+        range: the numbers that the flag may take.
+        unset: in words, the value of a flag without a default if the flag is not given.
         metavar: the form of its values; by default the form of its type.
-        choices: the words it may be set to, if its type does not list them.
+        choices: the words that the flag may be set to, if its type does not list them.
         any_case: whether capitals and small letters are alike in these words.
-        instead: advice for a user whose word is none of the choices.
+        instead: advice for a user whose word is not among the choices.
         needs: the condition without which the flag would do nothing.
-        lack: the fault if that condition does not hold, to follow the flag.
+        lack: the fault if that condition does not hold; it stands behind the flag in a message.
         excludes: conditions that contradict the flag.
         idle_without: the condition without which the flag changes nothing, as in Megatron.
-        idle_with: conditions under which it changes nothing, as in Megatron.
-        names: other names of it on a tool's command line, such as ``-p``; those that training
-            knows stand in ``config/foreign``.
-        place: its name in the help if it has none on a command line and is told by its place.
-        reads: makes the value of a word, and judges the word: it raises a ``ValueError`` that
-            names the way out. By default the type does.
-        repeats: whether it takes one word and may be given several times, for a value of each.
-        may_be_empty: whether a flag of several words may stand alone.
-        hidden: whether only the tool itself gives it, so that no help lists it.
+        idle_with: conditions under which the flag changes nothing, as in Megatron.
+        names: other names of the flag on a tool's command line, such as ``-p``. Other names that
+            training knows stand in ``config/foreign``.
+        place: name in the help, for a word that has no flag and is told by its place.
+        reads: function from a word to its value; by default the type. For a wrong word it raises a
+            ``ValueError`` that names the way out.
+        repeats: whether the flag takes one word and may be given several times. It then has a value
+            for each time.
+        may_be_empty: whether a flag of several words may be given without a word.
+        hidden: whether only the tool itself gives the flag; no help lists it.
     """
 
     help: str
@@ -115,12 +116,12 @@ def required(help: str, range: Range | None = None, **facts: Any) -> Any:
 
 
 def positional(help: str, metavar: str) -> Any:
-    """Declare a word without a flag, told by its place; ``metavar`` is its name, in capitals."""
+    """Declare a word that is told by its place; ``metavar`` is its name, in capitals."""
     return required(help, place=metavar, metavar=metavar)
 
 
 def option_of(name: str) -> str:
-    """The flag of a field's name, as it stands on a command line."""
+    """The flag for the name of a field, as it stands on a command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -131,8 +132,8 @@ class Declaration:
     Attributes:
         name: name of the field.
         kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, or
-            a tuple of any number of one of these; any other with ``Facts.reads``.
-        default: its value if it is not given; ``MISSING`` if it must be given.
+            a tuple of any number of one of these. With ``Facts.reads`` it may be any other type.
+        default: value of the flag if it is not given; ``MISSING`` if it must be given.
         facts: all other facts.
     """
 
@@ -143,28 +144,28 @@ class Declaration:
 
     @property
     def option(self) -> str:
-        """The flag as it stands on a command line; a word without a flag is named by its place."""
+        """The flag as it stands on a command line; for a word without a flag, ``Facts.place``."""
         return self.facts.place or option_of(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All words that name it on a command line, the documented one first."""
+        """All names of the flag on a command line, the documented name first."""
         return () if self.facts.place else (self.option, *self.facts.names)
 
     @property
     def takes_several(self) -> bool:
-        """Whether any number of words may stand behind it."""
+        """Whether any number of words may stand behind the flag."""
         return get_origin(self.kind) is tuple and not self.facts.repeats
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words it may be set to; empty if any word is allowed."""
+        """The words that the flag may be set to; empty if any word is allowed."""
         listed = get_origin(self._element) is Literal
         return get_args(self._element) if listed else self.facts.choices
 
     @property
     def metavar(self) -> str:
-        """The form of its values."""
+        """The form of its values, as help shows it."""
         if self.facts.metavar or self.kind is bool:
             return self.facts.metavar
         kind = {int: "INT", float: "FLOAT", Path: "PATH"}.get(self._element, "STR")
@@ -174,7 +175,7 @@ class Declaration:
 
     @property
     def default_words(self) -> str:
-        """Its default in words; ``Facts.unset`` if it has none."""
+        """The default in words: ``Facts.unset`` if it is given, or the value itself."""
         if self.default is dataclasses.MISSING:
             return "required"
         words = "off" if self.default is False else _in_words(self.default)
@@ -185,11 +186,14 @@ class Declaration:
         return self.option if value is True else f"{self.option} {_in_words(value)}".rstrip()
 
     def asks(self, value: object) -> bool:
-        """Whether a value asks for something: it is neither the default nor a 0 in its place."""
+        """Whether a value asks for something. The default does not, and neither does 0.
+
+        If the default is ``None``, 0 asks for something.
+        """
         return value != self.default and not (value == 0 and self.default is not None)
 
     def unreadable(self, words: Sequence[str]) -> str | None:
-        """Return the fault of the words behind the flag; ``None`` if they make a value."""
+        """Return the fault in the words behind the flag; ``None`` if they make a value."""
         given = " ".join([self.option, *words])
         if self.kind is bool:
             return f"{self.option} takes no value, got {' '.join(words)!r}" if words else None
@@ -206,7 +210,7 @@ class Declaration:
         return next((fault for word in words if (fault := self._no_value(word))), None)
 
     def _no_value(self, word: str) -> str | None:
-        """Return the fault of one word; ``None`` if it makes a value."""
+        """Return the fault in one word; ``None`` if it makes a value."""
         if self.facts.reads is not None:
             try:
                 self.facts.reads(word)
@@ -219,7 +223,7 @@ class Declaration:
         return self._no_number(word)
 
     def value(self, words: Sequence[str]) -> Any:
-        """Return the value of the words behind the flag, in which there is no fault."""
+        """Return the value that faultless words behind the flag make."""
         if self.kind is bool:
             return True
         make = self.facts.reads or (str if get_origin(self._element) is Literal else self._element)
@@ -228,11 +232,11 @@ class Declaration:
 
     @property
     def _element(self) -> Any:
-        """Type of one of its words."""
+        """The type of a single word behind the flag."""
         return get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
 
     def _no_number(self, word: str) -> str | None:
-        """Return the fault of the word of a flag for a number; ``None`` if it is one."""
+        """Return the fault in a word that should be a number; ``None`` if there is none."""
         if self._element not in (int, float):
             return None
         whole = "whole " if self._element is int else ""
@@ -250,11 +254,11 @@ class Declaration:
         return word in self.choices
 
     def _dashed(self, words: Sequence[str]) -> str | None:
-        """The first word that looks like a flag; numbers may be negative."""
+        """Return the first word that looks like a flag; a negative number does not."""
         if self.choices or self.facts.reads or self._element in (int, float):
             return None
         dashed = (word for word in words if word.startswith("-"))
-        weights = get_origin(self.kind) is tuple  # the rule about their grammar judges those
+        weights = get_origin(self.kind) is tuple  # a rule of such a flag judges negative weights
         return next((word for word in dashed if not (weights and is_number(word))), None)
 
 
@@ -263,7 +267,7 @@ def _in_words(value: object) -> str:
 
 
 def cut(word: str, most: int = 40) -> str:
-    """Return a word, or its beginning if it has more characters than ``most``."""
+    """Return a word; if it has more than ``most`` characters, its beginning and three dots."""
     return word if len(word) <= most else f"{word[:most]}..."
 
 

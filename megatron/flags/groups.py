@@ -18,7 +18,7 @@ Group = TypeVar("Group")
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """The flags of a command line, by group: ``flags[ModelFlags].num_layers``.
+    """The flags of a command line, by group, as in ``flags[ModelFlags].num_layers``.
 
     Attributes:
         groups: an instance of every group, by its class.
@@ -34,7 +34,7 @@ class Flags:
         return flags
 
     def replaced(self, *groups: Any) -> "Flags":
-        """Return the same flags but for some groups."""
+        """Return a copy of the flags in which these groups replace the groups of their classes."""
         return dataclasses.replace(
             self, groups={**self.groups, **{type(group): group for group in groups}}
         )
@@ -45,9 +45,10 @@ class Reading:
     """A command line that was read.
 
     Attributes:
-        flags: the flags; those with a mistake have their default.
-        mistakes: a line on each mistake; it begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing, or is read as another; it begins with it.
+        flags: the flags; a flag with words that cannot be read has its default.
+        mistakes: a line on each mistake. The line begins with the flag and names the way out.
+        notes: a line on each flag that changes nothing, or is read as another flag. The line begins
+            with the flag.
     """
 
     flags: Flags
@@ -56,12 +57,12 @@ class Reading:
 
 
 Rule = Callable[[Flags], Iterator[str]]
-"""Yields a line on everything that it has to say about flags."""
+"""A function that judges flags and yields a line on each finding."""
 
 
 @cache
 def declarations(group: type) -> Sequence[Declaration]:
-    """The flags of a group, in order."""
+    """Return the declarations of a group's flags, in order."""
     hints = get_type_hints(group)
     return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
 
@@ -93,12 +94,12 @@ def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
 def filled(
     groups: Sequence[type], given: Mapping[str, Sequence[str]], world_size: int = 1
 ) -> Flags:
-    """Return the flags with what the words of a command line say.
+    """Return the flags with the values that the words of a command line give them.
 
     Args:
-        groups: of all flags.
-        given: the words behind each flag that is given, of which none is unreadable; every other
-            flag has its default, and ``None`` if it is required.
+        groups: groups of all flags.
+        given: the words behind each given flag, all of them readable. Every other flag has its
+            default, or ``None`` if it is required.
         world_size: ranks of the job.
     """
 
@@ -114,12 +115,12 @@ def filled(
 
 
 def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":
-    """Make a configuration of a group of flags.
+    """Make a configuration from a group of flags.
 
     Args:
-        config: its class.
-        group: its flags become the fields of the same name.
-        derived: the other fields.
+        config: class of the configuration.
+        group: flags, which become the fields of the same names.
+        derived: the fields that have no flag of their name, or another value than the flag.
     """
     names = {field.name for field in dataclasses.fields(config)}
     same = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name in names}
@@ -129,7 +130,7 @@ def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -
 
 
 def faults_of(work: Callable[[], object]) -> Iterator[str]:
-    """Yield the fault that ends a piece of work, if one does."""
+    """Do a piece of work, and yield the text of the error that ends it, if there is one."""
     try:
         work()
     except (ValueError, OSError) as error:

@@ -13,9 +13,9 @@ def help_text(usage: str, about: str, groups: Sequence[type]) -> str:
     """Return the help of a command.
 
     Args:
-        usage: how it is called.
-        about: its purpose; may be empty.
-        groups: of its flags; the first line of a group's docstring is its title.
+        usage: the form of the command line.
+        about: purpose of the command; may be empty.
+        groups: groups of its flags. The first line of a group's docstring is the group's title.
     """
     lines = [f"usage: {usage}", *(("", about.strip()) if about else ())]
     for group in groups:

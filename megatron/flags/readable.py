@@ -1,25 +1,26 @@
-"""Words of users and of files, as messages show them: short, and without anything invisible."""
+"""How messages show the words of users and of files: short, and with every character visible."""
 
 import re
 from typing import Final
 
 LONGEST: Final = 300
-"""Characters of the longest word that a message shows whole; longer ones are digits gone astray."""
+"""Characters of the longest word that a message shows whole; a longer word is a user's slip."""
 
 _KEPT: Final = (200, 50)
-"""Characters that stay of a longer word: so many of its beginning, and of its end."""
+"""Characters that a message shows of a longer word: at its beginning, and at its end."""
 
 _TOO_LONG: Final = re.compile(rf"\S{{{LONGEST + 1},}}")
 
 
 def readable(message: str) -> str:
-    r"""Return a message that shows all that is in it, and whose words are not long.
+    r"""Return a message without invisible characters and without long words.
 
-    A space of no width, a mark that turns the direction of writing, or half a character stands as
-    its number, such as ``\u200b``. A word longer than ``LONGEST`` loses its middle.
+    Each character that cannot be printed is shown as its number, such as ``\u200b``. Examples are a
+    space without width, a mark that turns the direction of writing, or half a character. A word
+    longer than ``LONGEST`` loses its middle.
 
     Args:
-        message: of any number of lines.
+        message: the message, of any number of lines.
     """
     beginning, end = _KEPT
     shown = "".join(c if c.isprintable() or c in "\n\t" else _number(c) for c in message)

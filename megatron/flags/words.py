@@ -11,11 +11,11 @@ class SortedWords:
     """The words of a command line by flag.
 
     Attributes:
-        given: the words behind each declared flag; of a repeated flag the last one counts.
-        written: how each of them was last written; some flags have a second name.
-        unreadable: declared flags whose words make no value, or whose value another flag would
-            decide that is refused.
-        notes: a sentence on every flag that changes nothing, each once.
+        given: the words behind each declared flag. If a flag is given twice, the later words count.
+        written: each of these flags as the user wrote it last, perhaps under a second name.
+        unreadable: declared flags whose words make no value. Also declared flags whose value a
+            refused flag would decide.
+        notes: a sentence on every flag that changes nothing, each sentence once.
         mistakes: a line on every flag that is refused, unknown or unreadable.
     """
 
@@ -31,17 +31,21 @@ class SortedWords:
         return [word for option, values in self.given.items() for word in (option, *values)]
 
     def note(self, note: str) -> None:
-        """Take a note, once."""
+        """Add a note, unless it is there already."""
         if note not in self.notes:
             self.notes.append(note)
 
     def take(self, declaration: Declaration, values: Sequence[str], written: str) -> None:
-        """Take a declared flag. A repeated flag replaces the earlier one, with a note.
+        """Take a declared flag.
+
+        If the flag was given before and ``repeats``, the new words are added to the earlier words.
+        Any other flag that was given before has the new words, and a note says so. Different words
+        under two names of a flag are a mistake.
 
         Args:
             declaration: of the flag.
-            values: its words.
-            written: the flag and its words as the user wrote them, perhaps by another name.
+            values: the words behind the flag.
+            written: the flag and its words as the user wrote them, perhaps under another name.
         """
         option, mistake = declaration.option, declaration.unreadable(values)
         before = self.written.get(option)
@@ -65,11 +69,12 @@ class SortedWords:
 
 
 def split(argv: Sequence[str], short: Collection[str] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag with the words up to the next; words before the first flag belong to "".
+    """Yield each flag with the words up to the next flag. Words before any flag have the flag "".
 
     Args:
         argv: words of a command line, without the program.
-        short: the flags that have one dash and one letter; a value may follow at once, as in -p4.
+        short: the flags with one dash and one letter. A value may follow without a space, as in
+            -p4.
     """
     option, values = "", list[str]()
     for word in argv:
@@ -88,23 +93,23 @@ def split(argv: Sequence[str], short: Collection[str] = ()) -> Iterator[tuple[st
 
 
 def spelling(word: str) -> str:
-    """Return a flag with hyphens only: ``--num_layers`` is known too."""
+    """Return a flag with hyphens in place of underscores, as for ``--num_layers``."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
 def no_flag(option: str, known: Collection[str]) -> str:
-    """The line on a flag that does not exist, with the known flag that is most like it."""
+    """Return the line on a flag that does not exist, with the known flag that is most like it."""
     return f"{option} is no flag: {nearest(option, known)}see --help"
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Ask for the known word that is most like another one, or for nothing."""
-    from difflib import get_close_matches  # most command lines are right, and start sooner
+    """Return the question whether the most similar known word is meant; empty if there is none."""
+    from difflib import get_close_matches  # imported here, so that right command lines start sooner
 
     near = get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
 
 def as_written(option: str, values: Sequence[str]) -> str:
-    """The flag and its words, for a message."""
+    """Return the flag and its words, for a message."""
     return " ".join([option, *values])

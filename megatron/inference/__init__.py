@@ -1,1 +1,1 @@
-"""Models that were trained, run forward: generating text, and scoring it."""
+"""Trained models at work: they generate text, and score it."""

@@ -1,10 +1,12 @@
-"""Attention that remembers the keys and values of the positions before.
+"""Attention that keeps the keys and values of earlier positions.
 
-Rows of a batch end together: a shorter prompt has padding in front of it, which nobody sees. So
-each new token has the same slot in every row, and slots differ as positions do.
+All rows of a batch end at the same slot: padding stands before a shorter prompt, and no token sees
+it. So a new token has the same slot in every row, and two tokens of a row are as far apart in slots
+as in positions.
 
-Shapes: b batch, s new tokens, t slots so far with the new ones, h hidden, g key/value heads, r
-query heads per group, a = g r, d channels of a head, c = r + 2.
+Shapes: b rows of a batch, s new tokens, t filled slots with the new tokens, h hidden size, g
+key/value heads, r query heads per key/value head, a = g r query heads, d channels of a head, c = r
++ 2 heads of a group (queries, key and value).
 """
 
 import math
@@ -18,12 +20,12 @@ from megatron.layers.forward_pass import ForwardPass
 
 
 class Slots:
-    """Which slots of a batch hold tokens; shared by all layers of a rank.
+    """Which slots of a batch hold tokens. All layers of a rank share this object.
 
-    Every row has ``capacity`` slots, and the first ``padding_b`` of them, int64, hold no token.
+    Every row has ``capacity`` slots, and its first ``padding_b`` (int64) slots hold no token.
 
     Attributes:
-        filled: slots that have been filled.
+        filled: number of slots that have been filled.
     """
 
     def __init__(self, padding_b: Tensor, capacity: int) -> None:
@@ -42,18 +44,18 @@ class Slots:
         return (slot_s - self._padding_b[:, None]).clamp_min(0)
 
     def distances(self, count: int) -> Tensor:
-        """Return the slots between each of the next ``count`` queries and each key [s, t]."""
+        """Return the distance in slots from each key to each of the next queries [s, t]."""
         slot_t = torch.arange(self.filled + count, device=self._padding_b.device)
         return slot_t[self.filled :, None] - slot_t
 
     def hidden(self, count: int, window: int | None) -> Tensor:
-        """Return which keys the next ``count`` queries do not see [b, s, t].
+        """Return the keys that the next ``count`` queries do not see, a mask [b, s, t].
 
-        Padding sees itself, so that no row of scores is empty.
+        A query at a slot of padding sees itself, so that its softmax has one score.
 
         Args:
-            count: s.
-            window: how many slots before its own a query sees; ``None``: all of them.
+            count: number of queries s.
+            window: number of slots before its own that a query sees; ``None``: all of them.
         """
         behind_st = self.distances(count)
         hidden_st = behind_st < 0
@@ -78,7 +80,7 @@ class CachedAttention(nn.Module):
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return the attention's output for the next tokens.
 
-        ``forward_pass`` brings the rotation of the layer at their positions, or none.
+        ``forward_pass`` has the layer's rotary embedding for their positions, or ``None``.
         """
         own, shape, rope = self._attention, self._attention.shape, forward_pass.rope
         qkv_bsgcd = own.linear_qkv(x_bsh).unflatten(
@@ -96,7 +98,7 @@ class CachedAttention(nn.Module):
         return own.linear_proj(context_bsad.flatten(2))
 
     def _attend(self, q_bsad: Tensor, k_bgtd: Tensor, v_bgtd: Tensor) -> Tensor:
-        """Return what every query sees of the values [b, s, a, d]; scores are in fp32 or better."""
+        """Return every query's mean of the values it sees [b, s, a, d]; scores in fp32 or wider."""
         scores, groups, count = self._attention.scores, k_bgtd.shape[1], q_bsad.shape[1]
         q_bgrsd = q_bsad.transpose(1, 2).unflatten(1, (groups, -1))
         wide = torch.promote_types(q_bsad.dtype, torch.float32)

@@ -17,14 +17,14 @@ def generate(
     end: int | None = None,
     cached: bool = True,
 ) -> Iterator[list[int | None]]:
-    """Yield the next token of every prompt; every rank runs it to the end.
+    """Yield the next token of every prompt. All ranks take equally many steps.
 
-    Answers have ``most_tokens``, or are complete after the token ``end``. Unless keys and values
-    are ``cached``, every step runs all tokens again.
+    An answer ends after ``most_tokens`` tokens, or after the token ``end``. Without ``cached`` no
+    keys and values are kept, and every step runs all tokens again.
 
     Yields:
-        A token for each prompt, ``None`` for those whose answers are complete. The last token of an
-        answer may be ``end``.
+        A token for each prompt, or ``None`` for a prompt whose answer is complete. The last token
+        of an answer may be ``end``.
 
     Raises:
         ValueError: a prompt is empty, or has a token that is not in the vocabulary.

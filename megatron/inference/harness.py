@@ -1,7 +1,7 @@
-"""A trained model as lm-evaluation-harness knows models (an extra, ``lm_eval``).
+"""A trained model for lm-evaluation-harness (the package ``lm_eval``, an extra).
 
 Import this module to register the model ``vocab-parallel``. Under torchrun every rank is given all
-requests, and all ranks together answer each of them: to the harness there is one process.
+requests, and all ranks together answer each request. The harness takes them for one process.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from megatron.parallel.environment import launched
 class Request(Protocol):
     """One question of a task.
 
-    ``args`` is what the method that answers it takes.
+    ``args`` are the arguments of the method that answers the question.
     """
 
     args: tuple[Any, ...]
@@ -36,14 +36,14 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
     """The model of a checkpoint.
 
     Args:
-        checkpoints: folder as ``--save`` writes it.
-        tokenizer_type: as in training; without it, texts are token ids with blanks between them.
+        checkpoints: folder of checkpoints, as ``--save`` writes it.
+        tokenizer_type: as in training; ``None``: texts are token ids with blanks between them.
         tokenizer_model: as in training.
         vocab_size: as in training.
-        step: iteration; ``None``: the last.
+        step: iteration of the checkpoint; ``None``: the last.
         max_length: tokens of a row; ``None``: as in training.
         dtype: ``float32`` or ``bfloat16``.
-        **_: what the harness says besides, such as the size of batches.
+        **_: further arguments of the harness, such as the size of batches; they have no effect.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         self._model = InferenceModel(where, groups, getattr(torch, dtype), self.max_length + 1)
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-probability, and if it is greedy."""
+        """Return each continuation's log-probability after its context, and whether it is greedy.
+
+        A continuation is greedy if each of its tokens is the likeliest one.
+        """
         return [self._continuation(*request.args) for request in requests]
 
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
@@ -79,7 +82,7 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         both = self._words.tokens(context + continuation) if context else []
         wanted = self._words.tokens(continuation)
         if both[: len(before)] == before and len(both) > len(before):
-            wanted = both[len(before) :]  # as they follow the context
+            wanted = both[len(before) :]  # the tokens of the continuation behind its context
         found = self._scored([*before, *wanted][-(self.max_length + 1) :], len(wanted))
         return found.total, all(found.likeliest)
 
@@ -91,7 +94,7 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         return score(self._model, row, count)
 
     def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
-        """Return the log-probability of each text, as a document that follows another document."""
+        """Return the log-probability of each text, as a document behind another document."""
         return [self._rolling(request.args[0]) for request in requests]
 
     def _rolling(self, text: str) -> float:
@@ -119,5 +122,5 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
             found.append(token)
             text = self._words.text(found)
             if any(stop in text for stop in stops):
-                break  # all ranks see the same text
+                break  # all ranks stop here, because all see the same text
         return min((text.split(stop)[0] for stop in stops), key=len, default=text)

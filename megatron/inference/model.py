@@ -1,11 +1,12 @@
 """A trained model over pipeline ranks, for the forward alone, with the vocabulary split.
 
 Every rank has some layers and a shard of both vocabulary matrices, as in training with vocabulary
-parallelism. All ranks are given the same tokens. The embeddings are summed up on the first rank,
-activations go from rank to rank, and the last one's output is broadcast. Then every rank has the
-logits of its shard, and no rank ever has all of them.
+parallelism. All ranks are given the same tokens. The embeddings are summed on the first rank,
+activations go from rank to rank, and the last rank broadcasts its output. Then every rank forms the
+logits of its own shard. No rank ever has all logits.
 
-Shapes: b batch, s tokens, h hidden, n tokens whose logits are wanted, v rows of the shard.
+Shapes: b rows of a batch, s tokens, h hidden size, n tokens whose logits are formed, v real rows of
+the shard.
 """
 
 from collections.abc import Mapping
@@ -45,18 +46,18 @@ class InferenceModel:
     """One rank's part of a model with the weights of a checkpoint.
 
     Args:
-        where: folder of one checkpoint.
+        where: folder of the checkpoint.
         groups: this rank's view of the job, a pipeline of any number of ranks.
         dtype: of weights and activations.
-        longest: tokens of the longest row, which tables are made for.
+        longest: tokens of the longest row; tables of positions have this length.
 
     Attributes:
-        config: the model.
-        column: the ranks, for collectives.
+        config: configuration of the model.
+        column: all ranks of the pipeline, as the axis of collectives.
         first_row: vocabulary id of this rank's first row.
 
     Raises:
-        ValueError: the model has fewer positions than ``longest``.
+        ValueError: the model has fewer than ``longest`` positions.
         DamagedError: the checkpoint cannot be read.
     """
 
@@ -71,7 +72,7 @@ class InferenceModel:
         own = list(self._model.owned_parameters())
         with torch.no_grad():
             for owned in own:
-                owned.parameter.zero_()  # the padding
+                owned.parameter.zero_()  # rows of padding stay zero; a checkpoint has none
         if problem := storage.check_files(where, groups.world_hosts):
             raise DamagedError(problem)
         storage.read(
@@ -90,27 +91,28 @@ class InferenceModel:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this is the first rank, the one that prints."""
         return self._rank == 0
 
     def start(self, padding_b: Tensor, capacity: int) -> "Rows":
         """Return a batch of rows without tokens.
 
-        Every row has ``capacity`` slots, of which the first ``padding_b``, int64, will hold none.
+        Every row has ``capacity`` slots for tokens. The first ``padding_b`` (int64) slots of a row
+        stay empty.
         """
         assert capacity <= self.config.seq_length, "tables are not made for it"
         return Rows(self._model, Slots(padding_b.to(self.device), capacity))
 
     @torch.no_grad()
     def advance(self, rows: "Rows", tokens_bs: Tensor) -> Tensor:
-        """Run the next tokens through all layers; every rank calls it.
+        """Run the next tokens through all layers. All ranks call this together.
 
         Args:
-            rows: of the batch.
+            rows: the batch.
             tokens_bs: int64, the same on every rank.
 
         Returns:
-            What the output layer reads, [b, s, h], on every rank.
+            The input of the output layer, [b, s, h], on every rank.
         """
         pieces = tokens_bs.to(self.device).split(LONGEST_PIECE, 1)
         return torch.cat([self._advance(rows, piece.contiguous()) for piece in pieces], 1)
@@ -128,7 +130,7 @@ class InferenceModel:
 
     @torch.no_grad()
     def logits(self, x_nh: Tensor) -> Tensor:
-        """Return the logits of this rank's real rows [n, v], capped, in fp32 or better."""
+        """Return the logits of this rank's real rows [n, v], soft-capped, in fp32 or wider."""
         wide = torch.promote_types(x_nh.dtype, torch.float32)
         logits_nv = (x_nh @ self._output.real_weight.T).to(wide)
         cap = self.config.logit_softcap
@@ -136,7 +138,7 @@ class InferenceModel:
 
 
 class Rows:
-    """A batch that is being run: the layers of this rank with what they remember."""
+    """A batch that is being run: the layers of this rank with their cached keys and values."""
 
     def __init__(self, model: RankModel, slots: Slots) -> None:
         self._model, self._slots = model, slots
@@ -163,7 +165,7 @@ class Rows:
         return x_bsh
 
     def _embedded(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
-        """Return what the first layer reads, as ``RankModel`` forms it for whole samples."""
+        """Return the input of the first layer, as ``RankModel`` forms it for whole samples."""
         model = self._model
         x_bsh = x_bsh * model.config.embedding_multiplier
         if model.embedding_norm is not None:
@@ -206,7 +208,7 @@ def _check_length(config: ModelConfig, longest: int) -> None:
 def _rank_model(
     config: ModelConfig, rank: int, ranks: int, dtype: torch.dtype, device: torch.device
 ) -> RankModel:
-    """Return the part of a rank, with weights unset."""
+    """Return a rank's part of the model, with weights that are not set yet."""
     stages = [(owner, 0) for owner in range(ranks)]
     placement = place(
         config,
@@ -220,7 +222,7 @@ def _rank_model(
 
 
 WAIT: Final = timedelta(minutes=10)
-"""How long a rank waits for another one."""
+"""How long a rank waits for another rank."""
 
 
 def connected(place: Launched) -> Groups:

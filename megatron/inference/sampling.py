@@ -1,10 +1,10 @@
-"""Chooses the next token where every rank has the logits of a shard of the vocabulary.
+"""Chooses the next token from logits that are split over ranks by the vocabulary.
 
-A token is drawn by the Gumbel-max trick: the largest of ``logit / temperature + noise`` is a sample
-of the softmax. Each rank finds its own largest one, and the ranks exchange only these. Top-k and
-top-p drop the logits below a threshold; to find it, the ranks exchange their largest candidates.
-The noise of an id depends on the seed, the step, the row and the id, so that the same tokens come
-out of any number of ranks.
+A token is drawn by the Gumbel-max trick: the id with the largest ``logit / temperature + noise`` is
+a sample of the softmax. Each rank finds the largest sum of its shard, and the ranks exchange only
+these numbers. Top-k and top-p drop the logits below a threshold; to find the threshold, the ranks
+exchange their largest logits, the candidates. The noise of an id depends on the seed, the step, the
+row and the id alone, so any number of ranks chooses the same tokens.
 
 Shapes: b rows, v logits of the shard, p ranks, k candidates of a rank, c = p k candidates.
 """
@@ -21,10 +21,10 @@ from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
 _FIRST_CANDIDATES: Final = 64
-"""Logits of a rank among which the ranks look for the threshold of top-p at first."""
+"""Candidates of a rank in the first search for the threshold of top-p."""
 
 _BLOCK: Final = 1024
-"""Ids that share a generator of noise."""
+"""Ids whose noise comes from one generator of random numbers."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Sampling:
     """How tokens are chosen.
 
     Attributes:
-        temperature: divides the logits; 0: the largest logit is taken.
-        top_k: only so many of the largest logits count; 0: all.
-        top_p: of these, only the fewest whose probability is at least this; 1: all.
-        seed: of the noise.
+        temperature: number that divides the logits; 0: the token with the largest logit is taken.
+        top_k: number of largest logits that a token is drawn from; 0: all logits.
+        top_p: of the ``top_k``, a token is drawn from the fewest largest logits whose probabilities
+            add up to at least this number; 1: all.
+        seed: seed of the noise.
 
     Raises:
         ValueError: a number is out of its range.
@@ -61,11 +62,11 @@ def choose_tokens(
     """Return the next token of every row [b], the same on every rank.
 
     Args:
-        logits_bv: of this rank's shard; it may have none.
+        logits_bv: logits of this rank's shard, which may be empty.
         first_row: vocabulary id of the shard's first row.
         axis: the ranks that share the vocabulary.
-        how: to choose.
-        step: how many tokens were chosen before.
+        how: rule of the choice.
+        step: number of tokens that were chosen before in each row.
     """
     if how.temperature == 0:
         return _largest(logits_bv, first_row, axis)
@@ -77,20 +78,20 @@ def choose_tokens(
 
 
 def _largest(values_bv: Tensor, first_row: int, axis: ConnectedAxis) -> Tensor:
-    """Return the id of every row's largest value; of equal ones the first."""
+    """Return the id of every row's largest value; among equal values, the lowest id."""
     rows = len(values_bv)
     if values_bv.shape[1]:
         value_b, place_b = values_bv.max(1)
     else:
         value_b, place_b = values_bv.new_full((rows,), -math.inf), values_bv.new_zeros(rows)
-    # float64 holds every id exactly, beside the value
+    # Ids travel beside the values as float64, which holds every id exactly.
     own_2b = torch.stack((value_b.double(), (place_b + first_row).double()))
     value_pb, id_pb = collectives.all_gather(own_2b, axis).unbind(1)
     return id_pb.gather(0, value_pb.argmax(0, keepdim=True))[0].long()
 
 
 def _threshold(scaled_bv: Tensor, axis: ConnectedAxis, how: Sampling) -> Tensor:
-    """Return below which value the logits of every row are dropped [b]."""
+    """Return the threshold of every row [b]: logits below it are dropped."""
     if how.top_k:
         kept = min(how.top_k, _widest(scaled_bv, axis))
         candidate_bc = _candidates(scaled_bv, axis, kept)[:, :kept]
@@ -116,7 +117,10 @@ def _widest(scaled_bv: Tensor, axis: ConnectedAxis) -> int:
 
 
 def _candidates(scaled_bv: Tensor, axis: ConnectedAxis, count: int) -> Tensor:
-    """Return a row's largest values in falling order [b, c], the first ``count`` of all ranks."""
+    """Return each row's candidates of all ranks in falling order [b, c].
+
+    Every rank gives its ``count`` largest values, so the first ``count`` are the row's largest.
+    """
     own_bk = scaled_bv.new_full((len(scaled_bv), count), -math.inf)
     found = min(count, scaled_bv.shape[1])
     own_bk[:, :found] = scaled_bv.topk(found, 1).values
@@ -125,12 +129,12 @@ def _candidates(scaled_bv: Tensor, axis: ConnectedAxis, count: int) -> Tensor:
 
 
 def _nucleus(candidate_bc: Tensor, total_b: Tensor, top_p: float) -> tuple[Tensor, bool]:
-    """Return the last candidate that top-p keeps [b], and whether there were enough of them.
+    """Return the last candidate that top-p keeps [b], and whether there are enough candidates.
 
     Args:
-        candidate_bc: in falling order.
-        total_b: log-sum-exp of all values that count.
-        top_p: probability of what is kept.
+        candidate_bc: candidates in falling order.
+        total_b: log-sum-exp of all values that a token may be drawn from.
+        top_p: least probability of the kept candidates together.
     """
     share_bc = (candidate_bc - total_b[:, None]).exp()
     before_bc = share_bc.cumsum(1) - share_bc
@@ -140,7 +144,7 @@ def _nucleus(candidate_bc: Tensor, total_b: Tensor, top_p: float) -> tuple[Tenso
 
 
 def _gumbel(like_bv: Tensor, first_row: int, seed: int, step: int) -> Tensor:
-    """Return noise for the ids of a shard, drawn on the host a block of ids at a time."""
+    """Return the noise of a shard's ids [b, v], drawn on the host in blocks of ids."""
     rows, width = like_bv.shape
     noise_bv = torch.empty(rows, width, dtype=torch.float64)
     for block in range(first_row // _BLOCK, -(-(first_row + width) // _BLOCK)):

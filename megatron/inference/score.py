@@ -19,11 +19,11 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model says of the tokens at the end of a row.
+    """A model's probabilities of the tokens at the end of a row.
 
     Attributes:
-        log_probabilities: natural logarithms, one for each token.
-        likeliest: for each, whether no other token is likelier.
+        log_probabilities: natural logarithm of each token's probability.
+        likeliest: for each token, whether no other token is likelier.
     """
 
     log_probabilities: list[float]
@@ -36,9 +36,9 @@ class Scored:
 
 
 def score(model: InferenceModel, row: Sequence[int], count: int) -> Scored:
-    """Return how likely the last ``count`` tokens of a row are after those before them.
+    """Return how likely the last ``count`` tokens of a row are, after the tokens before them.
 
-    Every rank calls it with the same arguments.
+    All ranks call this together, with the same arguments.
     """
     assert 0 < count < len(row), f"{count} of {len(row)} tokens, and one before them"
     tokens_s = torch.tensor(row)
@@ -75,13 +75,13 @@ def _log_probabilities(
 
 
 def windows(tokens: Sequence[int], longest: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Cut a long text so that every token but the first is scored once.
+    """Cut a long text into overlapping rows that score each token once, except the first token.
 
-    Of a row with the ``longest`` number of tokens ``stride`` are scored at a time; the rest of a
-    row is what comes before them.
+    A row has at most ``longest`` tokens. The last ``stride`` tokens of a row are scored, and the
+    tokens before them are their context. The first row scores all its tokens but the first.
 
     Yields:
-        A row, and how many tokens at its end are to be scored.
+        A row, and the number of tokens at its end to score.
     """
     assert 0 < stride < longest, f"{stride} of {longest} tokens"
     done = 1
@@ -93,9 +93,11 @@ def windows(tokens: Sequence[int], longest: int, stride: int) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of a text.
+    """The perplexity of a text.
 
-    ``log_probability`` is the natural logarithm of that of all its tokens.
+    Attributes:
+        tokens: number of scored tokens.
+        log_probability: natural logarithm of the probability of these tokens together.
     """
 
     tokens: int
@@ -115,12 +117,12 @@ class Perplexity:
 def perplexity(
     model: InferenceModel, tokens: Sequence[int], longest: int, stride: int
 ) -> Perplexity:
-    """Return the perplexity of a text under a model; every rank calls it.
+    """Return the perplexity of a text under a model. All ranks call this together.
 
-    ``longest`` and ``stride`` are those of ``windows``.
+    ``longest`` and ``stride`` are as for ``windows``.
 
     Raises:
-        ValueError: there is nothing to score.
+        ValueError: the text has fewer than 2 tokens, so there is nothing to score.
     """
     if len(tokens) < 2:
         raise ValueError(f"a text of {len(tokens)} tokens: give one of at least 2")

@@ -14,8 +14,8 @@ class Words:
 
     Attributes:
         tokenizer: of the model.
-        end: token that ends an answer; ``None``: none does.
-        are_ids: whether texts are token ids with blanks between them.
+        end: token that ends an answer; ``None``: no token does.
+        are_ids: whether a text is a row of token ids with blanks between them.
     """
 
     tokenizer: Tokenizer
@@ -24,15 +24,14 @@ class Words:
 
     @classmethod
     def ids(cls, vocab_size: int, end: int | None = None) -> "Words":
-        """Return what takes and gives token ids."""
+        """Return an object whose texts are token ids, for a model without a tokenizer."""
         return cls(NullTokenizer(vocab_size), end, are_ids=True)
 
     @classmethod
     def of(cls, config: TokenizerConfig, end: int | None, vocab_size: int) -> "Words":
-        """Return what works with the tokenizer of a model.
+        """Return an object for the tokenizer of a model with ``vocab_size`` entries.
 
-        An answer ends with the token ``end``; ``None``: the end of a document. The model has
-        ``vocab_size`` entries.
+        An answer ends with the token ``end``; ``None``: with the tokenizer's end of a document.
 
         Raises:
             ValueError: there is no such tokenizer, or it has more tokens than the model.
@@ -49,7 +48,7 @@ class Words:
         """Return the tokens of a text.
 
         Raises:
-            ValueError: it should be ids, and holds other words.
+            ValueError: the text should be token ids, but holds other words.
         """
         try:
             return self.tokenizer.tokenize(text)

@@ -1,5 +1,6 @@
 """Parts of this project for other people's code: plans, vocabulary layers, a runner of stages.
 
-``plans`` has schedules as data and needs no torch, ``vocabulary`` the layers of a large vocabulary
-as modules, ``runner`` the executor for one's own layers. docs/library.md shows how each is used.
+``plans`` makes schedules as data, and needs no torch. ``vocabulary`` has the layers of a large
+vocabulary as modules. ``runner`` runs the caller's own layers. docs/library.md shows how to use
+each of them.
 """

@@ -1,9 +1,9 @@
-"""Megatron-Core's models under our plans: what stands in for its ``get_forward_backward_func()``.
+"""Megatron-Core's models under our plans: a replacement of its ``get_forward_backward_func()``.
 
 Megatron-Core's schedules are functions that call the user's ``forward_step_func`` and send tensors
-between stages. ``forward_backward_func`` makes one with the same arguments and results in which a
-plan decides the order, and our executor runs it. A stage's forward and backward remain
-Megatron-Core's own functions, so that losses, scales and token counts are what they are there.
+between stages. ``forward_backward_func`` makes a function with the same arguments and results. In
+it a plan decides the order, and our executor runs the plan. A stage's forward and backward remain
+Megatron-Core's own functions, so losses, scales and token counts do not change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,19 +38,21 @@ REFUSED: Final[Mapping[str, str]] = {
     "num_microbatches_with_partial_activation_checkpoints": "every microbatch is recomputed alike: "
     "leave it out",
 }
-"""Fields of Megatron-Core's configuration whose effect would be missing, with the way out."""
+"""Fields of Megatron-Core's configuration whose effect would be missing here, with the way out."""
 
 
 class ForwardBackward:
-    """What replaces the result of Megatron-Core's ``get_forward_backward_func()``.
+    """A replacement of the function that Megatron-Core's ``get_forward_backward_func()`` returns.
 
-    The model is a chunk, or a list of them, of this rank; stages lie where the plan has them, so
-    that for ``1f1b`` and ``interleaved`` they are where Megatron-Core builds them. For a V the
-    chunks are to be built for it: ``megatron.library.plans.own_stages`` says which are whose.
+    The model is this rank's chunk, or the list of its chunks. The plan says which stages they are.
+    With ``1f1b`` and ``interleaved``, these are the stages that Megatron-Core builds on the rank.
+    With a V-shaped schedule, the caller builds the chunks for the stages that
+    ``megatron.library.plans.own_stages`` lists.
 
     Args:
-        schedule: name of a schedule, or a plan with a vocabulary that is not split.
-        options: as ``megatron.library.plans.plan`` takes them beside ranks and microbatches.
+        schedule: name of a schedule, or a plan whose vocabulary is not split.
+        options: further arguments of ``megatron.library.plans.plan``, behind ranks and
+            microbatches.
     """
 
     def __init__(self, schedule: str | Plan = "1f1b", **options: Any) -> None:
@@ -62,7 +64,8 @@ class ForwardBackward:
         """Return the plan of an iteration.
 
         Raises:
-            ValueError: if there is none, or it is not of this many ranks, microbatches and chunks.
+            ValueError: if there is no such plan, or the given plan is for other numbers of ranks,
+                microbatches or chunks.
         """
         made = self._schedule
         if isinstance(made, str):
@@ -96,11 +99,11 @@ class ForwardBackward:
         """Run forward and backward of an iteration; the arguments are Megatron-Core's.
 
         Returns:
-            What the loss function reports of every microbatch, on the rank of the last stage.
+            On the rank of the last stage, the report of the loss function on every microbatch.
 
         Raises:
-            ValueError: if the plan does not fit the model, or an argument or a field of its
-                configuration has an effect that would be missing.
+            ValueError: if the plan does not fit the model; or if an argument, or a field of the
+                model's configuration, asks for an effect that would be missing.
         """
         core = import_module("megatron.core.pipeline_parallel.schedules")
         state = core.parallel_state
@@ -166,21 +169,22 @@ class ForwardBackward:
 
 
 forward_backward_func = ForwardBackward
-"""What is called in place of Megatron-Core's ``get_forward_backward_func``."""
+"""The function to call in place of Megatron-Core's ``get_forward_backward_func``."""
 
 
 class CorePasses:
     """The passes of a rank over Megatron-Core's forward and backward of a stage.
 
     Args:
-        plan: what runs.
+        plan: the plan that runs.
         rank: pipeline rank.
-        forward: a stage's forward, for a pass, its stage and the stage's input.
-        backward: a stage's backward, for its input, output and the output's gradient.
+        forward: runs a stage's forward, from a pass, its stage and the stage's input.
+        backward: runs a stage's backward, from the stage's input and output and the output's
+            gradient.
 
     Attributes:
-        tokens: that the loss function counted, on the rank of the last stage.
-        frees_outputs: whether a stage's output gives its memory up once it is sent.
+        tokens: number of tokens that the loss function counted, on the rank of the last stage.
+        frees_outputs: whether the memory of a stage's output is freed once the output is handed on.
     """
 
     depths = 0
@@ -207,7 +211,7 @@ class CorePasses:
         raise AssertionError("a plan without barriers has nothing to merge")
 
     def forward(self, item: Pass) -> None:
-        """F: one stage, with the embedding on the first and the loss on the last one."""
+        """F: one stage. The first stage has the embedding too, the last stage the loss."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         training = not self.plan.forward_only
         x_sbh = self.store.take("input", i, stage) if stage else None
@@ -221,7 +225,7 @@ class CorePasses:
             return
         self.store.put("graph", i, (x_sbh, output), item.chunk)
         if self.frees_outputs and stage < len(self.plan.stages) - 1:
-            output.data = output.new_empty(1)  # its graph is all that B needs
+            output.data = output.new_empty(1)  # B needs only the graph of the output
 
     def backward(self, item: Pass) -> None:
         """B: the gradients of a stage's input and weights."""
@@ -235,10 +239,10 @@ class CorePasses:
             self._hand(found, i, stage, stage - 1)
 
     def weight_gradients(self, item: Pass) -> None:
-        """W: nothing, for Megatron-Core's layers form the gradients of their weights in B."""
+        """W: do nothing. Megatron-Core's layers form the gradients of their weights in B."""
 
     def _hand(self, tensor: Tensor, i: int, stage: int, other: int) -> None:
-        """Leave a tensor for a neighbouring stage, or for the link to it."""
+        """Store a tensor for a neighbouring stage of this rank, or for the link to another rank."""
         same_rank = self.plan.stages[other][0] == self.rank
         name = "output_gradient" if same_rank else "input_gradient"
         if other > stage:
@@ -277,12 +281,12 @@ def _forwards(row: Sequence[Pass]) -> Iterator[tuple[int, list[int]]]:
 
 
 def check_arguments(config: Any, *unused: object) -> None:
-    """Refuse what would have no effect.
+    """Refuse arguments and fields of the configuration that would have no effect.
 
     ``unused`` are ``decoder_seq_length``, ``adjust_tensor_shapes_fn`` and ``p2p_communicator``.
 
     Raises:
-        ValueError: if one is given, or a field of ``REFUSED`` is.
+        ValueError: if one of them is given, or the configuration has a field of ``REFUSED``.
     """
     names = ("decoder_seq_length", "adjust_tensor_shapes_fn", "p2p_communicator")
     for name, value in zip(names, unused, strict=True):

@@ -1,10 +1,10 @@
 """Other people's layers as the stages of a rank, and embedding and head of any kind.
 
-A schedule that splits the backward has weight gradients as passes W. Of any module, the gradients
-of its ``nn.Linear`` layers are left to W: the layer computes as before, but keeps its input and
-output gradient instead of their product. All other gradients are formed in B, so that the sum is
-right for every module. (PyTorch's own pipelines cut autograd's graph instead, which keeps all of it
-until W, and runs functions with a backward of their own twice.)
+A schedule that splits the backward forms weight gradients in passes of their own, W. In the modules
+here, W forms the weight gradients of the ``nn.Linear`` layers. In B such a layer only keeps its
+input and output gradient, and W forms their product. All other gradients are formed in B, so that
+every module gets right gradients. (PyTorch's own pipelines cut autograd's graph instead. They keep
+the whole graph until W, and run functions with a backward of their own twice.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from megatron.schedules.plan import Plan
 
 
 class WholeHead(Protocol):
-    """Returns a microbatch's part of the loss, a scalar."""
+    """A function that returns a microbatch's part of the loss, a scalar."""
 
     def __call__(self, x_bsh: Tensor, labels_bs: Tensor) -> Tensor:
         """Compute the part, from the last stage's output."""
@@ -44,7 +44,7 @@ class OwnStages(nn.Module):
         chunks: for every chunk of the rank a module, [b, s, h] -> [b, s, h].
         input_layer: this rank's rows of the embedding, if every rank has some.
         output_layer: this rank's rows of the output matrix, if every rank has some.
-        split: leave the weight gradients of linear layers for later, when asked to.
+        split: let linear layers leave their weight gradients to a later pass, W.
     """
 
     tensor: TensorParallel = ALONE
@@ -75,17 +75,17 @@ class OwnStages(nn.Module):
 
     @property
     def gathering(self) -> list[Tensor]:
-        """The parameters whose gradients passes add up in ``main_grad``, each once."""
+        """The parameters whose gradients passes add up in ``main_grad``, without repetitions."""
         weights = [linear.weight for linear in self._patched]
         vocabulary = (self.input_layer, self.output_layer)
         weights += [layer.weight for layer in vocabulary if layer is not None]
         return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
     def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
-        """Run one stage; it sees to its own dropout.
+        """Run one stage, whose module sees to its own dropout.
 
         Raises:
-            ValueError: if its output has another shape or dtype than its input.
+            ValueError: if the output has another shape or dtype than the input.
         """
         assert forward_pass.documents is None, "a runner's microbatches have none"
         assert forward_pass.positions_bs is None, "a runner's microbatches have none"
@@ -115,7 +115,7 @@ def _plain_linears(module: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _twin(linear: nn.Linear) -> Linear:
-    """Return a layer with the same parameters that can leave its weight gradient for later."""
+    """Return this project's layer over the same parameters, which can leave W for later."""
     weight = linear.weight
     kernels = kernels_for(weight.device, weight.dtype)
     site = Site(torch.device("meta"), weight.dtype, given_kernels=kernels)
@@ -127,11 +127,11 @@ def _twin(linear: nn.Linear) -> Linear:
 class WholeVocabulary(VocabularyPasses):
     """Embedding and head of any kind, on the ranks of the first and the last stage.
 
-    As with the project's own layers, the head's gradients are formed in the last stage's F and the
-    embedding's in the first stage's B.
+    As with the project's own layers, the last stage's F forms the gradients of the head, and the
+    first stage's B forms those of the embedding.
 
-    ``embedding`` makes [b, s, h] of token ids [b, s], and is needed with the first stage, ``head``
-    with the last one.
+    ``embedding`` maps token ids [b, s] to [b, s, h]. The rank of the first stage needs the
+    embedding, the rank of the last stage needs ``head``.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class WholeVocabulary(VocabularyPasses):
         return x_bsh.detach().contiguous()
 
     def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
-        """Run the embedding's backward, if it has one."""
+        """Run the embedding's backward, if the embedding has gradients."""
         if not self._store.has("embedding", i):
             return
         edge = self._store.take("embedding", i)
@@ -184,7 +184,7 @@ class WholeVocabulary(VocabularyPasses):
 class OwnPasses(StagePasses):
     """The passes of a rank over ``OwnStages``.
 
-    ``whole`` has embedding and head, if the vocabulary is not split.
+    ``whole`` has embedding and head. It is ``None`` if the vocabulary is split.
     """
 
     def __init__(

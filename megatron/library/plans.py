@@ -1,4 +1,4 @@
-"""Any schedule as data: ``plan`` makes it, PyTorch's form takes it elsewhere and brings it back."""
+"""Schedules as data: ``plan`` makes a plan; other functions write and read it in PyTorch's form."""
 
 from collections.abc import Mapping
 
@@ -41,29 +41,31 @@ def plan(
 ) -> Plan:
     """Return the checked plan of a schedule: for every rank its passes in order.
 
-    ``plan("v-half", ranks=4, microbatches=16)`` has all that a runtime needs to know: ``rows`` (the
-    passes of every rank, as in ``F3`` and ``B3.1``), ``stages`` (the rank and chunk of every stage,
-    in the order of the data), ``to_text()``, and the rest of ``Plan``. The same arguments make the
-    same plan on every machine, ``optimal`` excepted.
+    ``plan("v-half", ranks=4, microbatches=16)`` has all that a runtime needs to know. ``rows`` are
+    the passes of every rank, such as ``F3`` and ``B3.1`` (microbatch 3, chunk 1). ``stages`` are
+    the rank and chunk of every stage, in the order in which data flows. ``to_text()`` writes the
+    plan as text; see ``Plan`` for the rest. The same arguments make the same plan on every machine,
+    except with the schedule ``optimal``.
 
     Args:
         schedule: ``1f1b``, ``interleaved``, ``zb-h1``, ``zb-v``, ``v-half``, ``zb-auto``, ``auto``
             or another name of the README's table.
         ranks: pipeline ranks p.
         microbatches: microbatches m of an iteration.
-        vocabulary: what becomes of embedding and output layer: ``none`` (the first and the last
-            stage have them), ``vocab-1``, ``vocab-2``, ``naive`` or ``interlaced``.
-        chunks: model chunks of a rank, where the schedule can have several.
-        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs one;
-            ``zb-v``, ``v-half`` and ``v-min`` use a larger one for a shorter plan.
+        vocabulary: treatment of the embedding and the output layer: ``none`` (the first and the
+            last stage have them), ``vocab-1``, ``vocab-2``, ``naive`` or ``interlaced``.
+        chunks: model chunks of a rank, for a schedule that can have several.
+        memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
+            limit. ``zb-v``, ``v-half`` and ``v-min`` use a larger limit for a shorter plan.
         split_backward: make the weight gradients separate passes W, even if the schedule does not.
         costs: time of every kind of pass and communication, in any unit, as in ``{"F": 1, "B": 1,
-            "W": 0.8, "p2p": 0.1}``: one number, or one for each rank, or for each chunk of each
-            rank. They decide where passes are placed, never whether a plan is right.
+            "W": 0.8, "p2p": 0.1}``. A time is one number, or a number for each rank, or for each
+            chunk of each rank. Costs decide where passes are placed. A plan is right with any
+            costs.
         seconds: the most time that ``optimal`` may take.
 
     Raises:
-        ValueError: if there is no such schedule, treatment or plan; the message says what to do.
+        ValueError: if there is no such schedule, treatment or plan. The message names the way out.
     """
     return plan_for(
         Request(
@@ -83,19 +85,20 @@ def plan(
 def own_stages(plan: Plan, rank: int) -> list[int]:
     """Return the numbers of the stages that a rank holds, chunk by chunk.
 
-    Stages are numbered in the order of the data, so a V of 2 ranks has ``[0, 3]`` and ``[1, 2]``.
+    Stages are numbered in the order in which data flows. So the two ranks of a V-shaped schedule
+    hold ``[0, 3]`` and ``[1, 2]``.
     """
     return [plan.stage_of[rank, chunk] for chunk in range(plan.chunks)]
 
 
 def simulate(plan: Plan, costs: Mapping[str, Time] | None = None) -> Timeline:
-    """Return when every pass and communication of a plan takes place.
+    """Return the times at which the passes and communications of a plan take place.
 
-    ``simulate(plan).end`` is the time of an iteration, ``.idle()`` the share of it in which a rank
-    runs no pass, ``.spans`` have every pass with its start and end.
+    ``simulate(plan).end`` is the time of an iteration. ``.idle()`` is the share of this time in
+    which ranks run no pass. ``.spans`` are the passes with their starts and ends.
 
     Args:
-        plan: a plan that ``check`` accepts, wherever it comes from.
+        plan: any plan that ``check`` accepts.
         costs: as for the function ``plan``.
     """
     known = named_costs(costs)

@@ -1,4 +1,4 @@
-"""Any plan over one's own layers: ``PipelineRunner`` has the project's executor run them."""
+"""``PipelineRunner``: the project's executor runs any plan over the caller's own layers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,35 +28,41 @@ from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.simulator.costs.cost_file import named_costs
 
 Head = VocabParallelHead | nn.Module
-"""A ``VocabParallelHead``, or any module (hidden states [b, s, h], labels [b, s]) -> mean loss."""
+"""A ``VocabParallelHead``, or any module (hidden states [b, s, h], labels [b, s]) -> mean loss.
+
+Shapes: b samples of a microbatch, s tokens of a sample, h hidden size.
+"""
 
 
 class PipelineRunner:
-    """One rank of a pipeline, whose stages are any modules.
+    """One rank of a pipeline over the caller's own modules.
 
     ``step`` runs an iteration by the plan and leaves gradients in ``.grad``, as ``loss.backward()``
-    of the unsplit model would; optimizer, clipping and replicas are the caller's. Every rank of the
-    pipeline makes a runner, in the same order, and calls its methods together with the others.
+    of the unsplit model would. The caller sees to optimizer, clipping and replicas. Every rank of
+    the pipeline makes a runner. If ranks make several runners, all make them in the same order. A
+    method is called on all ranks together.
 
     Args:
         plan: by ``megatron.library.plans.plan``, ``from_torch_csv`` or ``Plan.from_text``.
         stages: a module for every chunk of this rank, in the order of ``own_stages(plan, rank)``:
-            hidden states [b, s, h] -> [b, s, h]. What else a layer wants (positions, masks) its
-            module makes.
+            hidden states [b, s, h] -> [b, s, h]. The module itself makes all other input that its
+            layers need, such as positions and masks.
         hidden_size: h.
-        embedding: token ids [b, s] -> [b, s, h]. With ``none`` any module, needed on the rank of
-            the first stage; otherwise a ``VocabParallelEmbedding`` over the pipeline's ranks.
-        head: hidden states and labels -> loss. With ``none`` any module that returns the mean loss
-            of a microbatch, or a ``VocabParallelHead`` of this rank alone; needed on the rank of
-            the last stage. Otherwise a ``VocabParallelHead`` over the pipeline's ranks.
-        group: process group of the pipeline, by default of all ranks.
-        costs: as for ``plan``; they decide where communication is issued.
+        embedding: token ids [b, s] -> [b, s, h]. If the plan's vocabulary treatment is ``none``:
+            any module, needed on the rank of the first stage. Otherwise: a
+            ``VocabParallelEmbedding`` over the pipeline's ranks.
+        head: hidden states and labels -> loss. If the treatment is ``none``: any module that
+            returns the mean loss of a microbatch, or a ``VocabParallelHead`` of this rank alone;
+            needed on the rank of the last stage. Otherwise: a ``VocabParallelHead`` over the
+            pipeline's ranks.
+        group: process group of the pipeline; by default the group of all ranks.
+        costs: as for ``plan``; they decide where in the order communication is issued.
 
     Attributes:
         plan: the plan.
 
     Raises:
-        ValueError: if the plan cannot be run, or parts are missing or do not fit it.
+        ValueError: if the plan cannot be run, or if modules are missing or do not fit the plan.
     """
 
     def __init__(
@@ -94,12 +100,13 @@ class PipelineRunner:
 
         Args:
             tokens: ids [m b, s] of all m microbatches, the same on every rank.
-            labels: what follows each token, [m b, s]. -100 (the head's ``ignore_index``) has no
-                loss.
+            labels: ids [m b, s] of the tokens that follow. A label of -100 (the ``ignore_index`` of
+                a ``VocabParallelHead``) has no loss.
 
         Returns:
-            The loss, a scalar on every rank. A ``VocabParallelHead`` averages over all tokens of
-            the batch that are not ignored; any other head over the microbatches.
+            The loss, a scalar on every rank. With a ``VocabParallelHead`` it is the mean over all
+            tokens of the batch that are not ignored, with any other head the mean over the
+            microbatches.
 
         Raises:
             ValueError: if the batch does not split into m microbatches.
@@ -112,11 +119,11 @@ class PipelineRunner:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss as ``step`` does, with the modules in evaluation, without gradients."""
+        """Return the same loss as ``step``, with modules in evaluation mode, without gradients."""
         return self._run(self._evaluation, tokens, labels, training=False)
 
     def close(self) -> None:
-        """Give the modules back as they were."""
+        """Leave the modules as they were before this runner, and end the runner's lane."""
         self._model.close()
         self._lane.close()
 
@@ -148,7 +155,7 @@ class PipelineRunner:
         valid = counts.sum().clamp_min(1)
         self._valid = valid
         parts = zip(own.chunk(m), targets.chunk(m), (counts / valid).chunk(m), strict=True)
-        nobody_asks = float("nan")  # how many tokens count: a GPU would have to be waited for
+        nobody_asks = float("nan")  # tokens that count; to know it, the host would wait for the GPU
         return [
             DeviceMicrobatch(t.flatten(), y.flatten(), g.flatten(), len(t), nobody_asks)
             for t, y, g in parts
@@ -176,7 +183,7 @@ class PipelineRunner:
         )
 
     def _part_of_loss(self) -> WholeHead | None:
-        """Return what gives the loss of a microbatch as a part of the iteration's."""
+        """Return the function from a microbatch to its part of the iteration's loss."""
         head = self._head
         if head is None:
             return None
@@ -202,7 +209,7 @@ class PipelineRunner:
                 raise ValueError(f"rank {rank} has the stage of the {name}: give it {name}=")
 
     def _give_total(self, parameter: Tensor) -> Tensor:
-        """Return the buffer in which passes add a gradient up: ``.grad``, if it is wide enough."""
+        """Return the buffer in which passes add up a gradient: ``.grad``, if its dtype is wide."""
         if parameter.grad is None and statistics_dtype(parameter.dtype) == parameter.dtype:
             parameter.grad = torch.zeros_like(parameter)
         total = parameter.grad
@@ -213,7 +220,7 @@ class PipelineRunner:
 
 
 def _hand_over(parameter: Tensor, total: Tensor) -> None:
-    """Add to ``.grad`` the gradients that passes have added up elsewhere."""
+    """Add ``total`` to ``.grad``, unless passes have added it up there."""
     parameter.__dict__.pop("main_grad")
     if total is parameter.grad:
         return
@@ -236,12 +243,12 @@ def _refuse_shard(part: object, kind: type[nn.Module], plan: Plan, rank: int) ->
 
 
 def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.device) -> Groups:
-    """Return a pipeline's groups; only its own ranks take part in making them.
+    """Return a pipeline's process groups. Only the ranks of the pipeline need to call this.
 
     Without ``group`` the pipeline has all ranks.
 
     Raises:
-        ValueError: if the group has another size.
+        ValueError: if the group does not have ``ranks`` ranks.
     """
     alone = group is None and not dist.is_initialized()
     size = 1 if alone else dist.get_world_size(group)
@@ -265,14 +272,15 @@ def pipeline_groups(group: dist.ProcessGroup | None, ranks: int, device: torch.d
 
 
 def _count_groups_alike(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Bring the ranks of a group into one number of groups.
+    """Make every rank of a group a member of equally many process groups.
 
-    PyTorch names a group that only its own ranks make by these ranks, and by how many groups the
-    process is in. Where these numbers differ, the ranks wait for each other under different names,
-    for ever; Megatron-Core's differ, for only its first rank is in the group of the positions. So
-    a rank that is in fewer joins groups of its own.
+    A new group that only its own ranks make gets its name from PyTorch: the name holds the ranks,
+    and the number of groups that the process is in. If this number differs between ranks, they wait
+    for each other under different names, for ever. It differs under Megatron-Core, where only the
+    first rank is in the group of the position embeddings. So a rank in fewer groups makes further
+    groups, in which it is alone.
     """
-    mine = len(dist.distributed_c10d._world.pg_names)  # nothing public tells it
+    mine = len(dist.distributed_c10d._world.pg_names)  # PyTorch has no public name for this number
     most = torch.tensor(mine, device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     for _ in range(int(most) - mine):

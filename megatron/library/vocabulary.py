@@ -1,9 +1,10 @@
 """Output layer with its loss, and embedding, for a vocabulary that is split over any ranks.
 
-Both are ordinary modules: the loss is differentiated by ``loss.backward()``, and gradients are in
-``.grad``. Their ranks are those of a process group, for instance of tensor parallelism. All of them
-call the modules, and the backward, in the same order; each has the whole input, or its own part of
-the tokens (``sequence_parallel``). No [n, V] tensor exists on any rank.
+Both are ordinary modules: ``loss.backward()`` differentiates the loss, and gradients are in
+``.grad``. The ranks of a process group share the vocabulary, for instance tensor-parallel ranks.
+All of them call the modules, and the backward, in the same order. Each rank has the whole input, or
+its own part of the tokens (``sequence_parallel``). No rank ever has an [n, V] tensor, for n tokens
+and a vocabulary of V entries.
 """
 
 from dataclasses import replace
@@ -29,8 +30,8 @@ IGNORED: Final = -100
 class _SplitVocabulary(nn.Module):
     """A matrix [V, h] whose rows are split over the ranks of a group.
 
-    Every rank has ceil(V / P) rows; the last ranks' may be padding, which is never predicted, never
-    looked up, and stays as it is.
+    Each of P ranks has ceil(V / P) rows. The rows behind the V-th are padding: they are never
+    predicted, never looked up, and stay zero.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class _SplitVocabulary(nn.Module):
     def reset_parameters(self) -> None:
         """Draw this rank's rows from a normal distribution of standard deviation 0.02.
 
-        Ranks whose seeds are alike draw different rows.
+        Ranks draw different rows, even if they have the same seed.
         """
         device = self.weight.device
         if device.type == "meta":
@@ -87,7 +88,7 @@ class _SplitVocabulary(nn.Module):
         """Take this rank's rows from the whole matrix [V, h].
 
         Raises:
-            ValueError: if it has another shape.
+            ValueError: if the matrix has another shape.
         """
         if whole_vh.shape != (self.vocab_size, self.hidden_size):
             raise ValueError(
@@ -99,7 +100,7 @@ class _SplitVocabulary(nn.Module):
         self.weight[real:] = 0
 
     def extra_repr(self) -> str:
-        """Return what ``print`` shows of the module."""
+        """Return the sizes of the module, for ``print``."""
         first, real = self.shard.first_real_row, self.shard.real_rows
         return f"{self.vocab_size} x {self.hidden_size}, rows {first} to {first + real - 1} here"
 
@@ -108,19 +109,21 @@ class VocabParallelHead(_SplitVocabulary):
     """The output layer and its cross entropy, over a vocabulary that is split over ranks.
 
     With y the target's logit, l all logits and lse their log-sum-exp, a token's loss is ``lse - (1
-    - label_smoothing) y - label_smoothing / V sum(l) + z_loss lse^2``. It is what
-    ``torch.nn.functional.cross_entropy`` of the whole matrix is, in fp32. There is no bias.
+    - label_smoothing) y - label_smoothing / V sum(l) + z_loss lse^2``. Without the z-loss,
+    ``torch.nn.functional.cross_entropy`` of the whole matrix gives the same, in fp32. There is no
+    bias.
 
     Args:
         hidden_size: h.
         vocab_size: V; it need not be a multiple of the ranks.
         group: process group of the ranks that share the matrix; by default all ranks, or this
             process alone where ``torch.distributed`` is not initialised.
-        weight: of an embedding to which the layer is tied; by default it has its own.
+        weight: weight of the embedding to which the layer is tied; by default the layer has a
+            weight of its own.
         sequence_parallel: each rank has an equal part of the tokens instead of all of them.
-        recompute: keep nothing of the logits from the forward to the backward, which forms them
-            again: no tensor of [tokens, V / P] outlives a pass, for a third more products.
-        label_smoothing: share of the target's mass that is spread over the vocabulary.
+        recompute: let the backward form the logits again instead of keeping them. No tensor of
+            [tokens, V / P] then outlives a pass, at the price of a third more products.
+        label_smoothing: share of the target's probability that is spread over the vocabulary.
         z_loss: weight of the squared log-sum-exp.
         logit_softcap: logits become ``c tanh(logit / c)``; 0 leaves them as they are.
         ignore_index: target of the tokens that have no loss.
@@ -129,7 +132,7 @@ class VocabParallelHead(_SplitVocabulary):
 
     Attributes:
         weight: this rank's rows [ceil(V / P), h].
-        shard: which rows these are.
+        shard: the place of these rows in the whole matrix.
         options: form of the loss.
 
     Raises:
@@ -175,19 +178,20 @@ class VocabParallelHead(_SplitVocabulary):
         """Return the loss in fp32 (float64 for float64 input).
 
         Args:
-            x: hidden states [..., h]: of all tokens, alike on every rank; or of this rank's own
-                tokens, with ``sequence_parallel``.
-            targets: token ids [...] of the same tokens, int64.
-            reduction: ``mean`` over the tokens that are not ignored (0 if there is none) or their
-                ``sum``, of all ranks' tokens and alike on every rank; ``none`` for the loss of
-                every token that this rank has, 0 where it is ignored.
+            x: hidden states [..., h] of all tokens, the same on every rank. With
+                ``sequence_parallel``: of this rank's own tokens.
+            targets: token ids [...] that these tokens shall predict, int64.
+            reduction: ``mean`` is the mean over the tokens that are not ignored (0 if all are
+                ignored), ``sum`` the sum over them. Both count the tokens of all ranks, and are the
+                same on every rank. ``none`` gives the loss of every token that this rank has, 0 for
+                an ignored token.
 
         Returns:
-            A scalar, or [...].
+            A scalar, or [...] with ``none``.
 
         Raises:
-            ValueError: if the shapes or dtypes do not match, or (on a CPU) if a target is no entry
-                of the vocabulary.
+            ValueError: if the shapes or dtypes do not match, or (on a CPU) if a target is not in
+                the vocabulary.
         """
         losses, counts = self._token_losses(x, targets, self.options)
         if reduction == "none":
@@ -202,15 +206,13 @@ class VocabParallelHead(_SplitVocabulary):
         return total if reduction == "sum" else total / valid.clamp_min(1)
 
     def log_probs(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the log-probability of every target, differentiable; 0 where it is ignored.
+        """Return the log-probability of every target, differentiable; 0 for an ignored target.
 
-        Label smoothing and z-loss have no part in it, soft-capping has. For a temperature t give
-        ``x / t``.
-
-        ``x`` and ``targets`` are as in ``forward``.
+        Logits are soft-capped first; label smoothing and z-loss play no part. For a temperature t
+        give ``x / t``. ``x`` and ``targets`` are as in ``forward``.
 
         Returns:
-            [...], of the tokens that this rank has.
+            Log-probabilities [...] of the targets that this rank has.
         """
         options = LossOptions(self.vocab_size, logit_softcap=self.options.logit_softcap)
         return -self._token_losses(x, targets, options)[0]
@@ -218,7 +220,7 @@ class VocabParallelHead(_SplitVocabulary):
     def _token_losses(
         self, x: Tensor, targets: Tensor, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses [...], and which of them count."""
+        """Return the losses [...], and for each whether its token counts (is not ignored)."""
         counts = targets != self.ignore_index
         self._check(x, targets, counts)
         x_uh, weight = x.flatten(0, -2), cast("Tensor", self.weight)
@@ -244,26 +246,27 @@ class VocabParallelHead(_SplitVocabulary):
                 f"input {tuple(x.shape)} and targets {tuple(targets.shape)}: with h = "
                 f"{self.hidden_size} the input needs the shape {(*targets.shape, self.hidden_size)}"
             )
-        if targets.device.type == "cpu":  # a GPU would have to be waited for
+        if targets.device.type == "cpu":  # on a GPU, the host would have to wait for the answer
             _check_ids(targets[counts], self.vocab_size)
 
 
 class VocabParallelEmbedding(_SplitVocabulary):
-    """The embedding of tokens, whose rows are split over ranks.
+    """The embedding of tokens, over a vocabulary that is split over ranks.
 
     Args:
         vocab_size: V; it need not be a multiple of the ranks.
         hidden_size: h.
         group: process group of the ranks that share the matrix; by default all ranks, or this
             process alone where ``torch.distributed`` is not initialised.
-        weight: of a head to which the layer is tied; by default it has its own.
+        weight: weight of the head to which the layer is tied; by default the layer has a weight of
+            its own.
         sequence_parallel: each rank has an equal part of the tokens instead of all of them.
         device: of the weight.
         dtype: of the weight.
 
     Attributes:
         weight: this rank's rows [ceil(V / P), h].
-        shard: which rows these are.
+        shard: the place of these rows in the whole matrix.
 
     Raises:
         ValueError: for sizes that make no matrix, or a weight of another shape.
@@ -272,11 +275,11 @@ class VocabParallelEmbedding(_SplitVocabulary):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., h] of token ids [...].
 
-        Every rank has all tokens and gets all embeddings; or, with ``sequence_parallel``, it has
-        its own tokens and gets theirs.
+        Every rank gives all tokens and gets all embeddings. With ``sequence_parallel``, every rank
+        gives its own tokens and gets their embeddings.
 
         Raises:
-            ValueError: on a CPU, if a token is no entry of the vocabulary.
+            ValueError: on a CPU, if a token is not in the vocabulary.
         """
         if tokens.device.type == "cpu":
             _check_ids(tokens, self.vocab_size)
@@ -285,7 +288,7 @@ class VocabParallelEmbedding(_SplitVocabulary):
 
 
 def _axis(group: dist.ProcessGroup | None) -> ConnectedAxis:
-    """Return a group as an axis; a group of one rank needs no communication."""
+    """Return a group as an axis. A single rank has no group, because it does not communicate."""
     if group is None and not dist.is_initialized():
         return ConnectedAxis("vocabulary", 0, (0,))
     own = dist.group.WORLD if group is None else group

@@ -1,12 +1,12 @@
 """The vocabulary layers under autograd: S and C1 in the forward, T in the backward.
 
-The output layer works as in the pipeline (``layers/vocabulary``; Algorithm 1 of arXiv 2411.05288):
-S forms the exponentials of a shard and their statistics, C1 merges these over the ranks, T forms
-both gradients from what S left. The weight g of a token's loss, which the pipeline knows
-beforehand, is here the gradient that comes back. The sum of the input's gradient over the ranks
-runs beside the product of the weight's.
+The output layer works as in the pipeline (``layers/vocabulary``; Algorithm 1 of arXiv 2411.05288).
+S forms the exponentials of a shard and their statistics. C1 merges the statistics over the ranks. T
+forms both gradients from the tensors that S has kept. Each token's loss has a weight g. The
+pipeline knows g beforehand; here g is the gradient that autograd hands to the backward. The input's
+gradient is summed over the ranks while the weight's gradient is computed.
 
-Shapes: n tokens of all ranks, u those that a rank has (n, or n / P with sequence parallelism), h
+Shapes: n tokens of all ranks, u tokens of one rank (n, or n / P with sequence parallelism), h
 hidden size, v real vocabulary rows of this rank, P ranks.
 """
 
@@ -40,8 +40,8 @@ class Sharded:
 
     Attributes:
         shard: the rows of this rank.
-        ranks: how tokens are gathered and sums are formed.
-        recompute: keep no exponentials from S to T.
+        ranks: the ranks of the vocabulary; it gathers tokens and forms sums over them.
+        recompute: keep no exponentials from S to T, which forms them again.
     """
 
     shard: VocabularyShard
@@ -49,11 +49,11 @@ class Sharded:
     recompute: bool = False
 
     def __deepcopy__(self, memo: object) -> "Sharded":
-        """Return the same: a copied module talks over the same process group."""
+        """Return this object itself: a copied module uses the same process group."""
         return self
 
     def all_tokens(self, own: Tensor) -> Tensor:
-        """[u, ...] of every rank -> [n, ...]."""
+        """Gather [u, ...] of every rank into [n, ...]."""
         return self.ranks.gather(own.unsqueeze(0)).squeeze(0)
 
 
@@ -72,8 +72,8 @@ class TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         """Run S and C1.
 
-        A target outside of the vocabulary has no target's logit; ``differentiated``: there is a
-        backward.
+        For a target outside of the vocabulary, no rank has a target's logit. ``differentiated``
+        says that a backward follows.
         """
         keep = differentiated and not how.recompute
         x_nh = how.all_tokens(x_uh).contiguous()
@@ -110,7 +110,7 @@ class TokenLosses(torch.autograd.Function):
         total = _zeros_for(weight) if needs_weight else None
         work = partial(_t, ctx, state, weight, merged, g_n)
         with torch.autocast(g_n.device.type, enabled=False):
-            if how.recompute:  # both gradients from logits that are formed again once
+            if how.recompute:  # one call forms the logits again, for both gradients
                 pending = work(total, form_gradient=needs_x)
             else:
                 pending = work(None, form_gradient=True) if needs_x else None
@@ -131,7 +131,10 @@ def _t(
     *,
     form_gradient: bool,
 ) -> Pending[Tensor] | None:
-    """Run T: add to the gradient ``total``; begin to add up the input's gradient over the ranks."""
+    """Run T: add the weight's gradient to ``total``, and start to sum the input's over the ranks.
+
+    Without ``total`` the weight's gradient is left out, without ``form_gradient`` the input's.
+    """
     how, rows, kernels = ctx.how, ctx.how.shard.real_rows, ctx.kernels
     part_nh = kernels.output_t(
         state,
@@ -150,9 +153,9 @@ def _t(
 
 
 def _save(ctx: Any, state: ShardState, merged: Merged, x_uh: Tensor, weight: Tensor) -> None:
-    """Keep the result of S through autograd, which releases it with the rest of the graph.
+    """Hand the result of S to autograd, which releases it together with the rest of the graph.
 
-    The other ranks' tokens are not kept: they are gathered again.
+    Only this rank's tokens are kept: the backward gathers the other ranks' tokens again.
     """
     kept, ctx.put_together = _taken_apart(replace(state, x_nh=x_uh))
     numbers = merged.max_n, merged.sum_n, merged.target_n, merged.logit_sum_n
@@ -169,7 +172,10 @@ def _restored(ctx: Any) -> tuple[ShardState, Merged, Tensor]:
 def _taken_apart(
     state: ShardState,
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], ShardState]]:
-    """Return the tensors of a state of any kernels, and what makes the state of them again."""
+    """Return the tensors of a state, and a function that makes the state from them again.
+
+    Each kind of kernels has its own class of state.
+    """
     kind, tensors = type(state), list[Tensor]()
     places: dict[str, int | slice] = {}
     others: dict[str, Any] = {}
@@ -192,16 +198,16 @@ def _taken_apart(
 
 
 def _zeros_for(weight: Tensor) -> Tensor:
-    """Return a buffer for the gradient of ``weight``, in which the products add up."""
+    """Return a buffer in which the products of the gradient of ``weight`` add up."""
     return torch.zeros_like(weight, dtype=statistics_dtype(weight.dtype))
 
 
 class Embeddings(torch.autograd.Function):
-    """The embeddings [u, h] of the tokens that a rank has: the sum over the shards (IF, IB)."""
+    """The embeddings [u, h] of a rank's tokens: the sum of the shards' lookups (IF, IB)."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens_u: Tensor, how: Sharded) -> Tensor:
-        """Look all ranks' tokens up in this rank's rows, and add the ranks up."""
+        """Look up the tokens of all ranks in this rank's rows, and sum over the ranks."""
         ctx.how = how
         tokens_n = how.all_tokens(tokens_u)
         ctx.save_for_backward(weight, tokens_n)
@@ -211,7 +217,7 @@ class Embeddings(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_uh: Tensor) -> tuple[Tensor | None, ...]:
-        """Add the gradients of the tokens whose rows are here."""
+        """Form the gradient of this rank's rows, from the tokens that looked them up."""
         weight, tokens_n = ctx.saved_tensors
         total = _zeros_for(weight)
         gradient_nh = ctx.how.all_tokens(gradient_uh.contiguous())
@@ -220,7 +226,10 @@ class Embeddings(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """The sum of a number over ranks that each go on with it, and so have its whole gradient."""
+    """The sum of a number over ranks.
+
+    Every rank computes on with the sum, so every rank has the sum's whole gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, ranks: TensorParallel) -> Tensor:
@@ -229,5 +238,5 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand the gradient on: every rank has the same."""
+        """Return the gradient as it is, because every rank has the same one."""
         return gradient, None

@@ -1,1 +1,1 @@
-"""Flags of Megatron-LM and of programs made from it that do not exist here, and our answers."""
+"""Answers to flags of Megatron-LM, and of programs made from it, that do not exist here."""

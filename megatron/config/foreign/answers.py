@@ -1,4 +1,7 @@
-"""Answers to flags that do not exist here, read from ``table.txt``, which tells more."""
+"""Answers to flags that do not exist here, read from ``table.txt``, which describes its form.
+
+"Our" flags are the flags of this project. A "line" is a command line.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +23,16 @@ class Answer:
     """The answer to a flag with some values, on some lines.
 
     Attributes:
-        kind: ``rewritten`` to this project's flags with the same meaning; ``noted``, because it
-            changes nothing; ``refused``, because its effect would be missing.
-        reason: what it is read as, with {} for its values; why it changes nothing; or what is
-            missing, and the way out.
+        kind: ``rewritten``: the flag is read as flags of ours with the same meaning. ``noted``: the
+            flag changes nothing. ``refused``: the flag's effect would be missing.
+        reason: by kind: the words that the flag is read as, with {} for its values; the reason why
+            it changes nothing; or the missing feature and the way out.
         form: form of the values that the answer is for.
-        where: the lines that the answer is for, in words; empty: all.
-        condition: the same, as ``conditions`` reads it.
-        computed: name of the function that forms the words it is read as; empty: ``reason`` does.
-        feature: of a refusal, the name of what is missing.
+        where: the lines that the answer is for, in words; empty: all lines.
+        condition: the same lines, as a condition in the language of ``megatron.flags.conditions``.
+        computed: name of the function that forms the words that the flag is read as; empty: the
+            words are ``reason``.
+        feature: name of the missing feature, for a refusal.
     """
 
     kind: Kind
@@ -41,7 +45,7 @@ class Answer:
 
     @property
     def is_name(self) -> bool:
-        """Whether it is another name of flags of ours, on every line."""
+        """Whether the flag is another name of flags of ours, on every line."""
         return self.kind == "rewritten" and not self.where and not self.computed
 
     def takes(self, values: Sequence[str]) -> bool:
@@ -82,7 +86,8 @@ class Answers:
     """The answers to many flags.
 
     Args:
-        rows: the first that is for a flag's values on a line counts; patterns come last.
+        rows: flags with answers. The first row that is for a flag, its values and a line counts.
+            Rows with patterns only count for flags that no row names whole.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -95,22 +100,22 @@ class Answers:
 
     @property
     def exact(self) -> Mapping[str, Sequence[Answer]]:
-        """The answers to each flag that is known by its whole name."""
+        """The answers to each flag that stands in the rows with its whole name."""
         return self._exact
 
     def of(self, option: str) -> Sequence[Answer]:
-        """All answers to a flag that is not ours; empty if it is unknown."""
+        """Return all answers to a flag; empty if there are none."""
         if option in self._exact:
             return self._exact[option]
         return [answer for pattern, answer in self._patterns if fnmatchcase(option, pattern)]
 
     def to(self, option: str, values: Sequence[str], line: Line) -> Answer | None:
-        """The answer to a flag with these values on this line; ``None``: there is none."""
+        """Return the answer to a flag with these values on this line; ``None``: there is none."""
         found = (answer for answer in self.of(option) if answer.is_for(values, line))
         return next(found, None)
 
     def to_ours(self, option: str, values: Sequence[str], line: Line) -> Answer | None:
-        """The answer to values that a flag of ours has in Megatron; ``None``: there is none."""
+        """Return the answer to a flag of ours with a value of Megatron; ``None``: there is none."""
         return self.to(option, values, line) if option in self._exact else None
 
 
@@ -119,9 +124,9 @@ class Block:
     """A block of the table.
 
     Attributes:
-        kind: its first word: read as, noted, missing or idle.
-        facts: the text behind each name that begins a line, the first of them the kind.
-        flags: each with the form of its values.
+        kind: kind of its answer: read as, noted, missing or idle.
+        facts: for each name that begins a line, the text behind it. The first name is the kind.
+        flags: each flag of the block, with the form of its values.
     """
 
     kind: str
@@ -129,7 +134,7 @@ class Block:
     flags: Sequence[tuple[str, str]]
 
     def rows(self, kind: Kind, reason: str, feature: str = "") -> Iterator[Row]:
-        """Yield the block's flags with one answer, on the lines that it names."""
+        """Yield each flag of the block with its answer, for the lines that the block names."""
         where = self.facts.get("where", "")
         condition, computed = self.facts.get("if", where), self.facts.get("computed", "")
         for option, form in self.flags:
@@ -138,14 +143,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that is missing.
+    """A feature of Megatron that is missing here.
 
     Attributes:
         name: a few words, for tables.
         reason: why its flags are refused, and the way out.
-        decides: a flag of ours whose value is not known where a flag of the feature is given.
-        flags: the flags that ask for it.
-        idle: flags that ask for nothing on some lines.
+        decides: a flag of ours whose value is unknown if a flag of the feature is given.
+        flags: the flags that ask for the feature.
+        idle: flags of the feature that ask for nothing, on some lines or on all.
     """
 
     name: str
@@ -156,20 +161,20 @@ class Feature:
 
     @property
     def noted(self) -> Iterator[Row]:
-        """The flags that change nothing, where they do not."""
+        """The idle flags, noted on the lines on which they change nothing."""
         for block in self.idle:
             yield from block.rows("noted", block.facts["idle"])
 
     @property
     def refused(self) -> Iterator[Row]:
-        """The flags that are refused wherever no other answer stands before."""
+        """The flags that are refused on all lines for which no earlier row has an answer."""
         for block in (self.flags, *(block for block in self.idle if "where" in block.facts)):
             for option, form in block.flags:
                 yield option, Answer("refused", self.reason, form, feature=self.name)
 
 
 def blocks_of(table: str) -> Iterator[Block]:
-    """Read a table; what stands before its rule of equals signs is for people."""
+    """Read the blocks of a table. The text above its line of equals signs is for readers only."""
     for text in re.split(r"^=+$", table, flags=re.MULTILINE)[-1].strip().split("\n\n"):
         lines = text.split("\n")
         facts = dict(line.split(": ", 1) for line in lines if not line.startswith("--"))
@@ -179,7 +184,7 @@ def blocks_of(table: str) -> Iterator[Block]:
 
 
 def features_of(blocks: Sequence[Block]) -> Iterator[Feature]:
-    """Yield what is missing, each with the idle blocks that follow it."""
+    """Yield the missing features, each with the idle blocks that follow its own block."""
     for place, block in enumerate(blocks):
         if block.kind == "missing":
             others = [n for n, b in enumerate(blocks) if n > place and b.kind != "idle"]
@@ -190,7 +195,7 @@ def features_of(blocks: Sequence[Block]) -> Iterator[Feature]:
 
 
 def _short_names() -> Iterator[Row]:
-    """The short names that the tools have for the flags of a plan."""
+    """Yield the tools' short names for the flags of a plan."""
     for ours, *others in PLAN_FLAGS.values():
         for name in others:
             yield name, Answer("rewritten", f"{ours} {{}}", "N")
@@ -199,7 +204,7 @@ def _short_names() -> Iterator[Row]:
 _BLOCKS: Final = tuple(blocks_of(Path(__file__).with_name("table.txt").read_text(encoding="utf-8")))
 
 FEATURES: Final = tuple(features_of(_BLOCKS))
-"""All that is missing. Of two with one flag the first counts."""
+"""All missing features. If two features have the same flag, the first counts."""
 
 ANSWERS: Final = Answers(
     [
@@ -215,7 +220,7 @@ ANSWERS: Final = Answers(
         *(row for feature in FEATURES for row in feature.refused),
     ]
 )
-"""All answers, in their order: another name of ours before a note, a note before a refusal."""
+"""All answers in their order: other names of our flags, then notes, then refusals."""
 
 DECIDED: Final = {feature.name: feature.decides for feature in FEATURES if feature.decides}
-"""By the name of what is missing: our flag whose value a flag that asks for it would decide."""
+"""For the name of a missing feature, our flag whose value the feature's flags would decide."""

@@ -1,8 +1,8 @@
-"""A command line as it is written, and the words that some flags of others are read as.
+"""A command line as it is written, and functions that translate some flags of other projects.
 
-An answer to one flag may depend on others: a distributed optimizer changes nothing if there is one
-replica of the model. Such a condition is judged before any value is read, and before the flags are
-known to be free of mistakes.
+The answer to a flag may depend on other flags: a distributed optimizer changes nothing if there is
+one replica of the model. Such a condition is judged before any value is read, so the flags may
+still have mistakes.
 """
 
 import math
@@ -18,7 +18,7 @@ class Line:
     """The flags of a command line with their words.
 
     Attributes:
-        given: the words behind each flag; of a repeated flag the last ones.
+        given: the words behind each flag. If a flag is given twice, the later words.
         world_size: ranks of the job.
     """
 
@@ -30,11 +30,11 @@ class Line:
         return option in self.given
 
     def has(self, option: str, pattern: str) -> bool:
-        """Whether a flag is given with a value."""
+        """Whether a flag is given with words that match a pattern."""
         return option in self.given and fnmatchcase(" ".join(self.given[option]), pattern)
 
     def number(self, name: str, otherwise: float = math.nan) -> float:
-        """The number behind a flag, or what the line comes to; else ``otherwise``."""
+        """Return the number behind a flag, or a quantity of the line; else ``otherwise``."""
         if name in _QUANTITIES:
             return float(getattr(self, name))
         try:
@@ -70,20 +70,20 @@ class Line:
         return min(total, self.number("--exit-interval", total))
 
     def samples_of(self, tokens: float) -> int:
-        """The whole samples that some tokens make."""
+        """Return the number of whole samples in some tokens."""
         return int(tokens // max(1, self.number("--seq-length", 1)))
 
     @property
     def samples_of_tokens(self) -> int:
-        """The samples that ``--train-tokens`` makes; 0 if it is not given."""
+        """The number of whole samples in ``--train-tokens``; 0 if the flag is not given."""
         return self.samples_of(self.number("--train-tokens", 0))
 
 
 _QUANTITIES: Final = ("replicas", "samples", "samples_of_tokens", "last_iteration")
-"""What conditions may name of a line."""
+"""The quantities of a line that conditions may name."""
 
 Computed = Callable[[Line, Sequence[str]], str]
-"""Forms the words that a flag with some values is read as."""
+"""A function from a line and the values of a flag to the words that the flag is read as."""
 
 
 def _grouped(line: Line, values: Sequence[str]) -> str:
@@ -92,13 +92,16 @@ def _grouped(line: Line, values: Sequence[str]) -> str:
 
 
 def _train_tokens(line: Line, _: Sequence[str]) -> str:
-    """Training ends at the shorter of two lengths, so the longer one asks for nothing."""
+    """Return the length in samples; nothing if another flag gives a shorter length.
+
+    Training ends at the shorter of the two lengths.
+    """
     samples = line.samples_of_tokens
     return "" if 0 < line.samples <= samples else f"--train-samples {samples}"
 
 
 def _span(span: str, line: Line, _: Sequence[str]) -> str:
-    """A span of the learning rate, in the unit in which the line counts its training."""
+    """Return a span of the learning rate in the unit of the training's length."""
     samples = line.samples_of(line.number(f"--lr-{span}-tokens", 0))
     if "--train-iters" not in line.given or 0 < line.samples_of_tokens < line.samples:
         return f"--lr-{span}-samples {samples}"
@@ -106,7 +109,10 @@ def _span(span: str, line: Line, _: Sequence[str]) -> str:
 
 
 def _size_steps(line: Line, values: Sequence[str]) -> str:
-    """Thresholds in tokens become samples, rounded down; what is no number stays, to be told."""
+    """Return thresholds in samples, rounded down, for thresholds in tokens.
+
+    A word that is no number stays as it is, so that a rule reports it.
+    """
     found = []
     for entry in " ".join(values).replace(",", " ").split():
         threshold, colon, size = entry.partition(":")
@@ -130,4 +136,4 @@ COMPUTED: Final[Mapping[str, Computed]] = {
     "warmup_tokens": partial(_span, "warmup"),
     "size_steps": _size_steps,
 }
-"""The functions that the table names."""
+"""The functions that form words, by their names in ``table.txt``."""
