@@ -54,7 +54,7 @@ def _write(trace: torch.profiler.profile, path: Path) -> None:
     """Write a trace, complete or not at all.
 
     Raises:
-        OSError: it cannot be written. The profiler itself says nothing of a full disk.
+        OSError: the trace cannot be written. The profiler itself does not report a full disk.
     """
     with atomic_path(path) as temporary:
         trace.export_chrome_trace(str(temporary))
