@@ -269,7 +269,7 @@ class Checkpoints:
         return Progress(**{name: common[name] for name in known})
 
     def _saved_scales(self, where: Path, moments: bool) -> dict[str, BoxedTensor]:
-        """Return the saved scales of products in 8 bits; if some are missing, return none."""
+        """Return the saved scales of products in 8 bits; if any is missing, say so, return none."""
         delayed = self._state.delayed_scales
         if delayed is None:
             return {}

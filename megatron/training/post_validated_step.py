@@ -1,7 +1,7 @@
 """Iterations whose steps are taken on a guess and checked later, and the choice of the step.
 
 Each rank steps on the norm that it knows (optimizer post-validation, arXiv 2401.10241). An
-iteration is reported one iteration late, because only then it is known whether its step stands.
+iteration is reported one iteration late, because only then it is known whether its step was right.
 """
 
 from dataclasses import replace

@@ -79,8 +79,8 @@ class Rendezvous:
     def broadcast(self, value: str | None) -> str:
         """Return rank 0's ``value`` on every rank; call it once.
 
-        Rank 0 returns last, because it may host the store and may end next. That costs a job of n
-        ranks 2 n + 1 operations of the store.
+        Rank 0 returns last, because it may host the store and may end right after this call. That
+        costs a job of n ranks 2 n + 1 operations of the store.
         """
         if value is None:
             value = self.store.get("word").decode()

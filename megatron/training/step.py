@@ -29,9 +29,9 @@ class Iteration:
     Attributes:
         number: counted from 0.
         batch: its microbatches.
-        rates: returns the rates of the step for a number of earlier samples without a step, which
-            were left out because of an overflow.
-        consumed_samples: samples of all iterations, this iteration included.
+        rates: returns the rates of the step; its argument is the number of earlier samples that led
+            to no step because of an overflow.
+        consumed_samples: samples of this iteration and of all iterations before.
         loss_scale: factor that the weights of the losses contain.
     """
 
@@ -50,7 +50,7 @@ class Finished:
         number: counted from 0.
         loss: mean over the valid tokens.
         grad_norm: norm of the whole model's gradient, before clipping.
-        consumed_samples: samples of all iterations, this iteration included.
+        consumed_samples: samples of this iteration and of all iterations before.
         step_redone: whether its step was a wrong guess and was taken again.
         num_zeros: zero elements of the model's gradient; ``None``: they are not counted.
         params_norm: norm of the model's weights after its step; ``None``: it is not asked for.
@@ -208,7 +208,7 @@ def finish(
     *,
     step_redone: bool = False,
 ) -> Finished:
-    """Return an iteration whose outcome is known, after the loss scale has followed the outcome.
+    """Update the loss scale by the outcome of an iteration, and return the finished iteration.
 
     ``figures`` are the number of zeros in the gradient, and the norm of the weights after the step.
     """

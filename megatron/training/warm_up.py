@@ -1,8 +1,8 @@
 """Uses links, kernels and libraries before the first iteration: their first use makes them.
 
 Without this, the first iteration would make them. While one rank connects a link or loads a kernel,
-the other ranks wait. It may even never end: the load of a kernel waits for the device, and a
-communication on the device waits for this rank.
+the other ranks wait. They may even wait for ever: the load of a kernel waits for the device, and a
+communication on the device waits for the rank that loads.
 """
 
 import gc

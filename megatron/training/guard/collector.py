@@ -41,8 +41,8 @@ class Collector:
     def settle(self) -> None:
         """Free all garbage, and let later collections pass over the objects that remain.
 
-        Call this again after large objects were replaced: later collections would never free them
-        if they refer to each other.
+        Call this again after large objects were replaced: otherwise old objects that refer to each
+        other would stay for ever.
         """
         gc.unfreeze()
         gc.collect()

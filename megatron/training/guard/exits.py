@@ -97,7 +97,7 @@ class AgreedExit:
         return self._in_words(wishes), wishes.saves
 
     def close(self) -> None:
-        """Wait until the other ranks have asked as often as this one."""
+        """Wait until the other ranks have asked as often as this rank."""
         self._agreed()
 
     def _wishes(self) -> _Wishes:

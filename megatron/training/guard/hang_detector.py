@@ -7,7 +7,7 @@ none has made progress for long, the ranks that wait for nobody hold up the othe
 the job ends on all ranks: their main threads wait in collectives that will never complete. A rank
 in a phase that may take long, such as a save, gets ``LASTING`` times as long.
 
-On CUDA the host runs ahead of the device, so the place of a rank is that of its host.
+On CUDA the host runs ahead of the device; the place of a rank is the place of its host.
 """
 
 import os
@@ -167,5 +167,5 @@ class HangDetector:
 
 
 def _machine() -> str:
-    """Return the name of torchrun's group of ranks that this one belongs to."""
+    """Return the name of torchrun's group of ranks that this rank belongs to."""
     return os.environ.get("GROUP_RANK", "")

@@ -82,7 +82,7 @@ def _times(record: Interval) -> Iterator[Point]:
 
 
 def _memory(record: Interval) -> Iterator[Point]:
-    """Yield the memory of the rank that holds the most: it decides whether a run fits."""
+    """Yield the memory of the rank that holds the most: this rank decides whether a run fits."""
     if not record.ranks:
         return
     reserved = [r.reserved_memory for r in record.ranks if r.reserved_memory is not None]

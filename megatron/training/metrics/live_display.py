@@ -1,4 +1,4 @@
-"""The live display: a few lines about the run that stay below the printed ones on a terminal.
+"""The live display: a few lines about the run that stay below the printed lines on a terminal.
 
 The ``Live`` of the package rich draws the display. The terminal stays usable at every moment: the
 cursor is visible and below the display, and the display changes no mode of the terminal that a

@@ -44,7 +44,7 @@ class Meter:
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []
-        self._unrecorded: tuple[Finished, float] | None = None  # the last one, and when it ended
+        self._unrecorded: tuple[Finished, float] | None = None  # the last, and when it ended
         self._skipped = self._nans = 0  # iterations of the interval
         self._steps = self._steps_redone = 0
         self._memory_reported = False

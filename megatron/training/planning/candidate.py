@@ -112,9 +112,9 @@ class Candidate:
         Before the last stage can begin the backward of the first microbatch, every rank has run its
         forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment
         at which a rank holds parameters, gradients and optimizer state, all tensors that one
-        microbatch leaves on the rank, and the microbatch's part of the input embedding (a program
-        keeps the last embedding, ``lower``). A plan of a single microbatch holds no more, with one
-        exception: the gradient of the embeddings, if that gradient arrives while T runs.
+        microbatch leaves on the rank, and the microbatch's part of the input embedding (by
+        ``lower``, a program keeps the last embedding). A plan of a single microbatch holds no more,
+        with one exception: the gradient of the embeddings, if that gradient arrives while T runs.
 
         A schedule from a file has only the plan in the file, so that plan is counted.
         """

@@ -94,8 +94,9 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
     """Yield variants of the training that may hold less, and the flags that make the difference.
 
-    The first variant is the training of the run. Another halves the size of microbatches, another
-    computes every layer again, and another leaves out 8 bits, whose products keep further tensors.
+    The first variant is the training of the run. Each of the others makes one change: microbatches
+    of half the size, or every layer computed again, or no products in 8 bits, which keep tensors of
+    their own.
     """
     yield "", train
     batch = train.micro_batch_size

@@ -38,7 +38,7 @@ def prepared_advice(
     The search for other settings takes ``seconds``.
 
     Returns:
-        Lines; none for a run on CPUs.
+        The lines of the advice; none for a run on CPUs.
     """
     if config.parallel.device != "cuda":
         return ()

@@ -122,7 +122,7 @@ class _Runner:
         return found is None or (found.fits and found.in_flight <= self.candidate.limit)
 
     def look(self, comparing: Watch) -> None:
-        """Make the estimate or, if it is made or spares nothing, the candidate's own plan."""
+        """Make the estimate; if it exists or would spare nothing, make the candidate's own plan."""
         request = self.candidate.request
         has_few = planned_microbatches(request) == request.microbatches
         if self.estimate is not None or self.candidate.is_planned or has_few:
@@ -204,7 +204,10 @@ class Race:
 
     @staticmethod
     def _is_beaten(runner: _Runner, best: _Runner) -> bool:
-        """Whether the estimate says "no faster", or the lower bound "not faster by ``NEAR``"."""
+        """Whether ``runner`` is no faster by its estimate, or saves at most ``NEAR`` by its bound.
+
+        ``NEAR`` is a share of the time of ``best``.
+        """
         margin = NEAR if runner.estimate is None else 0.0
         return runner.seconds >= best.seconds * (1 - margin)
 

@@ -76,8 +76,8 @@ def compares(config: RunConfig) -> bool:
 def depends_on_time(config: RunConfig) -> bool:
     """Whether the plan of a start depends on how fast the machine searches.
 
-    The plan depends on it if the search has a time limit, or if plans are compared by the seconds
-    of a GPU: the comparison is limited to ``COMPARISON_SECONDS``.
+    That is so if the search has a time limit, or if plans are compared by their seconds on a GPU:
+    the comparison is limited to ``COMPARISON_SECONDS``.
     """
     limited = config.parallel.search_seconds is not None
     return limited or (compares(config) and _gpu(config, None) is not None)

@@ -84,7 +84,7 @@ class _Search:
         for setting in able:
             enough = self.fitting[ALTERNATIVES - 1 : ALTERNATIVES]
             if enough and rate * setting.candidate.least_time >= enough[0].found.seconds:
-                continue  # it is too slow to be among the fastest
+                continue  # too slow to be named
             if self.watch.is_over:
                 self.unknown.append(setting)
             else:
@@ -92,7 +92,7 @@ class _Search:
                 rate = min(rate, found.seconds / setting.candidate.least_time)
 
     def try_one(self, setting: Setting, seconds: float) -> Estimate:
-        """Plan a setting within some seconds, and tell it to the watch's reader."""
+        """Plan a setting within ``seconds``, and show the result to the reader of the watch."""
         self.watch.next_plan()
         found = setting.candidate.estimate(self.watch.part(seconds), self.gpu)
         told = f"{found.samples_per_second:.3g} samples/s" if found.fits else "does not fit"

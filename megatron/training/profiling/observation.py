@@ -67,7 +67,7 @@ class Observation:
             self._say("--record-timeline: the last iteration is skipped, and nothing is recorded")
 
     def begin(self, iteration: int) -> Observer | None:
-        """Return the observer of an iteration, if any; every rank calls it before each one."""
+        """Return an iteration's observer, if any; every rank calls it before each iteration."""
         state = self._state
         self._recorder = None
         if self.times(iteration):

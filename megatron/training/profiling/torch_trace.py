@@ -17,7 +17,7 @@ from megatron.training.outputs import why_unwritten
 def profiler(
     config: LogConfig, rank: int, say: Callable[[str], None] = print_now
 ) -> Iterator[Callable[[], None]]:
-    """Trace the iterations ``profile_step_start`` to ``profile_step_end`` (exclusive, from 1).
+    """Trace iterations from ``profile_step_start`` to before ``profile_step_end``, from 1.
 
     The traces open in Perfetto or chrome://tracing.
 

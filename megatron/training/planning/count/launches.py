@@ -34,7 +34,7 @@ _ROWS_OF_TOKENS: Final = {
     "subtract_targets_": ("gradient_vh", "targets_n"),
 }
 """Operations that touch one row of a matrix for every index, with the names of their arguments for
-the matrix and the indices. A Triton program skips the rows of other shards; the count has them."""
+the matrix and the indices. A Triton program skips rows of other shards; the count includes them."""
 
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
 """Arguments that an in-place operation writes without reading them."""
@@ -86,7 +86,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors whose memory an operation reads, and those whose memory it writes."""
+    """Return the tensors that an operation reads, and the tensors that it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
     for index, argument in enumerate(function._schema.arguments):

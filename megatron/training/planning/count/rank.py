@@ -248,7 +248,7 @@ def _without_reused(count: RankCount, plan: Plan) -> RankCount:
 
 
 def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:
-    """Return the groups of the first rank among those that share pipeline rank ``rank``."""
+    """Return the groups of the first of the ranks that share pipeline rank ``rank``."""
     grid = subject.grid(plan.ranks)
     own = next(r for r in range(grid.world_size) if grid.coordinates(r).pipeline == rank)
     rows = set(grid.groups("tensor"))

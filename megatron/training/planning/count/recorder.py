@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: to shield this mode from its compiler, PyTorch would import it for 2 s."""
+        """Return False: otherwise PyTorch would import its compiler, which takes 2 seconds."""
         return False
 
     def __torch_dispatch__(

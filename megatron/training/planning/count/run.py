@@ -1,10 +1,10 @@
 """The count of every pipeline rank of a run: each distinct part is counted once.
 
 First, a rank is counted with a single layer in each chunk, or with a single group of layers that
-the backward computes again together. Every other kind of layer is counted once, apart, and its
-count is added to the chunk as a *segment*. So a hundred equal layers take no longer than one, with
-one exception: a chunk of which the backward computes only some layers again. Ranks with equal parts
-share a count.
+the backward computes again together. All further layers are counted apart, once for each kind, and
+their counts are added to the chunk as *segments*. So a hundred equal layers take no longer than one
+layer. There is one exception: a chunk of which the backward computes only some layers again is
+counted whole. Ranks with equal parts share a count.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
