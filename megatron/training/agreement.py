@@ -87,10 +87,11 @@ def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
 
 
 def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
-    """Return the digest of the kind of the GPU that draws the initial weights, if one does.
+    """Return the digest of the kind of GPU that draws the initial weights, if a GPU draws them.
 
-    Replicas, tied embeddings on two stages, and what tensor ranks do not split are drawn by every
-    rank for itself, so all GPUs must draw alike; unless all that is drawn will be loaded.
+    Some ranks must draw equal weights: replicas, the two stages of tied embeddings, and
+    tensor-parallel ranks for weights that are not split. So all GPUs must draw alike, unless a
+    checkpoint replaces all drawn weights.
 
     ``local_rank`` is the number of this rank's GPU.
     """
@@ -106,10 +107,10 @@ def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
 def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
     """Refuse a job whose ranks would run different things; every rank calls this function.
 
-    Rank 0 compares, and tells the others what it has found.
+    Rank 0 compares the digests, and tells the other ranks the result.
 
     Raises:
-        UserError: on every rank, naming the differences, their ranks and the way out.
+        UserError: on every rank; the message names the differences, their ranks and the way out.
     """
     gathered = rendezvous.gather(json.dumps(digests))
     found = None if gathered is None else disagreement(list(map(json.loads, gathered))) or ""
@@ -145,9 +146,9 @@ def _way_out(name: str) -> str:
 
 
 def _without_paths(value: object) -> object:
-    """Return ``value`` with every path replaced by one word, as machines may differ in paths.
+    """Return ``value`` with every path replaced by fixed words, as machines may differ in paths.
 
-    Sets are put in order: that of their words differs from process to process.
+    Sets become sorted tuples, because the order of a set differs from process to process.
     """
     if isinstance(value, Path):
         return "a path"

@@ -1,4 +1,4 @@
-"""Saves a run, and brings a run back to where a checkpoint was saved, whatever its layout.
+"""Saves a run, and loads a checkpoint into a run of any layout.
 
 Nothing random is saved: dropout and the order of the data are functions of the seed, the iteration
 and the samples consumed. The learning rate is a function of the samples consumed.
@@ -38,14 +38,14 @@ class Checkpoints:
     Args:
         config: the run.
         state: this rank.
-        hosts: all ranks of the job on CPUs, with a group that nothing else uses.
+        hosts: all ranks of the job on CPUs, with a process group for checkpoints only.
         say: prints on the first rank.
-        tell: is told of checkpoints that are begun or written.
-        lock: of the folder for saves, if this rank holds it.
+        tell: is called when a checkpoint is begun or written.
+        lock: the lock of the folder for saves, if this rank holds the lock.
 
     Attributes:
-        fault: why the last save that has ended has failed, the same on every rank; empty if it
-            has not.
+        fault: why the last finished save has failed, the same on every rank; empty if the save
+            has succeeded.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Checkpoints:
         self._of_others: set[int] = set()
 
     def load(self) -> Progress:
-        """Load what the configuration asks for; return how far that run had come.
+        """Load the checkpoint that the configuration asks for; return the progress of its run.
 
         Raises:
             UserError: there is no such checkpoint, it is damaged, or it is of another model.
@@ -83,7 +83,7 @@ class Checkpoints:
         if config.save is not None and not goes_on:
             self._of_others = set(folder.complete(config.save))
         if config.save is not None and config.asynchronous:
-            self._copy(self._own_share())  # the first save finds its memory, too
+            self._copy(self._own_share())  # allocates the memory for the first save
         return progress
 
     def _load(self) -> Progress:
@@ -136,20 +136,20 @@ class Checkpoints:
             self._tell(event, progress)
 
     def _copy(self, tensors: Mapping[str, BoxedTensor]) -> dict[str, BoxedTensor]:
-        """Return a copy, which lies in the memory of the last one."""
+        """Return copies of the tensors, in the memory of the last copies."""
         copies = {name: own.copied(self._copies.get(name)) for name, own in tensors.items()}
         self._copies = copies
         return copies
 
     def report(self, *, wait: bool = False) -> None:
-        """Say how an asynchronous save ended, if it has."""
+        """Say how an asynchronous save ended, if one has ended."""
         outcome = self._background.wait() if wait else self._background.finished()
         if outcome is not None:
             self._say(outcome)
             self._tell_unless_failed("Saved async checkpoint", self._being_saved)
 
     def _own_share(self) -> dict[str, BoxedTensor]:
-        """Return what this rank writes: replicas share what they hold, and copies are left out."""
+        """Return the tensors that this rank writes: a share of the replicas' tensors, no copies."""
         state, moments = self._state, self._config.save_optimizer
         counted = [part for part in state.updated if part.counts_in_norm]
         tensors = tensors_of(counted, state.optimizer, moments=moments)
@@ -161,7 +161,10 @@ class Checkpoints:
         return share(tensors, self._part)
 
     def _common(self, progress: Progress) -> dict[str, Any]:
-        """Return what is not a tensor. The plan is for people to read: any plan goes on from it."""
+        """Return the values of a checkpoint that are not tensors.
+
+        The plan is for people to read: a run with any other plan can load the checkpoint.
+        """
         return {
             **asdict(progress),
             "optimizer_steps": self._state.optimizer.steps,
@@ -186,13 +189,14 @@ class Checkpoints:
         said = [f"saved {where} in {time.perf_counter() - started:.1f} s"]
         if self._config.save_retain_interval is not None:
             left = self._prune(root, iteration) if self._hosts.rank == 0 else []
-            said += self._hosts.all_gather_object(left)[0]  # no rank goes on before the first
+            said += self._hosts.all_gather_object(left)[0]  # no rank goes on before rank 0
         return "\n".join(said)
 
     def _prune(self, root: Path, newest: int) -> list[str]:
-        """Delete older checkpoints that are not to be kept; return what could not be deleted.
+        """Delete older checkpoints that need not be kept; return a line for every failure.
 
-        What was there when this run started from elsewhere is of another run, and stays.
+        If this run did not go on from this folder, the checkpoints that it found there belong to
+        another run, and stay.
         """
         interval, left = self._config.save_retain_interval, list[str]()
         assert interval is not None, "all are kept"
@@ -206,10 +210,10 @@ class Checkpoints:
         return left
 
     def _read_last_good(self, root: Path) -> tuple[Path, Progress] | None:
-        """Read the newest checkpoint that is as it was written, the same on every rank.
+        """Read the newest undamaged checkpoint, the same on every rank.
 
         Returns:
-            Its folder, and how far its run had come; ``None`` if there is none.
+            The checkpoint's folder and the progress of its run; ``None`` if there is none.
         """
         hosts, step = self._hosts, self._config.load_step
         if hosts.rank == 0 and _same_folder(root, self._config.save):
@@ -265,7 +269,7 @@ class Checkpoints:
         return Progress(**{name: common[name] for name in known})
 
     def _saved_scales(self, where: Path, moments: bool) -> dict[str, BoxedTensor]:
-        """Return the scales of products in 8 bits that can be read, all or none; tell of none."""
+        """Return the saved scales of products in 8 bits; if any is missing, say so, return none."""
         delayed = self._state.delayed_scales
         if delayed is None:
             return {}
@@ -280,7 +284,7 @@ class Checkpoints:
         return {}
 
     def _read_common(self, where: Path) -> dict[str, Any]:
-        """Return what is not a tensor; if one rank cannot read it, all ranks raise alike."""
+        """Return the values that are not tensors; if one rank cannot read them, all ranks raise."""
         common, problem = dict[str, Any](), None
         try:
             common = read_checked_common(where)
@@ -291,7 +295,7 @@ class Checkpoints:
         return common
 
     def _check_optimizer(self, where: Path, common: Mapping[str, Any]) -> None:
-        """Refuse the state of another optimizer, which this one can do nothing with."""
+        """Refuse the state of another optimizer, which the optimizer of this run cannot use."""
         saved = {"optimizer": "adam"} | common.get("optimizer", {})
         theirs, ours = saved["optimizer"], self._optimizer.optimizer
         if theirs != ours:
@@ -306,14 +310,14 @@ class Checkpoints:
             )
 
     def _note_changed_rates(self, common: Mapping[str, Any]) -> None:
-        """Say which values of the optimizer and the learning rate the earlier run had otherwise."""
+        """Say which values of the optimizer and learning rate differ from the earlier run."""
         saved = common.get("optimizer", {})
         for name, value in asdict(self._optimizer).items():
             if not self._config.finetune and saved.get(name, value) != value:
                 self._say(f"--load: {name} was {saved[name]} in the run so far, and is {value} now")
 
     def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
-        """Refuse weights of another model, though they may have the same shapes."""
+        """Refuse weights of another model, even if they have the same shapes."""
         found = differences(common["model"], asdict(self._model))
         if found:
             raise UserError(

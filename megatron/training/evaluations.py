@@ -17,9 +17,9 @@ from megatron.training.setup import TrainState
 class Evaluations:
     """Evaluates, and records the losses; all ranks call every method alike.
 
-    Each evaluation has samples of its own, which follow from the iterations that are done.
+    Each evaluation has its own samples; the number of finished iterations decides which.
 
-    The time of an evaluation counts for no iteration of ``meter``.
+    In ``meter``, the time of an evaluation counts for no iteration.
     """
 
     config: TrainConfig
@@ -41,7 +41,7 @@ class Evaluations:
         self._validate(iteration + 1, iteration // self.config.eval_interval, at_end=False)
 
     def at_end(self, iterations: int) -> None:
-        """Evaluate every set that there is, after so many iterations."""
+        """Evaluate all sets at the end, after ``iterations`` iterations."""
         if "validation" in self.config.final_sets:
             interval = self.config.eval_interval
             self._validate(iterations, iterations // interval if interval else 0, at_end=True)
@@ -50,10 +50,10 @@ class Evaluations:
             self._evaluate("test", self.data.test, iterations, batches, at_end=True)
 
     def _validate(self, iterations: int, before: int, at_end: bool) -> None:
-        """Evaluate the validation sets, with the samples that follow those of ``before`` others."""
+        """Evaluate the validation sets, with the samples after ``before`` earlier evaluations."""
         sets, config = self.data.validation, self.config
         assert sets, "without data nothing is evaluated"
-        # A resumed run with smaller batches has more evaluations than there is data for: again.
+        # A resumed run with smaller batches has more evaluations than data: it reads data again.
         number = before % evaluations_of_validation(config)
         first = number * config.eval_iters * config.global_batch_size
         for name, loader in sets.items():

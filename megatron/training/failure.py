@@ -1,10 +1,11 @@
-"""How a rank ends that cannot go on: one rank says why, as the last thing on the screen.
+"""Ends a rank that cannot go on; one rank tells the reason, as the last words on the screen.
 
-torchrun ends all ranks as soon as one has failed. Then it prints a traceback of itself and a
-report, which ends with what the rank that failed first has left in its *error file*
-(``torch.distributed.elastic.multiprocessing.errors``). So under torchrun the reason goes there, and
-else to standard error. A rank that leaves the word to another waits until torchrun ends it, and
-then ends without a fault, so that the report does not list it.
+torchrun ends all ranks as soon as one rank has failed. Then torchrun prints its own traceback and a
+report. The report ends with the text in the *error file* of the rank that failed first
+(``torch.distributed.elastic.multiprocessing.errors``). So under torchrun the reason goes into the
+error file, and otherwise to standard error. One rank speaks, and the other ranks *leave the word*
+to it: they wait until torchrun ends them, and end without a fault, so that the report does not list
+them.
 """
 
 import json
@@ -27,10 +28,10 @@ from megatron.training.rendezvous import Rendezvous, UserError
 T = TypeVar("T")
 
 _SILENT: Final = "silent"
-"""File beside its error file by which a rank says that it leaves the word to another."""
+"""Name of a file beside a rank's error file; the file says that the rank leaves the word."""
 
 SILENT_SECONDS: Final = 5.0
-"""How long a rank gives another one to say why the job ends."""
+"""How long a rank waits for another rank to say why the job ends."""
 
 GRACE_SECONDS: Final = 1.0
 """How long torchrun has to find a dead rank; it looks ten times a second."""
@@ -41,15 +42,15 @@ def or_exit(
 ) -> T:
     """Return the result of ``work``; a user's mistake ends the process without a traceback.
 
-    Every rank finds the same mistakes, and rank 0 speaks. If it finds none, because a file is
-    missing on another machine, the first rank of that machine speaks; if that finds none, the
-    others do.
+    Usually every rank finds the same mistakes, and rank 0 speaks. If rank 0 finds no mistake,
+    because a file is missing only on another machine, the first rank of that machine speaks. If
+    that rank finds no mistake either, other ranks speak.
 
     Args:
-        work: is done by every rank for itself, before the ranks have met.
+        work: every rank does it for itself, before the ranks have met.
         rank: this rank.
-        local_rank: its number on its machine.
-        silent_seconds: how long a rank gives those before it.
+        local_rank: number of this rank on its machine.
+        silent_seconds: how long a rank waits for ranks that speak before it.
 
     Raises:
         SystemExit: with 2 if ``work`` raised a ``ValueError`` or ``OSError``.
@@ -71,17 +72,17 @@ def end_the_job(
 ) -> NoReturn:
     """Say why the job ends, and end this process at once: 2 for a user's mistake, else 1.
 
-    A rank that fails must not linger in a collective that the others will never join. Of several
-    ranks one speaks. If all ranks fail because one has died without a word, torchrun tells of that
-    one, and ends the others before they speak. The torchrun of another machine does not know; there
-    the ranks find out who is lost.
+    A rank that fails must not linger in a collective that the others will never join. If several
+    ranks fail, one of them speaks. If all ranks fail because one rank has died without a word,
+    torchrun reports the dead rank, and ends the other ranks before they speak. The torchrun of
+    another machine does not know of the dead rank; there the ranks ask which rank is lost.
 
     Args:
         rendezvous: where the ranks have met.
         error: a user's mistake or a diverged loss, which all ranks may find, is told in one line;
             any other failure with its traceback.
-        find_lost: begins to ask who is lost, and returns the seconds after which it is known. If a
-            rank is lost, this process ends before (see ``HangDetector``).
+        find_lost: begins to ask which rank is lost, and returns the seconds to wait for the answer.
+            If a rank is lost, this process ends during the wait (see ``HangDetector``).
     """
     in_one_line = isinstance(error, (FloatingPointError, UserError))
     if find_lost is not None and is_lost_connection(error):
@@ -99,7 +100,7 @@ def end_the_job(
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Return whether an error says that another rank is gone, and not what it has died of."""
+    """Return whether an error says only that another rank is gone, without the reason."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     )
@@ -113,7 +114,7 @@ def end_with_reason(reason: str) -> NoReturn:
 
 
 def end_silently(code: int) -> NoReturn:
-    """End this process at once, as another says why; any thread may call it."""
+    """End this process at once, as another rank tells the reason; any thread may call it."""
     _be_silent()
     os._exit(code)
 
@@ -139,7 +140,7 @@ def tell_torchrun(reason: str) -> bool:
 
 
 def leave_the_word(seconds: float) -> None:
-    """Wait for torchrun to end this rank because another has failed; return if it does not."""
+    """Wait for torchrun to end this rank, as another has failed; return after ``seconds``."""
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _be_silent()
     try:
@@ -149,14 +150,14 @@ def leave_the_word(seconds: float) -> None:
 
 
 def _leave_the_word_to_torchrun(seconds: float) -> None:
-    """Leave the word; torchrun may have sent its signal already, to a rank that only notes it."""
+    """Leave the word; end at once if torchrun's signal came before, and was only noted."""
     if was_terminated():
         end_silently(0)
     leave_the_word(seconds)
 
 
 def _be_silent() -> None:
-    """Tell the other ranks of this machine that this one leaves the word to them."""
+    """Tell the other ranks of this machine that this rank leaves the word to them."""
     if (file := _error_file()) is not None:
         with suppress(OSError):  # then the speaker waits in vain, and ends
             (file.parent / _SILENT).touch()
@@ -165,7 +166,7 @@ def _be_silent() -> None:
 def _let_others_be_silent(seconds: float) -> None:
     """Wait until the other ranks of this machine are ready to be ended without a fault.
 
-    A rank that torchrun ends before, while it still starts, would stand in the report.
+    If torchrun ends a rank that has not come so far, the report lists that rank.
     """
     file = _error_file()
     if file is None:
@@ -178,7 +179,7 @@ def _let_others_be_silent(seconds: float) -> None:
 
 
 def _error_file() -> Path | None:
-    """The file for torchrun's report, in a folder of this rank beside those of the others."""
+    """Return this rank's error file under torchrun; its folder lies beside other ranks' folders."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file) if file is not None and dist.is_torchelastic_launched() else None
 
@@ -191,6 +192,6 @@ def _takes_the_word(rendezvous: Rendezvous, otherwise: bool) -> bool:
 
 
 def _error(error: Exception) -> str:
-    """Several mistakes have a line each."""
+    """Return the text of an error; several mistakes have a line each."""
     told = readable(str(error))
     return f"error:{chr(10) if chr(10) in told else ' '}{told}"

@@ -2,7 +2,7 @@
 
 Stages and layers stay where they are; only the order of passes changes. The plan of the last size
 is made before the run, and evaluations always run it. Plans of smaller sizes are made when they
-are needed, on the first rank for all.
+are needed; the first rank makes them for all ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class GrowingBatches:
         return self._microbatches(self._size()) != self._loader.num_microbatches
 
     def follow(self) -> None:
-        """Run the plan for the next batch, and read as many microbatches."""
+        """Change to the plan for the next batch, and read as many microbatches as it has."""
         if not self.change:
             return
         size, pipeline = self._size(), self._state.pipeline

@@ -29,12 +29,12 @@ def run_iteration(
 ) -> Finished | None:
     """Run one iteration, and return the iteration that this makes final (``TrainStep.train``).
 
-    ``feed`` brings the next batch to the device during this iteration, which is counted from 0.
-    Without one, each batch is brought when it is needed.
+    ``iteration`` is counted from 0. ``feed`` brings the next batch to the device while this
+    iteration runs. Without a feed, each batch is brought when it is needed.
 
     Raises:
-        FloatingPointError: as ``train``.
-        UserError: as ``train``.
+        FloatingPointError: as in ``TrainStep.train``.
+        UserError: the data cannot be read.
     """
     first, scale = loader.consumed_samples, step.loss_scale
     if feed is None:
@@ -78,11 +78,11 @@ def _next_batch(
 def _fed(
     loader: MicrobatchLoader, feed: Feed, groups: Groups, loss_scale: float
 ) -> list[DeviceMicrobatch]:
-    """Take the next batch, and let the one after be read."""
+    """Take the next batch, and let the loader read the batch after it."""
     with _faults_of_data():
         staged = loader.next_prepared(feed.stage)
     batch = feed.take(staged, replicas=groups.data.size, loss_scale=loss_scale)
-    loader.read_ahead(feed.stage)  # not before: the batch taken before makes room for it
+    loader.read_ahead(feed.stage)  # only now: the batch that was taken has made room
     return batch
 
 

@@ -46,8 +46,8 @@ def train(
 ) -> None:
     """Train from where a checkpoint stopped, or from the start, to the end of ``config``.
 
-    Without ``signals`` the rank dies of them. The process has begun at ``begin``, by
-    ``time.monotonic``; ``None``: now.
+    ``signals`` notes signals, so that the run leaves in good order; without it, a signal ends the
+    rank. ``begin`` is the time at which the process began, by ``time.monotonic``; ``None``: now.
 
     Raises:
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
@@ -66,7 +66,7 @@ def train(
                 with loop.collector.running():
                     loop.run_all(agreed_exit)
                 loop.end()
-            except (FloatingPointError, UserError):  # the other ranks are there to save with
+            except (FloatingPointError, UserError):  # all ranks raise, so they can end the save
                 loop.let_save_end()
                 raise
         loop.log.close()
@@ -74,9 +74,10 @@ def train(
 
 
 class _Loop:
-    """Iterations with all that happens between them, on one rank.
+    """The iterations of a run and all work between them, on one rank.
 
-    It begins where an earlier run has come to, ``start``, and ends after ``last`` iterations.
+    The loop begins at ``start``, the progress of the earlier run, and ends after ``last``
+    iterations.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
             self._say(note)
-        # A guess on the last step may turn out wrong: then its batch is looked at again.
+        # If the guess of the last step turns out wrong, the batch of that step is needed again.
         kept = 2 if config.optimizer.post_validation else 1
         self._feed = Feed(state.groups.device, kept) if config.data.prefetch else None
         self._batches = GrowingBatches(config, state, data.train, self._say)
@@ -147,7 +148,7 @@ class _Loop:
                     break
 
     def run(self, iteration: int) -> None:
-        """Train an iteration; observe, evaluate and save where that is due."""
+        """Train an iteration; observe, evaluate and save if it is time to."""
         config = self._config
         self._position.enter(f"iteration {iteration + 1}")
         if self._batches.change:
@@ -172,7 +173,7 @@ class _Loop:
         self.collector.ended(iteration)
 
     def _save_unless_due(self, iteration: int) -> None:
-        """Save if it is not the turn of ``iteration`` anyway."""
+        """Save, unless ``--save-interval`` asks for a save after ``iteration`` anyway."""
         if not _is_due(iteration, self._config.checkpoint.save_interval):
             self._save(iteration)
 
@@ -186,8 +187,8 @@ class _Loop:
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
         timed = observation.times(iteration) or self._stragglers.times(iteration)
-        # A guess is checked before, so that a timed iteration runs once. The open step of a sharded
-        # optimizer belongs to the iteration.
+        # A guess is checked before a timed iteration, so that the iteration runs once. The open
+        # step of a sharded optimizer stays open: its time belongs to the iteration.
         if timed and self._config.optimizer.post_validation:
             self._report(self._step.settle())
         with meter.paused():
@@ -242,11 +243,11 @@ class _Loop:
             self._say(remark)
 
     def end(self) -> None:
-        """Make the last iteration final, save, and print what is known only now.
+        """Make the last iteration final, save, evaluate, and print the figures of the end.
 
         Raises:
-            UserError: the last save has failed, so that what was trained since the one before is
-                lost; a launcher that restarts failed jobs must not take this one for done.
+            UserError: the last save has failed, so all training since the save before is lost; the
+                error tells a launcher that restarts failed jobs that this job has failed.
         """
         config, meter = self._config, self.meter
         self._report(self._step.settle())
@@ -288,7 +289,8 @@ class _Loop:
         """Go on in the data where the earlier run stopped.
 
         Raises:
-            UserError: its batches had another size, so iterations and samples do not fit together.
+            UserError: batches of the earlier run had another size, so iterations and samples do
+                not fit together.
         """
         train, start = self._config.train, self.start
         counted = train.length is None and not train.skip_train

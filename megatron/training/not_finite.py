@@ -1,4 +1,4 @@
-"""Ends a run whose loss or gradient is infinite or NaN, and says where that came from."""
+"""Ends a run whose loss or gradient is infinite or NaN, and says where the value came from."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,7 +22,7 @@ def report_not_finite(
 
     All ranks call it.
 
-    Samples are those of the global batch, by their place in the order of training.
+    ``samples`` are the samples of the global batch, by their place in the order of training.
 
     Raises:
         FloatingPointError: always.
@@ -42,7 +42,7 @@ def report_not_finite(
 
 
 def _where_not_finite(state: TrainState, batch: Sequence[DeviceMicrobatch], samples: range) -> str:
-    """Return on which rank and in which samples infinity or NaN comes first; all call it."""
+    """Return the rank and the samples where infinity or NaN comes first; all ranks call it."""
     where = state.pipeline.first_not_finite(batch)
     if where is not None:
         own_number, rank, what = where

@@ -1,4 +1,4 @@
-"""Opens what saves and loads a run: for a run that does neither, next to nothing.
+"""Opens the checkpoints of a run, and imports the code for them only if the run needs it.
 
 PyTorch's distributed checkpoints take a third of all imports of a rank. So only a run with
 ``--save`` or ``--load`` imports them.
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 Tell = Callable[[SaveEvent, Progress], None]
 
 SAVE_TIMEOUT: Final = timedelta(hours=3)
-"""How long a rank waits for another one that writes or reads its part of a checkpoint."""
+"""How long a rank waits for another rank that writes or reads its part of a checkpoint."""
 
 
 def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
     """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
 
-    Saving and loading get a process group of their own. Asynchronous saves need one, because others
-    are in use meanwhile; and a rank may be busy with its files for longer than any other collective
-    may wait.
+    Saving and loading have a process group of their own, for two reasons. During an asynchronous
+    save, training uses the other groups. And a rank may be busy with its files for longer than any
+    other collective may wait.
     """
     hosts = groups.world_hosts
     if hosts.size == 1 or not _uses_any(config):
@@ -52,7 +52,7 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
         The lock on the rank that holds it, else ``None``.
 
     Raises:
-        UserError: another job saves there.
+        UserError: another job saves to the folder, or the folder cannot be locked.
     """
     with ExitStack() as stack:
         fault, own = None, None
@@ -69,12 +69,12 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
 
 
 class NoCheckpoints:
-    """In place of ``Checkpoints`` in a run that neither saves nor loads."""
+    """Takes the place of ``Checkpoints`` in a run that neither saves nor loads."""
 
     fault = ""
 
     def load(self) -> Progress:
-        """Return that nothing has been trained."""
+        """Return the progress of a new run."""
         return Progress()
 
     def save(self, progress: Progress) -> None:
@@ -86,7 +86,7 @@ class NoCheckpoints:
 
 
 def import_checkpoints(config: CheckpointConfig) -> None:
-    """Import what a run needs to save or load, if it does: before its ranks meet."""
+    """Import the code for checkpoints, if the run needs it, before the ranks meet."""
     if _uses_any(config):
         import megatron.training.checkpointing  # noqa: F401 - see the module's first lines
 

@@ -18,13 +18,15 @@ _ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)
 
 @dataclass(frozen=True)
 class Data:
-    """Microbatches of a run; ranks with the same part of the sequence read the same in a replica.
+    """The microbatches of a run, as this rank reads them.
+
+    In a replica, all ranks with the same part of the sequence read the same microbatches.
 
     Attributes:
         train: microbatches of the training iterations.
         validation: microbatches of every set that is evaluated, by its name in the log.
         test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
-        notes: lines about what is left out, and about the numbers of validation sets.
+        notes: lines about sets or samples that are left out, and about names of validation sets.
     """
 
     train: MicrobatchLoader
@@ -40,10 +42,10 @@ def open_data(
     place: Coordinates = _ALONE,
     context_size: int = 1,
 ) -> Data:
-    """Index the samples that the run will read. Needs no other rank.
+    """Index the samples that the run will read, without help from other ranks.
 
-    ``place`` tells the replica of this rank, and its part of every sequence, which ``context_size``
-    ranks share.
+    ``place`` gives the replica of this rank, and the rank's part of every sequence. A sequence is
+    shared by ``context_size`` ranks.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -87,7 +89,7 @@ def open_data(
 
 
 def _on_validation_sets(config: DataConfig, sets: Mapping[str, MicrobatchLoader]) -> Iterator[str]:
-    """Yield a line on the name of every one of several sets, and on samples that are left out.
+    """Yield lines on the names of sets, if there are several, and on samples that are left out.
 
     Raises:
         ValueError: a set that is to be read whole does not fill a batch.
@@ -106,7 +108,11 @@ def _on_validation_sets(config: DataConfig, sets: Mapping[str, MicrobatchLoader]
 
 
 def _read_whole(name: str, loader: MicrobatchLoader) -> str:
-    """Return a line on what an evaluation of a whole set reads; errors as above."""
+    """Return a line on the batches that an evaluation of a whole set reads.
+
+    Raises:
+        ValueError: the set does not fill a batch.
+    """
     batches, left = loader.whole_batches, loader.samples % loader.batch_size
     if not batches:
         raise ValueError(
@@ -128,8 +134,8 @@ def _test_set(
 ) -> tuple[SampleDataset | None, tuple[str, ...]]:
     """Return the test set, and a line if there is none.
 
-    The default split leaves a thousandth of the documents to it, of a small corpus none. So it is
-    left out, unless nothing else is evaluated.
+    The default split gives a thousandth of the documents to the test set; of a small corpus that is
+    not one document. Then the test set is left out, unless it is the only set to evaluate.
     """
     if "test" not in train.final_sets:
         return None, ()

@@ -1,4 +1,4 @@
-"""What a rank says that runs out of memory: where it was, what it held, and what would fit.
+"""The message of a rank that runs out of memory: its place, its activations, and a way out.
 
 Settings that would fit on GPUs are known before training begins (``planning/prepared_advice``). A
 rank on a GPU also writes a snapshot of its allocator, for https://pytorch.org/memory_viz.
@@ -24,7 +24,7 @@ from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 
 HISTORY: Final = 100_000
-"""Allocations that PyTorch remembers."""
+"""Number of allocations that PyTorch remembers."""
 
 
 class OutOfMemoryError(UserError):
@@ -35,8 +35,8 @@ class OutOfMemoryError(UserError):
 class Device:
     """The GPU of a rank.
 
-    ``reserved`` are the bytes that PyTorch has taken from the driver, ``allocated`` those of
-    tensors.
+    ``reserved`` are the bytes that PyTorch has taken from the driver, and ``allocated`` are the
+    bytes of tensors.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Device:
 
 
 def record_memory(log: LogConfig, device: torch.device) -> None:
-    """Let PyTorch remember who allocates memory on a GPU, if the run asks for it."""
+    """Let PyTorch remember which code allocates memory on a GPU, if the run asks for it."""
     if log.record_memory_history and device.type == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=HISTORY)
 
@@ -68,11 +68,10 @@ def explained(
     rank: int,
     advice: Sequence[str] = (),
 ) -> Exception:
-    """Return an error that says what to do if ``error`` says that memory is out; else itself.
+    """Return an error that says what to do if memory is out; otherwise return ``error`` itself.
 
-    Nothing is searched for now: the other ranks wait for this one to end.
-
-    ``advice`` was prepared before training; ``state`` is this rank, if it is built already.
+    The search for settings that fit was made before training, and ``advice`` is its result: now the
+    other ranks wait for this rank to end. ``state`` is this rank, if it is built already.
     """
     of_gpu = isinstance(error, torch.OutOfMemoryError)
     if not of_gpu and not _is_of_host(error):
@@ -89,7 +88,7 @@ def explained(
 
 
 def _is_of_host(error: Exception) -> bool:
-    """Whether the host's memory is out; PyTorch tells it by the words of a ``RuntimeError``."""
+    """Whether the host's memory is out; PyTorch raises a ``RuntimeError`` with these words."""
     if isinstance(error, RuntimeError):
         return "DefaultCPUAllocator: can't allocate memory" in str(error)
     return isinstance(error, MemoryError)
@@ -131,7 +130,7 @@ def _figures(device: Device) -> Iterator[str]:
 
 
 def _snapshot(path: Path, rank: int) -> Iterator[str]:
-    """Write the allocator's state; yield where it is."""
+    """Write the allocator's state to a file; yield a line with the path."""
     own = path.with_name(f"{path.stem}-{rank}{path.suffix}")
     with suppress(OSError, RuntimeError):  # the message is worth more than the file
         own.parent.mkdir(parents=True, exist_ok=True)

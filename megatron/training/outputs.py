@@ -1,7 +1,7 @@
-"""Files that a run leaves: before training it is checked that they can be written.
+"""The output files of a run, and the check before training that they can be written.
 
-If one of them cannot be written later, as the disk has become full, the run says so and goes on:
-nobody wants to lose days of training for the sake of a trace.
+If a file cannot be written later, because the disk is full, the run says so and goes on: a trace is
+not worth days of lost training.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
 
 
 def why_unwritten(flag: str, write: Callable[[], object]) -> str | None:
-    """Write files; if that fails, return why, for the log of a run that goes on."""
+    """Write files; if that fails, return the reason for the log, and the run goes on."""
     try:
         write()
     except OSError as error:
@@ -81,7 +81,7 @@ def _check_file(path: Path) -> None:
         raise OSError("it is a pipe")
     if path.exists():
         path.open("ab").close()
-    if not path.exists() or path.is_file():  # such files are written beside and renamed
+    if not path.exists() or path.is_file():  # written under another name, and then renamed
         probe = temporary_name(path)
         probe.touch()
         probe.unlink()

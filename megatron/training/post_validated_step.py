@@ -1,7 +1,7 @@
-"""Iterations whose steps are taken on a guess, and checked later; and which runs have such.
+"""Iterations whose steps are taken on a guess and checked later, and the choice of the step.
 
 Each rank steps on the norm that it knows (optimizer post-validation, arXiv 2401.10241). An
-iteration is reported one iteration late, because only then it is known whether its step stands.
+iteration is reported one iteration late, because only then it is known whether its step was right.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ class PostValidatedTrainStep:
 
     The next iteration's first forwards run before the check; a wrong guess makes them run again.
 
-    The state is of one of two or more pipeline ranks. A limit of 0 switches clipping off.
+    ``state`` belongs to a pipeline of two or more ranks. If ``clip_grad`` is 0, nothing is clipped.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class PostValidatedTrainStep:
 
     @property
     def loss_scale(self) -> float:
-        """As in ``TrainStep``: that of an iteration after one with finite gradients.
+        """As in ``TrainStep``, on the guess that the gradients of the last iteration are finite.
 
-        It may be wrong only where the last step is wrong too, so that the iteration runs twice.
+        If this guess is wrong, the last step is wrong too, so the next iteration runs twice anyway.
         """
         scaler = self._state.loss_scaler
         state = scaler.state if self._open is None else scaler.after(finite=True, samples=0)
         return state.scale
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
-        """As in ``TrainStep``; the iteration returned is the one before."""
+        """As in ``TrainStep``; the returned iteration is the iteration before."""
         state, finished = self._state, None
         if self._open is None:
             loss = state.pipeline.train(iteration.batch, iteration.number, observer)
@@ -124,15 +124,15 @@ def make_train_step(
     *,
     ends_if_not_finite: bool = True,
 ) -> TrainStep:
-    """Return the way that ``config`` asks for; a single rank gains nothing from a guess.
+    """Return the train step that ``config`` asks for; a single pipeline rank steps without a guess.
 
     Args:
         config: whether steps are post-validated.
         state: this rank.
-        log: which figures of the model are logged; ``None``: no more than loss and norm.
-        ends_if_not_finite: an iteration with a loss or gradient norm that is not finite ends the
-            run; otherwise it takes no step. With a loss scale that changes it never ends the run,
-            as in Megatron: the scale is found by overflows.
+        log: which figures of the model are logged; ``None``: only loss and gradient norm.
+        ends_if_not_finite: whether an infinite or NaN loss or gradient norm ends the run; if not,
+            the iteration takes no step. With a loss scale that changes, as in Megatron, the run
+            never ends for this reason: overflows are the way to find the scale.
     """
     scaling = config.loss_scale
     ends_if_not_finite = ends_if_not_finite and (scaling is None or scaling.constant is not None)

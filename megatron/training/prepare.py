@@ -1,4 +1,4 @@
-"""What comes before training: first all work that needs no other rank, then the ranks meet.
+"""Prepares training: first each rank does all work that needs no other rank, then the ranks meet.
 
 So most mistakes are found before any rank waits for another.
 """
@@ -45,10 +45,10 @@ class Prepared:
 
     Attributes:
         asked: the run as the flags ask for it.
-        config: the same with the treatment of the vocabulary that its plan has taken.
+        config: the run with the treatment of the vocabulary that its plan has taken.
         grid: all ranks of the job.
-        run_plan: the plan that they run.
-        data: the data that they train on.
+        run_plan: the plan of the run.
+        data: the data of the run.
         digests: digests of everything that all ranks must agree on.
         advice: lines for a rank that runs out of memory.
     """
@@ -83,14 +83,14 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
 
 
 def _with_advice(prepared: Prepared, rank: int) -> Prepared:
-    """Return the same with advice for a rank that runs out of memory; its plan is decided."""
+    """Add advice for a rank that runs out of memory; the plan must be decided already."""
     pipeline_rank = prepared.grid.axis("pipeline", rank).rank
     advice = prepared_advice(prepared.config, prepared.run_plan, pipeline_rank)
     return replace(prepared, advice=advice)
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:
-    """Return the plan; if it depends on time, rank 0 alone searches, for all (``agreed``)."""
+    """Return the plan; if it depends on time, only rank 0 searches, and ``agreed`` shares it."""
     own = rank == 0 or not depends_on_time(config)
     watch = Watch.of_rank(rank, config.parallel.search_seconds if own else 0.0)
     found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
@@ -107,7 +107,7 @@ def shared_plan(rendezvous: Rendezvous, own: RunPlan) -> RunPlan:
 
 
 def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepared:
-    """Return what all ranks that have met agree on; with a limited search the plan of rank 0.
+    """Check that all ranks agree; if the plan depends on time, all ranks take rank 0's plan.
 
     ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
 

@@ -12,9 +12,9 @@ class Progress:
 
     Attributes:
         iteration: finished iterations.
-        consumed_samples: samples that they have used.
-        last_sample: digest of the last of these; empty if it is not known.
-        train_samples: samples that its data were shuffled for; 0 if that is not known.
+        consumed_samples: samples that the finished iterations have used.
+        last_sample: digest of the last consumed sample; empty if it is not known.
+        train_samples: number of samples for which the data were shuffled; 0 if it is not known.
     """
 
     iteration: int = 0
@@ -24,17 +24,17 @@ class Progress:
 
     @classmethod
     def after(cls, iteration: int, loader: MicrobatchLoader, train_samples: int) -> "Progress":
-        """Return the progress after so many iterations, when ``loader`` has just served them."""
+        """Return the progress after ``iteration`` iterations, which ``loader`` has just served."""
         consumed = loader.consumed_samples
         return cls(iteration, consumed, loader.digest(consumed - 1), train_samples)
 
     def other_order(self, loader: MicrobatchLoader, train_samples: int) -> str | None:
-        """Return a note if the samples used so far are not the first ones of a loader's order.
+        """Return a note if the samples used so far are not the first samples of ``loader``.
 
-        Megatron's order of real data depends on the epochs that a run needs, and thereby on its
-        length. A run that is made longer may so see other data.
+        Megatron's order of real data depends on the number of epochs that a run needs, and so on
+        its length. A run that is made longer may therefore see other data.
 
-        ``loader`` is of the run that goes on, whose data are shuffled for ``train_samples``.
+        ``loader`` belongs to the run that goes on; its data are shuffled for ``train_samples``.
         """
         now = loader.digest(self.consumed_samples - 1)
         if "" in (now, self.last_sample) or now == self.last_sample:
@@ -53,7 +53,7 @@ class Progress:
 
 
 def last_iteration(train: TrainConfig, start: Progress) -> int:
-    """Return the iterations after which a run ends that has come as far as ``start`` already."""
+    """Return the number of iterations after which a run that goes on from ``start`` ends."""
     ends = [start.iteration if train.skip_train else total_iterations(train, start)]
     if train.exit_interval is not None:
         ends.append((start.iteration // train.exit_interval + 1) * train.exit_interval)
@@ -61,7 +61,7 @@ def last_iteration(train: TrainConfig, start: Progress) -> int:
 
 
 def total_iterations(train: TrainConfig, start: Progress) -> int:
-    """Return the iterations of the whole job; batches may have had another size at first."""
+    """Return the iterations of the whole job; earlier batches may have had another size."""
     if train.length is None:
         return train.train_iters
     return start.iteration + train.batches.iterations(train.length, start.consumed_samples)

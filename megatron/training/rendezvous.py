@@ -1,9 +1,9 @@
 """How ranks exchange words without process groups: where they meet, and who speaks for all.
 
 The ranks meet in a store of keys and values. The store exists before the first process group, and
-still works after a process group has broken. torchrun keeps it when it restarts a job, with all
-that earlier launches have left in it. So the ranks of a launch first agree on a word that is new,
-and begin all their keys with it.
+still works after a process group has broken. When torchrun restarts a job, it keeps the store with
+all keys of earlier launches. So the ranks of a launch first agree on a new word, and begin all
+their keys with this word.
 """
 
 import logging
@@ -25,10 +25,10 @@ from megatron.training.guard.words import ranks_in_words
 _LOG = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 15.0
-"""How often a rank says for whom it waits."""
+"""Seconds between two messages on the ranks that a rank waits for."""
 
 LOOK_SECONDS: Final = 0.5
-"""How often rank 0 looks whether a rank that has come before has been started anew."""
+"""Seconds between two looks of rank 0 for ranks that had come and were started anew."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.01, 1.0
 """Seconds between two looks for a key, at first and after a while."""
@@ -53,7 +53,7 @@ class Rendezvous:
         store: keys and values that all ranks share.
         rank: rank of this process.
         size: number of ranks of the job.
-        connect: makes another connection to the store; ``None``: one is enough for all threads.
+        connect: makes another connection to the store; ``None``: all threads share ``store``.
     """
 
     store: dist.Store
@@ -62,7 +62,7 @@ class Rendezvous:
     connect: Callable[[], dist.Store] | None = None
 
     def reconnected(self) -> "Rendezvous":
-        """Return the same for another thread: while one waits, its connection is busy."""
+        """Return a rendezvous for another thread: a thread that waits blocks its connection."""
         return self if self.connect is None else replace(self, store=self.connect())
 
     def gather(self, value: str) -> list[str] | None:
@@ -79,8 +79,8 @@ class Rendezvous:
     def broadcast(self, value: str | None) -> str:
         """Return rank 0's ``value`` on every rank; call it once.
 
-        Rank 0 returns last, because it may host the store and may end next. That costs a job of n
-        ranks 2 n + 1 operations of the store.
+        Rank 0 returns last, because it may host the store and may end right after this call. That
+        costs a job of n ranks 2 n + 1 operations of the store.
         """
         if value is None:
             value = self.store.get("word").decode()
@@ -103,7 +103,7 @@ class Rendezvous:
 def check_meeting_place(world_size: int, seconds: float = RESOLVE_SECONDS) -> None:
     """Check that the ranks can know where they meet, before they wait for each other there.
 
-    The name of a host may be unknown for so many ``seconds``.
+    The name of a host may stay unknown for up to ``seconds``.
 
     Raises:
         ValueError: a variable is missing, or names a host that is not known.
@@ -163,7 +163,7 @@ def join(config: ParallelConfig) -> Rendezvous:
 
 
 def is_in_reach() -> bool:
-    """Return whether anybody listens where the ranks have met."""
+    """Return whether a process listens at the address where the ranks have met."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         socket.create_connection(place, CONNECT_SECONDS).close()
@@ -173,12 +173,12 @@ def is_in_reach() -> bool:
 
 
 def meet(store: dist.Store, rank: int, size: int, seconds: float) -> str:
-    """Wait for all ranks of this launch; return a word that all of them share, and no other launch.
+    """Wait for all ranks of this launch; return a word that these ranks share, and no others.
 
-    A rank says that it is here, with a word of its own that no earlier process has used, and rank 0
-    answers to that word. A rank that is started anew says another word, so rank 0 looks again until
-    all have heard its answer. That costs a job of n ranks 6 (n - 1) operations of the store if no
-    rank was here before.
+    Every rank announces itself with a new word of its own, and rank 0 answers to that word. A rank
+    that is started anew announces another word, so rank 0 looks again until all ranks have heard
+    its answer. That costs a job of n ranks 6 (n - 1) operations of the store if no earlier process
+    has left a word there.
 
     The store may hold keys of earlier launches.
 
@@ -211,7 +211,7 @@ def meet(store: dist.Store, rank: int, size: int, seconds: float) -> str:
 
 
 class _Patience:
-    """Waits for keys, and says for whom."""
+    """Waits for keys of the store, and says which ranks are late."""
 
     def __init__(self, store: dist.Store, seconds: float) -> None:
         self._store = store
@@ -222,7 +222,7 @@ class _Patience:
         """Wait for the keys of some ranks.
 
         Raises:
-            ValueError: they have not come in time.
+            ValueError: the keys have not come in time.
         """
         while not self.comes(keys.values(), TELL_SECONDS):
             self.tell(rank for rank, key in keys.items() if not self._store.check([key]))
@@ -252,8 +252,8 @@ class _Patience:
 def come(store: dist.Store, keys: Collection[str], seconds: float) -> bool:
     """Return whether all ``keys`` are in ``store``, now or within ``seconds``.
 
-    It looks again and again, because a wait of the store's own prints a warning of three lines
-    when its time is over. The pauses grow, as thousands of ranks may look at the same time.
+    The function looks again and again, because the store's own ``wait`` prints a warning of three
+    lines when its time is over. The pauses grow, as thousands of ranks may look at the same time.
     """
     pause, end = FIRST_PAUSE, time.monotonic() + seconds
     while not store.check(list(keys)):

@@ -52,15 +52,15 @@ class TrainState:
 
     Attributes:
         groups: this rank's view of the job.
-        run_plan: the plan with which it begins, and the assumptions behind it.
+        run_plan: the plan with which the run begins, and the assumptions behind it.
         pipeline: runs the plan of a training iteration.
         parameters: this rank's parameters.
-        buckets: the same, with their gradients.
-        counted: the parts whose gradients this rank adds to the global norm. Of several replicas
-            each takes its own shards, as all gradients are reduced then.
+        buckets: the parameters with their gradients, in buckets.
+        counted: the parts whose gradients this rank adds to the global norm. With several replicas,
+            each replica adds only its own shards, because the gradients are reduced by then.
         updated: the parts that this rank's optimizer updates and that checkpoints keep.
-        optimizer: steps on them.
-        loss_scaler: follows the loss scale.
+        optimizer: takes steps on the parts in ``updated``.
+        loss_scaler: keeps the loss scale, and changes it after every iteration.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
     """
@@ -83,25 +83,25 @@ class TrainState:
 
     @property
     def kernels(self) -> Kernels:
-        """Those of the device and of the type of activations."""
+        """The kernels for the device and for the type of activations."""
         return self.pipeline.model.kernels
 
     def zero_gradients(self) -> None:
         """Start new sums: once per iteration, after the optimizer's step.
 
-        Nothing is written yet: the first microbatch's gradients overwrite those that there are.
+        Nothing is written yet: the gradients of the first microbatch overwrite the old sums.
         """
         for bucket in self.buckets:
             bucket.forget_gradients()
 
     @property
     def delayed_scales(self) -> DelayedScales | None:
-        """What delayed scaling in 8 bits remembers, if it is used."""
+        """The history of delayed scaling in 8 bits; ``None`` if it is not used."""
         eight_bits = self.pipeline.model.eight_bits
         return None if eight_bits is None else eight_bits.delayed
 
     def agree_on_scales(self) -> None:
-        """Let all ranks that have parts of a layer, or copies, scale its next 8 bits alike.
+        """Let all ranks with parts or copies of a layer agree on its next scales in 8 bits.
 
         Every rank calls it after the last pass of an iteration.
         """
@@ -116,7 +116,7 @@ class TrainState:
         eight_bits.end(agree)
 
     def complete_gradients(self) -> None:
-        """End the sums: a gradient that no microbatch had is 0."""
+        """End the sums: a gradient to which no microbatch has added is 0."""
         for bucket in self.buckets:
             bucket.complete_gradients()
 
@@ -145,7 +145,7 @@ def connect(
             _LOG.info(bind_to_gpu(place_on_pci(torch.cuda.get_device_properties(device))))
     if grid.world_size == 1:
         return single_rank(device)
-    # Without a device: with one, PyTorch would make every group by a collective over all ranks.
+    # No device is given: otherwise PyTorch would make every group by a collective over all ranks.
     dist.init_process_group(
         config.backend,
         store=dist.PrefixStore("groups", rendezvous.store),
@@ -155,7 +155,7 @@ def connect(
     )
     if config.backend == "gloo":
         return make_groups(grid, device, timeout, ends)
-    # Each group makes its communicator now; otherwise one is made while others are in use.
+    # Each group makes its communicator now; later, other communicators would be in use.
     limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     set_launch_order(
@@ -291,7 +291,7 @@ def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tup
 
 
 def _maker_of_optimizers(config: RunConfig, groups: Groups, kernels: Kernels) -> MakeOptimizer:
-    """Return the function that makes an optimizer of parameters; without training an idle one."""
+    """Return the function that makes the optimizer, or an idle one in a run without training."""
     if config.train.skip_train:
         return make_idle_optimizer
     qkv, tensor = qkv_rows(config.model), groups.tensor_sums

@@ -1,10 +1,10 @@
-"""An iteration of training: its inputs, its outcome, and the way that waits before its step.
+"""An iteration of training: its inputs, its outcome, and the synchronous step.
 
-All ranks wait for the gradient norm of the whole model, and then step together. The other way, to
-step on a guess, is in ``post_validated_step``, which chooses between them. Both do the same
-arithmetic in the same order. Losses and weights are therefore equal bit for bit wherever a repeated
-run is, as on CPUs. (On CUDA, atomic additions to rows of the vocabulary's gradients come in any
-order.)
+In a synchronous step, all ranks wait for the gradient norm of the whole model, and then step
+together. The step on a guess is in ``post_validated_step``, which also chooses between the two
+steps. Both do the same arithmetic in the same order. So on CPUs, where a repeated run is equal bit
+for bit, both give equal losses and weights. (On CUDA, atomic additions to rows of the vocabulary's
+gradients come in any order.)
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +29,10 @@ class Iteration:
     Attributes:
         number: counted from 0.
         batch: its microbatches.
-        rates: of its step, if so many samples before have led to no step because of an overflow.
-        consumed_samples: samples of all iterations up to and with this one.
-        loss_scale: that the weights of the losses hold.
+        rates: returns the rates of the step; its argument is the number of earlier samples that led
+            to no step because of an overflow.
+        consumed_samples: samples of this iteration and of all iterations before.
+        loss_scale: factor that the weights of the losses contain.
     """
 
     number: int
@@ -48,17 +49,18 @@ class Finished:
     Attributes:
         number: counted from 0.
         loss: mean over the valid tokens.
-        grad_norm: of the whole model, before clipping.
-        consumed_samples: samples of all iterations up to and with this one.
+        grad_norm: norm of the whole model's gradient, before clipping.
+        consumed_samples: samples of this iteration and of all iterations before.
         step_redone: whether its step was a wrong guess and was taken again.
         num_zeros: zero elements of the model's gradient; ``None``: they are not counted.
         params_norm: norm of the model's weights after its step; ``None``: it is not asked for.
         samples: its samples, by their place in the order of training.
         is_skipped: whether it took no step.
-        loss_scale: of the next iteration; ``None``: losses are not scaled.
-        samples_without_step: of all iterations so far that have overflown; rates do not count them.
-        depth_losses: of every depth of multi-token prediction, mean over the tokens that count
-            there; ``loss`` does not hold them.
+        loss_scale: loss scale of the next iteration; ``None``: losses are not scaled.
+        samples_without_step: samples of all iterations so far that took no step because of an
+            overflow; rates do not count them.
+        depth_losses: loss of every depth of multi-token prediction, mean over the tokens that count
+            there; ``loss`` does not include them.
     """
 
     number: int
@@ -88,8 +90,8 @@ class TrainStep(Protocol):
 
         Args:
             iteration: its inputs.
-            observer: is told of passes and communication. It is told twice if the iteration must
-                run twice; a call of ``settle`` right before prevents a second run.
+            observer: is told of passes and communication, and told twice if the iteration must run
+                twice. A call of ``settle`` right before ``train`` prevents a second run.
 
         Returns:
             The iteration that this call has made final, if any.
@@ -103,7 +105,7 @@ class TrainStep(Protocol):
     def settle(self) -> Finished | None:
         """Make the last iteration final and return it, if ``train`` has not done so.
 
-        Call it before anything but ``train`` reads weights. Raises as ``train`` does.
+        Call it before any code outside of ``train`` reads weights. Raises as ``train`` does.
         """
         ...
 
@@ -127,7 +129,7 @@ class Figures:
         return zeros_in_gradient(self.state.counted, groups.world, groups.device)
 
     def params_norm(self) -> float | None:
-        """Return the norm of the weights after the step, which a sharded optimizer takes now."""
+        """Return the norm of the weights after the step; take a sharded optimizer's open step."""
         state, groups = self.state, self.state.groups
         if not self.find_norm:
             return None
@@ -152,7 +154,7 @@ class SynchronousTrainStep:
         return self._state.loss_scaler.state.scale
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished:
-        """As in ``TrainStep``; the iteration returned is always this one."""
+        """As in ``TrainStep``; the returned iteration is always ``iteration``."""
         state = self._state
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops the iteration"
@@ -180,7 +182,7 @@ class SynchronousTrainStep:
 def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
     """Return the sums over this rank, its replicas and the tensor-parallel ranks beside it.
 
-    The numbers of tokens are added by the first rank of each replica only.
+    Only the first rank of each replica adds numbers of tokens.
     """
     groups = state.groups
     state.complete_gradients()
@@ -193,7 +195,7 @@ def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) ->
 def own_rates(state: TrainState, iteration: Iteration) -> Rates:
     """Return the rates of an iteration's step, when all iterations before are final.
 
-    As in Megatron they do not count iterations that took no step because of an overflow.
+    As in Megatron, iterations that took no step because of an overflow do not count.
     """
     return iteration.rates(state.loss_scaler.state.samples_without_step)
 
@@ -206,9 +208,9 @@ def finish(
     *,
     step_redone: bool = False,
 ) -> Finished:
-    """Count an iteration whose outcome is known, which may change the loss scale; return it.
+    """Update the loss scale by the outcome of an iteration, and return the finished iteration.
 
-    ``figures`` are the zeros of its gradient, and the norm of the weights after it.
+    ``figures`` are the number of zeros in the gradient, and the norm of the weights after the step.
     """
     samples, scaler = _samples(state, iteration), state.loss_scaler
     scaler.update(full.is_finite, len(samples))
@@ -228,7 +230,7 @@ def finish(
 
 
 def end_not_finite(state: TrainState, iteration: Iteration, full: GlobalState) -> NoReturn:
-    """End the run because of an infinite or NaN loss or gradient; errors as ``train``'s."""
+    """End the run because of an infinite or NaN loss or gradient; raise as ``train`` does."""
     samples = _samples(state, iteration)
     report_not_finite(state, iteration.number, iteration.batch, full.loss, samples)
 

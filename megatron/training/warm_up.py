@@ -1,8 +1,8 @@
-"""What is made when it is first used, is used once before the first iteration.
+"""Uses links, kernels and libraries before the first iteration: their first use makes them.
 
-Otherwise the first iteration makes it: while one rank connects a link or loads a kernel, the others
-wait, and a load that waits for the device may never end if a communication holds the device that
-waits for this rank.
+Without this, the first iteration would make them. While one rank connects a link or loads a kernel,
+the other ranks wait. They may even wait for ever: the load of a kernel waits for the device, and a
+communication on the device waits for the rank that loads.
 """
 
 import gc
@@ -19,7 +19,7 @@ from megatron.training.setup import TrainState
 
 
 def warm_up(config: RunConfig, state: TrainState) -> None:
-    """Use every link, group, kernel and library once; every rank calls it. The state stays."""
+    """Use every link, group, kernel and library once; every rank calls it, no state changes."""
     groups, trains = state.groups, not config.train.skip_train
     state.zero_gradients()
     state.pipeline.warm_up(_nothing(config, groups), trains=trains)
@@ -34,7 +34,7 @@ def warm_up(config: RunConfig, state: TrainState) -> None:
 
 
 def _nothing(config: RunConfig, groups: Groups) -> DeviceMicrobatch:
-    """Return a microbatch like those of this rank whose loss does not count.
+    """Return a microbatch of the same shape as this rank's microbatches, without any loss.
 
     Every sample is one document, so attention that keeps documents apart runs its own kernels.
     """

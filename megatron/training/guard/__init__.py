@@ -1,1 +1,1 @@
-"""What guards a run of weeks: signals, the clock, hangs, lost ranks, bad losses, slow ranks."""
+"""Guards a run of weeks against signals, time limits, hangs, lost or slow ranks and bad losses."""

@@ -1,7 +1,7 @@
-"""When Python's garbage collector runs.
+"""Decides when Python's garbage collector runs.
 
-The collector stops its rank, and all ranks wait for the slowest one. So the collector passes over
-all objects that were made before the first iteration (``gc.freeze``), and with ``--manual-gc`` all
+The collector stops its rank, and all ranks wait for the slowest rank. So the collector does not
+look at objects that were made before the first iteration (``gc.freeze``). With ``--manual-gc`` all
 ranks collect after the same iterations.
 """
 
@@ -16,7 +16,7 @@ class Collector:
     """Decides when garbage is collected.
 
     Attributes:
-        interval: iterations from one collection to the next; 0: no iteration ends with one;
+        interval: iterations from one collection to the next; 0: no collection after iterations;
             ``None``: Python's own thresholds decide.
         around_evaluations: with an interval, also collect before and after every evaluation.
     """
@@ -26,7 +26,7 @@ class Collector:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Collect by these rules in this context; afterwards by the rules of before."""
+        """Collect by these rules in this context; afterwards the earlier rules hold again."""
         was_enabled = gc.isenabled()
         self.settle()
         if self.interval is not None:
@@ -39,9 +39,10 @@ class Collector:
                 gc.enable()
 
     def settle(self) -> None:
-        """Free what is garbage by now, and let later collections pass over everything else.
+        """Free all garbage, and let later collections pass over the objects that remain.
 
-        Call it again after large objects were replaced: their cycles would stay for ever.
+        Call this again after large objects were replaced: otherwise old objects that refer to each
+        other would stay for ever.
         """
         gc.unfreeze()
         gc.collect()
@@ -54,7 +55,7 @@ class Collector:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Collect before and after what runs in this context, an evaluation."""
+        """Collect before and after the evaluation that runs in this context."""
         collects = self.interval is not None and self.around_evaluations
         if collects:
             gc.collect()

@@ -1,8 +1,9 @@
 """Leaves a run before its end, or saves out of turn, on all ranks after the same iteration.
 
-What asks for it is a signal, a time or a file. A rank may get a signal alone, clocks differ, and
-rank 0 alone looks at files, so all ranks must agree. They do so beside the
-next iteration: what was asked at the end of one is known at the end of the next, and no rank waits.
+A signal, a time limit or a file can ask for an exit. A signal may reach one rank only, clocks
+differ, and only rank 0 looks at files, so all ranks must agree. They exchange their wishes while
+the next iteration runs: a wish at the end of an iteration is known to all ranks at the end of the
+next iteration, and no rank waits.
 """
 
 import signal
@@ -20,7 +21,7 @@ _NO_SIGNAL: Final = 0
 
 
 class ExitSignals:
-    """A signal handler that notes signals, so that the process does not die of them.
+    """A signal handler that only notes signals, so that they do not end the process.
 
     Attributes:
         received: signals that have come so far.
@@ -37,20 +38,20 @@ class ExitSignals:
 
 
 def was_terminated() -> bool:
-    """Return whether this process has got a SIGTERM that it has only noted."""
+    """Return whether this process has received a SIGTERM that ``ExitSignals`` has noted."""
     handler = signal.getsignal(signal.SIGTERM)
     return isinstance(handler, ExitSignals) and signal.SIGTERM in handler.received
 
 
 class _Wishes(NamedTuple):
-    """What a rank asks for; of all ranks the largest of each counts.
+    """The wishes of a rank; for each wish the largest value of all ranks counts.
 
     Attributes:
-        signal: number of a signal that it has got.
-        is_over: whether its time is over.
-        file: whether the file is there that ends the run.
-        exits: whether the folder of triggers has a file ``exit``.
-        saves: whether it has a file ``save``.
+        signal: number of a signal that the rank has received.
+        is_over: whether the rank's time is over.
+        file: whether the file of ``--kill-switch-path``, which ends the run, exists.
+        exits: whether the folder of ``--trigger-path`` has a file ``exit``.
+        saves: whether the folder of ``--trigger-path`` has a file ``save``.
     """
 
     signal: int = _NO_SIGNAL
@@ -63,7 +64,7 @@ class _Wishes(NamedTuple):
 class AgreedExit:
     """Tells at the end of every iteration whether the run leaves or saves, alike on every rank.
 
-    The process has begun at ``begin``, by ``time.monotonic``.
+    ``begin`` is the time at which the process began, by ``time.monotonic``.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class AgreedExit:
         self._is_used = any((config.exit_signals, config.exit_duration_in_mins, *by_file))
 
     def decide(self) -> tuple[str | None, bool]:
-        """Return why the run leaves now, if it does, and whether it saves; all ranks call it."""
+        """Return the reason to leave now, if any, and whether to save; all ranks call it."""
         if not self._is_used:
             return None, False
         wishes = self._wishes()
@@ -96,7 +97,7 @@ class AgreedExit:
         return self._in_words(wishes), wishes.saves
 
     def close(self) -> None:
-        """Wait until the other ranks have asked as often as this one."""
+        """Wait until the other ranks have asked as often as this rank."""
         self._agreed()
 
     def _wishes(self) -> _Wishes:
@@ -109,13 +110,13 @@ class AgreedExit:
         return _Wishes(number, is_over, file, self._takes("exit"), self._takes("save"))
 
     def _takes(self, trigger: str) -> bool:
-        """Return whether the folder of triggers has a file of this name, and remove it."""
+        """Return whether the folder of triggers has the file ``trigger``, and remove the file."""
         folder = self._config.trigger_path
         if folder is None:
             return False
         try:
             (folder / trigger).unlink()
-        except OSError:  # it is not there, or cannot be removed, and would trigger for ever
+        except OSError:  # the file is missing; or it stays, and would trigger again and again
             return False
         return True
 

@@ -1,13 +1,13 @@
 """Ends a job that cannot go on, and says which rank holds it up.
 
-A thread per rank looks once a second whether its rank has made progress. If it has not for long, or
-has lost its connection to another rank, the thread asks all ranks where they are (``roll_call``). A
-rank that does not answer has ended, or is stopped. If all answer, and none has made progress for
-long, those that wait for nobody hold up the others. In both cases the job ends on all ranks: their
-other threads wait in collectives that nobody will complete. A rank that answers from a phase that
-may last, such as a save, gets ``LASTING`` times as long.
+A thread per rank looks once a second whether its rank has made progress. If the rank has made no
+progress for long, or has lost its connection to another rank, the thread asks all ranks where they
+are (``roll_call``). A rank that does not answer has ended, or is stopped. If all ranks answer, but
+none has made progress for long, the ranks that wait for nobody hold up the others. In both cases
+the job ends on all ranks: their main threads wait in collectives that will never complete. A rank
+in a phase that may take long, such as a save, gets ``LASTING`` times as long.
 
-On CUDA the host runs ahead of the device, so the place of a rank is that of its host.
+On CUDA the host runs ahead of the device; the place of a rank is the place of its host.
 """
 
 import os
@@ -27,21 +27,21 @@ from megatron.training.rendezvous import Rendezvous, is_in_reach
 from megatron.training.setup import TrainState
 
 LASTING: Final = 48
-"""How many times as long as others a phase may take that shows no progress: 4 hours by default."""
+"""Factor on the time without progress for phases that may take long: 4 hours by default."""
 
 POLL_SECONDS: Final = 1.0
-"""How often the thread looks."""
+"""Seconds between two looks of the thread."""
 
 LOST_ANSWER, SLOW_ANSWER = 10.0, 60.0
-"""Seconds that a rank has to answer: after a lost connection, and at most without one.
+"""Seconds that a rank has to answer: after a lost connection, and the most in all other cases.
 
-A thread may have to wait for its turn while another one holds Python's lock for long."""
+The answer may come late, because another thread of the rank can hold Python's lock for long."""
 
 
 class HangDetector:
     """Watches this rank in a thread of its own, from ``start`` to the end of the process.
 
-    After so many ``seconds`` without progress a rank asks the others.
+    After ``seconds`` without progress a rank asks the others.
     """
 
     def __init__(self, rendezvous: Rendezvous, seconds: float) -> None:
@@ -61,21 +61,21 @@ class HangDetector:
         threading.Thread(target=self.watch, name="hang detector", daemon=True).start()
 
     def follow(self, state: TrainState) -> None:
-        """Follow the position of the rank, which is connected now."""
+        """Follow the position of the rank in its program, once the ranks are connected."""
         self._groups = state.groups
         self._position = state.pipeline.position
 
     def find_lost(self) -> float:
-        """Ask at once who is lost, as this rank has lost a connection.
+        """Ask at once which rank is lost, because this rank has lost a connection.
 
         Returns:
-            Seconds after which the answer is there: the process ends before if a rank is lost.
+            Seconds to wait for the answer. If a rank is lost, this process ends before that.
         """
         self._lost.set()
         return 0.0 if self._is_alone else 2 * POLL_SECONDS + 3 * LOST_ANSWER
 
     def watch(self) -> None:
-        """Look again and again; what the thread does."""
+        """Look again and again: the work of the thread."""
         try:
             self._rendezvous = self._rendezvous.reconnected()
             roll_call = RollCall(self._rendezvous)
@@ -87,7 +87,7 @@ class HangDetector:
             self._look_alone()
 
     def look(self, roll_call: RollCall) -> None:
-        """Answer if a rank has called, or call if this rank cannot go on; one turn."""
+        """Do one turn: answer if a rank has called, or call if this rank cannot go on."""
         time.sleep(POLL_SECONDS)
         if self._store_has_ended():
             raise dist.DistError("torchrun has ended, and the store with it")
@@ -103,13 +103,14 @@ class HangDetector:
     def _store_has_ended(self) -> bool:
         """Whether the store is gone with the torchrun of this rank.
 
-        The rank may still save. To ask a store that is gone prints 20 lines of C++ before that.
+        The rank may still save. A request to a missing store would print 20 lines of C++, so this
+        check comes first.
         """
         orphaned = os.getppid() != self._parent and dist.is_torchelastic_launched()
         return orphaned and self._rendezvous.connect is not None and not is_in_reach()
 
     def _asks(self) -> bool:
-        """Whether this rank has a reason to call, and has not done so just now."""
+        """Whether this rank has a reason to call, and its last call is not too recent."""
         now, place = time.monotonic(), self._place()
         if not self._lost.is_set() and (place.idle < self._seconds or now < self._next_call):
             return False
@@ -141,10 +142,11 @@ class HangDetector:
         end_with_reason(f"error: {reason}")
 
     def _obey(self, verdict: Verdict) -> None:
-        """End this rank if the job cannot go on; one rank says why, and one on each other machine.
+        """End this rank if the job cannot go on.
 
-        torchrun reports a failure of its own machine only; ranks that end without a fault beside
-        the one that speaks are not in the report.
+        The caller of the roll call tells the reason. The other ranks of its machine end without a
+        fault, so that torchrun's report does not list them. The ranks of other machines tell the
+        reason too, because torchrun reports failures of its own machine only.
         """
         self._lost.clear()
         if not verdict.reason:
@@ -154,7 +156,7 @@ class HangDetector:
         end_with_reason(f"error: {verdict.reason}")
 
     def _look_alone(self) -> None:
-        """Without the store: give up after the time, and say where this rank is."""
+        """Watch without the store: when the time is up, end and say where this rank is."""
         time.sleep(POLL_SECONDS)
         place = self._place()
         if place.idle >= place.gives_up:
@@ -165,5 +167,5 @@ class HangDetector:
 
 
 def _machine() -> str:
-    """Return the name of torchrun's group of ranks that this one belongs to."""
+    """Return the name of torchrun's group of ranks that this rank belongs to."""
     return os.environ.get("GROUP_RANK", "")

@@ -1,4 +1,4 @@
-"""Looks at losses and gradients: tells of spikes and of iterations without a step, by samples."""
+"""Watches losses and gradients: reports spikes and iterations without a step, with the samples."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from megatron.training.guard.words import samples_in_words
 from megatron.training.step import Finished
 
 SPIKE: Final = 10.0
-"""A loss or a norm is spiky if it is so many times the largest before it, as in Megatron-LM."""
+"""A loss or norm is a spike from this many times the largest before it, as in Megatron-LM."""
 
 
 class LossWatch:
@@ -20,7 +20,7 @@ class LossWatch:
         self._largest = {"lm loss": 0.0, "grad norm": 0.0}
 
     def remarks(self, finished: Finished | None) -> Iterator[str]:
-        """Yield what is to be said about an iteration that has become final."""
+        """Yield remarks about an iteration that has become final."""
         if finished is None:
             return
         where = samples_in_words(finished.samples)

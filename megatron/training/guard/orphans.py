@@ -1,6 +1,6 @@
-"""Lets no rank live on when the torchrun that has started it is gone, even by SIGKILL.
+"""Ends every rank whose torchrun has ended, even if SIGKILL ended torchrun.
 
-A rank then gets SIGTERM. It dies of it, or saves and leaves with ``--exit-signal-handler``.
+The rank gets SIGTERM. With ``--exit-signal-handler`` it saves and leaves; otherwise it dies.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from typing import Final
 import torch.distributed as dist
 
 _PR_SET_PDEATHSIG: Final = 1
-"""Of Linux's prctl(2): the signal that a process gets when its parent ends."""
+"""Option of Linux's prctl(2) that sets the signal for a process whose parent ends."""
 
 LOOK_SECONDS: Final = 2.0
-"""How often a rank looks for its parent where there is no such signal."""
+"""Seconds between two looks for the parent on systems that send no such signal."""
 
 
 def end_with_torchrun() -> None:
-    """Make this process get SIGTERM when torchrun ends; a rank of another launcher stays as it is.
+    """Make this process get SIGTERM when torchrun ends; do nothing under other launchers.
 
     A process that was started by hand may be meant to outlive its shell.
     """
@@ -30,12 +30,12 @@ def end_with_torchrun() -> None:
     parent = os.getppid()
     if sys.platform != "linux" or not _ask_kernel():
         threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
-    elif os.getppid() != parent:  # it has ended in between
+    elif os.getppid() != parent:  # torchrun has ended in between
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ask_kernel() -> bool:
-    """Ask Linux for the signal; return whether it will send it."""
+    """Ask Linux to send the signal; return whether Linux accepts."""
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):  # another C library

@@ -1,4 +1,4 @@
-"""Where all ranks of a job are, and which of them hold up the others.
+"""The places of all ranks in their programs, and the ranks that hold up the others.
 
 Pure functions from places to text; ``roll_call`` collects the places.
 """
@@ -16,15 +16,15 @@ from megatron.training.guard.words import ranks_in_words
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank is.
+    """The place of one rank in a run and in its program.
 
     Attributes:
-        phase: what it does, as in ``iteration 12``.
-        instruction: its instruction of the program, in words; empty outside of a program.
-        awaits: the ranks of the job that it waits for, as far as the program tells.
-        last_pass: the pass that it has finished last; empty if there is none.
-        progress: programs begun, and instructions done of the last one.
-        idle: seconds since it last made progress.
+        phase: the part of the run, such as ``iteration 12``.
+        instruction: instruction of the program, in words; empty outside of a program.
+        awaits: the ranks of the job that the rank waits for, as far as the program tells.
+        last_pass: the pass that the rank has finished last; empty if there is none.
+        progress: number of programs begun, and of instructions done in the last program.
+        idle: seconds since the rank last made progress.
         gives_up: seconds without progress after which the rank would give up.
     """
 
@@ -49,7 +49,7 @@ class Place:
         return cls(**values)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the place in words."""
         doing = f"{self.phase}: {self.instruction}" if self.instruction else self.phase
         if self.awaits:
             doing += f", waits for {ranks_in_words(self.awaits)}"
@@ -60,8 +60,8 @@ class Place:
 def place_of(position: Position, groups: Groups | None, idle: float, gives_up: float) -> Place:
     """Return the place of this rank.
 
-    The position has changed ``idle`` seconds ago; ``groups`` is ``None`` before the ranks are
-    connected.
+    ``idle`` are the seconds since the position last changed. ``groups`` is ``None`` before the
+    ranks are connected.
     """
     step, last, awaited = position.instruction, position.last_pass, position.awaited
     instruction = ""
@@ -81,7 +81,7 @@ def place_of(position: Position, groups: Groups | None, idle: float, gives_up: f
 def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]:
     """Return the other ranks of the job that take part in a communication.
 
-    For a bucket of gradients these are all that any bucket of this rank waits for.
+    For a bucket of gradients, the result has the partners of all buckets of this rank.
     """
     assert position.program is not None, "communications belong to a program"
     if comm.kind in REPLICA_KINDS:
@@ -96,9 +96,9 @@ def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]
 
 
 def hang(places: Mapping[int, Place], size: int) -> str:
-    """Return why a job of ``size`` ranks hangs; empty if some rank may still go on.
+    """Return the reason why a job of ``size`` ranks hangs; empty if a rank may still go on.
 
-    ``places`` has the ranks that have answered.
+    ``places`` has the places of the ranks that have answered.
     """
     missing = [rank for rank in range(size) if rank not in places]
     if missing:
@@ -114,7 +114,7 @@ def hang(places: Mapping[int, Place], size: int) -> str:
 
 
 def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> str:
-    """Return the message on ranks that do not answer; ``places`` has those of the others."""
+    """Return the message on ranks that do not answer; ``places`` are of the other ranks."""
     waiting = [rank for rank, place in sorted(places.items()) if set(place.awaits) & set(missing)]
     met = f"; {ranks_in_words(waiting)} waited for it" if waiting else ""
     return (
@@ -124,7 +124,7 @@ def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> str:
 
 
 def holding_up(places: Mapping[int, Place]) -> list[int]:
-    """Return the ranks that wait for nobody; if all do wait, those that are furthest behind."""
+    """Return the ranks that wait for nobody; if all ranks wait, return the furthest behind."""
     in_order = sorted(places.items())
     free = [rank for rank, place in in_order if place.instruction and not place.awaits]
     if free:

@@ -1,8 +1,8 @@
-"""Asks all ranks where they are, over the store, which is reachable while process groups are not.
+"""Asks all ranks where they are, over the store, which works even when process groups hang.
 
-Every rank has a thread that answers. Any of them may call: the first one asks, collects the answers
-and says what follows from them; the others answer and hear that. Calls are numbered, and a rank
-takes part in one after the other.
+Every rank has a thread that answers. Any rank may call. The first rank to call collects the answers
+and tells all ranks the verdict; the other ranks answer and hear the verdict. Calls are numbered,
+and a rank takes part in all calls, one after the other.
 """
 
 import json
@@ -15,12 +15,12 @@ from megatron.training.rendezvous import Rendezvous, come
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from a call.
+    """The result of a call.
 
     Attributes:
         reason: why the job ends; empty if it goes on.
-        machine: the machine of the rank that tells it.
-        is_told: whether a rank has said why already.
+        machine: the machine of the rank that called.
+        is_told: whether another rank has told a reason already.
     """
 
     reason: str = ""
@@ -31,7 +31,7 @@ class Verdict:
 class RollCall:
     """One rank's part in the calls.
 
-    Its rendezvous has a connection that only this thread uses.
+    ``rendezvous`` must have a connection to the store that only this thread uses.
 
     All methods raise ``DistError`` if the store is out of reach.
     """
@@ -58,19 +58,19 @@ class RollCall:
         self._store.set(self._key(f"place of {self._rank}"), place.to_text())
 
     def places(self, seconds: float) -> Mapping[int, Place]:
-        """Return the places of the ranks that answer in time; the caller has answered too."""
+        """Return the places of the ranks that answer in time, the caller's own among them."""
         keys = {rank: self._key(f"place of {rank}") for rank in range(self._size)}
         if not self._comes(list(keys.values()), seconds):
             keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
         return {rank: Place.from_text(self._store.get(key).decode()) for rank, key in keys.items()}
 
     def conclude(self, verdict: Verdict) -> None:
-        """Tell the others what follows, which ends this call."""
+        """Tell the other ranks the verdict, which ends this call."""
         self._store.set(self._key("verdict"), json.dumps(asdict(verdict)))
         self._number += 1
 
     def hear(self, seconds: float) -> Verdict:
-        """Wait for what follows; without a word from the caller in time the job goes on."""
+        """Wait for the verdict; if the caller sends none in time, the job goes on."""
         key = self._key("verdict")
         heard = self._comes([key], seconds)
         verdict = Verdict(**json.loads(self._store.get(key))) if heard else Verdict()

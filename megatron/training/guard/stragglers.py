@@ -1,8 +1,8 @@
-"""Tells which ranks are slow, in which kind of pass: ``--log-straggler``.
+"""Reports slow ranks, and the kind of pass in which they are slow: ``--log-straggler``.
 
-One iteration of every printed line is timed. Ranks have unequal stages, so a time is compared with
-what the plan expects of that rank. Planned costs have a unit of their own (FLOPs, or seconds of an
-earlier measurement), so for every kind of pass the median rank sets the scale.
+For every printed line one iteration is timed. Ranks have unequal stages, so a time is compared with
+the time that the plan expects on that rank. The plan may count in other units (FLOPs, or seconds of
+an earlier measurement), so for every kind of pass the median rank sets the scale.
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from megatron.simulator.simulate import Span
 from megatron.training.setup import TrainState
 
 SLOW: Final = 1.2
-"""A rank is told if it takes so many times as long as the others, measured by the plan."""
+"""A rank is reported if it takes at least this many times as long as the plan expects."""
 
 Part = tuple[PassKind, int]
 """Kind and chunk of a pass."""
 
 Times = Mapping[Part, float]
-"""Time of a pass of every part that a rank runs, in any unit."""
+"""Time of a pass, for every part that a rank runs, in any unit."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Slow:
         rank: rank of the job.
         part: kind and chunk of the passes.
         seconds: median time of a pass.
-        by_median: how many times the median of all ranks that is.
-        by_plan: how many times what the plan expects of this rank beside the others.
+        by_median: ``seconds`` as a multiple of the median of all ranks.
+        by_plan: ``seconds`` as a multiple of the time that the plan expects of this rank, with the
+            scale of the median rank.
     """
 
     rank: int
@@ -45,7 +46,7 @@ class Slow:
     by_plan: float
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the rank, its part and its times in words."""
         kind, chunk = self.part
         name = f"{kind} of chunk {chunk}" if chunk else kind
         return (
@@ -57,7 +58,8 @@ class Slow:
 def compare(measured: Sequence[Times], planned: Sequence[Times]) -> list[Slow]:
     """Return how slow every rank is in each of its parts, the slowest by plan first.
 
-    Of a pass, by rank: ``measured`` are seconds, ``planned`` has a unit of its own.
+    Both arguments have the times of a pass for every rank: ``measured`` in seconds, ``planned`` in
+    the unit of the plan.
     """
     found = []
     for part in {part for own in measured for part in own}:
@@ -83,7 +85,7 @@ def report(iteration: int, compared: Sequence[Slow]) -> Iterator[str]:
 class StragglerWatch:
     """Times some iterations of one rank; all ranks call it alike.
 
-    The last one of every ``interval`` iterations is timed; ``None``: none is.
+    Of every ``interval`` iterations the last is timed. ``None``: no iteration is timed.
     """
 
     def __init__(self, interval: int | None, state: TrainState, say: Callable[[str], None]) -> None:
@@ -93,7 +95,7 @@ class StragglerWatch:
         self._recorder: Recorder | None = None
 
     def times(self, iteration: int) -> bool:
-        """Return whether ``iteration``, counted from 0, is timed: it must run alone, and once."""
+        """Return whether ``iteration``, from 0, is timed; then it must run alone and only once."""
         return self._interval is not None and (iteration + 1) % self._interval == 0
 
     def begin(self, iteration: int) -> Recorder | None:
@@ -121,7 +123,7 @@ class StragglerWatch:
 
 
 def median_times(spans: Sequence[Span]) -> Times:
-    """Return the median time of a pass of each part. Updates of buckets stand in no plan."""
+    """Return the median time of a pass of each part, without updates: these are in no plan."""
     times: dict[Part, list[float]] = defaultdict(list)
     for span in spans:
         if span.lane == "compute" and span.kind in PLANNED_KINDS:

@@ -1,1 +1,1 @@
-"""Times, memory, lines and records of a run, and where they go."""
+"""Measures times and memory of a run, records them, and writes the records."""

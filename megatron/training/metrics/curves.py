@@ -1,7 +1,7 @@
-"""The points that a record adds to curves, under Megatron-LM's names where it has one.
+"""The points that a record adds to curves; curves that Megatron-LM also draws have its names.
 
-Megatron draws some curves twice, over the iterations and over the samples. It has one name for the
-losses of validation and test; here the test set has a name of its own.
+Megatron draws some curves twice, over the iterations and over the samples. It has the same name for
+the losses of validation and test; here the test set has its own name.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from megatron.training.metrics.records import Evaluation, Interval, Record, Step
 class Point(NamedTuple):
     """A point of a curve.
 
-    Some curves are drawn over the samples too.
+    With ``over_samples`` it is drawn over the iterations and over the samples.
     """
 
     curve: str
@@ -82,7 +82,7 @@ def _times(record: Interval) -> Iterator[Point]:
 
 
 def _memory(record: Interval) -> Iterator[Point]:
-    """The rank that holds the most decides whether a run fits."""
+    """Yield the memory of the rank that holds the most: this rank decides whether a run fits."""
     if not record.ranks:
         return
     reserved = [r.reserved_memory for r in record.ranks if r.reserved_memory is not None]

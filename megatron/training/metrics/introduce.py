@@ -14,7 +14,7 @@ from megatron.training.setup import TrainState
 
 
 def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
-    """Tell the layout, the sizes and how FLOPs are counted; return the meter of the run."""
+    """Log the layout, the sizes and how FLOPs are counted; return the meter of the run."""
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)

@@ -1,8 +1,8 @@
 """Records as JSON lines, which every program can read: ``--log-jsonl``.
 
 Every line is an object with the name of its event, the id of the run, and the record's values.
-The first line of every start has the configuration. A line is written with one call of the system,
-so a reader sees whole lines, and a process that is killed leaves at most one that is cut off. It is
+The first line of every start has the configuration. A line is written with one system call, so a
+reader sees whole lines. A process that is killed leaves at most one line cut off; that line is
 removed when the run goes on.
 """
 
@@ -25,7 +25,7 @@ EVENTS: Final = {
     Evaluation: "evaluation",
     Ended: "end",
 }
-"""Names of the events that have a line."""
+"""Names of the events that are written; other records have no line."""
 
 
 class JsonLines(Sink):
@@ -52,7 +52,7 @@ class JsonLines(Sink):
         _append(self._path, f"{json.dumps(values, allow_nan=False)}\n".encode())
 
     def _begin(self, record: Started) -> None:
-        """Take up the run that the file ends with, if this one goes on, or make an id."""
+        """Make an id of the run; a run that goes on keeps the id in the file's last line."""
         self._run = f"{record.time:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         if self._path.is_file():
             earlier = _mend(self._path)
@@ -64,7 +64,7 @@ def check_json_lines(path: Path) -> None:
     """Refuse a file that holds something else than records, before anything is appended to it.
 
     Raises:
-        ValueError: it does; names the flag, the file and the way out.
+        ValueError: the file is refused; the message names the flag, the file and the way out.
         OSError: the file cannot be read.
     """
     if not path.is_file() or not path.stat().st_size:
@@ -105,7 +105,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _mend(path: Path) -> list[bytes]:
-    """Cut off a last line that was not finished; return the others."""
+    """Remove an unfinished last line from the file; return the whole lines."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -119,7 +119,7 @@ def _object(record: object) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON has it.
+    """Return a value in types that JSON has.
 
     A number that is not finite becomes ``None``, because JSON knows no such number. A path, a type
     or another value without a form in JSON becomes text.

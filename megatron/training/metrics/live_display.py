@@ -1,10 +1,10 @@
-"""The live display: a few lines about the run that stay below the printed ones on a terminal.
+"""The live display: a few lines about the run that stay below the printed lines on a terminal.
 
-rich's ``Live`` draws it. The terminal stays an ordinary one at every moment: the cursor is visible
-and below the display, and nothing is switched on that a killed process could not switch off.
-Drawing anew moves up over the own lines only, after an event that all ranks have taken part in. So
-a rank that fails may print what it has to say: no other one draws after it. When a run ends by an
-error, the display stays as it is, and the error stands below it.
+The ``Live`` of the package rich draws the display. The terminal stays usable at every moment: the
+cursor is visible and below the display, and the display changes no mode of the terminal that a
+killed process would leave changed. The display is redrawn only over its own lines, and only after
+an event in which all ranks have taken part. So a rank that fails can print its error: no other rank
+draws after that. When a run ends by an error, the display stays, and the error stands below it.
 """
 
 import io
@@ -28,24 +28,25 @@ from megatron.training.metrics.loss_plot import History, plot
 from megatron.training.metrics.records import Evaluation, Interval, Record, Sink, Step
 
 REDRAW_SECONDS: Final = 0.25
-"""Time between two drawings, of which one takes about a millisecond."""
+"""Least time between two drawings; a drawing takes about a millisecond."""
 
 PLOT_ROWS: Final = 3
 LEAST_ROWS: Final = 16
-"""Of a terminal on which the display is worth its lines."""
+"""Fewest rows of a terminal on which the display is shown."""
 
 RECENT: Final = 0.9
-"""Share of the mean time of an iteration that the next one leaves as it is."""
+"""Weight of the old mean when the time of an iteration joins the running mean."""
 
 RANKS_BY_NAME: Final = 8
-"""Ranks whose idle shares are told one by one; of more ranks, only the spread is."""
+"""Most ranks whose idle shares are shown one by one; for more ranks, only the range is shown."""
 
 
 @dataclass
 class Shown:
-    """What the display tells.
+    """The values that the display shows.
 
-    It has the last evaluation of every set, and a recent mean of the seconds of an iteration.
+    ``evaluations`` has the last evaluation of every set, and ``seconds`` is a running mean of the
+    time of an iteration.
     """
 
     step: Step | None = None
@@ -55,7 +56,7 @@ class Shown:
     seconds: float | None = None
 
     def take(self, record: Record) -> None:
-        """Take what a record tells."""
+        """Take the values of a record."""
         if isinstance(record, Step):
             self.step = record
             if math.isfinite(record.lm_loss):
@@ -68,7 +69,7 @@ class Shown:
             self.evaluations[record.dataset] = record
 
     def table(self, width: int) -> Table | None:
-        """The display, for a terminal of ``width`` columns; nothing before the first iteration."""
+        """Return the display for ``width`` columns; ``None`` before the first iteration."""
         if self.step is None or self.seconds is None:
             return None
         table = Table.grid(Column(no_wrap=True, overflow="crop", width=width))
@@ -134,7 +135,7 @@ class Terminal(Console):
 
     @property
     def can_show(self) -> bool:
-        """Whether it moves its cursor, and has the rows and the characters of a display."""
+        """Whether the cursor can be moved, and rows and characters suffice for the display."""
         return (
             self.is_terminal
             and not self.is_dumb_terminal
@@ -169,7 +170,7 @@ class LiveDisplay(Sink):
         self._terminal.print(Segments([Segment(f"{text}\n")]))  # as it is
 
     def write(self, record: Record) -> None:
-        """Draw the display anew, though not too often for iterations alone."""
+        """Draw the display anew; for iterations only every ``REDRAW_SECONDS``."""
         self._shown.take(record)
         now = self._clock()
         if isinstance(record, Step) and now - self._drawn_at < REDRAW_SECONDS:
@@ -183,14 +184,14 @@ class LiveDisplay(Sink):
             self._live.refresh()
 
     def close(self, failed: bool) -> None:
-        """Remove the display from the terminal, or leave it alone if an error is to follow."""
+        """Remove the display from the terminal; if the run has failed, leave it there."""
         self._end_lines()
         if failed:  # another rank may have printed its error below the display
             self._terminal.file = io.StringIO()
         self._live.stop()
 
     def _end_lines(self) -> None:
-        """Have lines printed that others have begun and not ended: ``Live`` holds them back."""
+        """Print lines that other code has begun and not ended; ``Live`` holds them back."""
         if self._live.is_started:
             sys.stdout.flush()
             sys.stderr.flush()

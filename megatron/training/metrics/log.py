@@ -1,4 +1,4 @@
-"""Where the records of a run go, and where rank 0 prints: sinks, of which none can end the run."""
+"""Prints the lines of a run, and gives its records to sinks; a sink that fails ends no run."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Lines(Sink):
         self._say = say
 
     def write(self, record: Record) -> None:
-        """Print what Megatron has a line for."""
+        """Print a record for which Megatron has a line."""
         if isinstance(record, Interval):
             self._say(iteration_line(record))
         elif isinstance(record, Evaluation):
@@ -37,9 +37,9 @@ class Lines(Sink):
 
 
 class Log:
-    """All that a run tells: lines for people, and records. Only that of rank 0 tells anything.
+    """The output of a run: lines for people, and records. On ranks other than 0 it stays silent.
 
-    As a context it closes itself if the context ends by an error.
+    As a context manager the log closes its sinks if the context ends by an error.
     """
 
     def __init__(self, say: Say, sinks: Sequence[Sink] = ()) -> None:
@@ -49,7 +49,7 @@ class Log:
 
     @property
     def wants_ranks(self) -> bool:
-        """Whether a sink has a use for figures of every rank."""
+        """Whether a sink uses the figures of every rank."""
         return any(sink.wants_ranks for sink in self._sinks)
 
     def say(self, text: str) -> None:
@@ -92,7 +92,7 @@ class Log:
 def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | None = None) -> Log:
     """Return the log of ``rank``; nothing is written before the first record.
 
-    It prints to ``stream``, by default to standard output.
+    The live display uses ``stream``, by default standard output.
     """
     if rank > 0:
         return Log(_silent)
@@ -117,7 +117,7 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
 
 
 def print_now(text: str) -> None:
-    """Print a line that is seen at once, wherever it goes."""
+    """Print a line at once, even into a pipe or a file."""
     print(text, flush=True)
 
 

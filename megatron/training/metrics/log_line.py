@@ -24,8 +24,8 @@ def introduction(
 ) -> Iterator[str]:
     """Yield the lines on the layout, the sizes and how FLOPs are counted.
 
-    ``parameters`` are those of every rank of a replica, of which each of the model counts once;
-    ``flops`` those of an iteration over all ranks.
+    ``parameters`` has a number for every rank of a replica; each parameter counts on one rank only.
+    ``flops`` are the FLOPs of an iteration over all ranks.
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
@@ -53,18 +53,18 @@ def introduction(
 
 
 def vocabulary_words(vocab_size: int, added: int) -> str:
-    """Return the entries of a vocabulary, those named apart that its tokenizer has added.
+    """Return the number of entries of a vocabulary, with added entries named apart.
 
-    ``added`` are the tokens that were not asked for: the end of a document.
+    ``added`` counts entries that the user did not ask for: the token for the end of a document.
     """
     return f"{vocab_size - added} + {added} for the end of a document" if added else f"{vocab_size}"
 
 
 def iteration_line(values: Interval) -> str:
-    """Return Megatron's training line; the MFU behind the throughput is the only addition."""
+    """Return Megatron's training line, with one addition: the MFU behind the throughput."""
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
-    # Parsers look for the loss scale, which bf16 and fp32 do not need.
+    # Parsers look for the loss scale even of bf16 and fp32, which have none.
     scale = 1.0 if values.loss_scale is None else values.loss_scale
     fields = (
         f" [{values.time:%Y-%m-%d %H:%M:%S}]"
@@ -88,7 +88,7 @@ def iteration_line(values: Interval) -> str:
 
 
 def evaluation_lines(values: Evaluation) -> str:
-    """Return Megatron's validation line between two rules; at the end it names the set."""
+    """Return Megatron's validation line between two rules; at the end of a run, with the set."""
     where = f" on {values.dataset} set" if values.at_end else ""
     name = "validation" if values.dataset == "test" else values.dataset
     line = (

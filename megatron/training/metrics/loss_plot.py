@@ -12,9 +12,9 @@ _LABEL: Final = 12
 
 
 class History:
-    """The means of consecutive values, as many as there is room for; it forgets no value.
+    """The means of consecutive values; a value that is added always counts in one of them.
 
-    Whenever it is full, neighbours are merged in pairs.
+    When there is no more room, neighbouring means are merged in pairs.
 
     Args:
         room: the most means that are kept, an even number.
@@ -39,7 +39,7 @@ class History:
 
     @property
     def means(self) -> list[float]:
-        """The means, the last one perhaps of fewer values."""
+        """The means; the last mean may be of fewer values."""
         last = [sum(self._open) / len(self._open)] if self._open else []
         return self._means + last
 
@@ -48,13 +48,14 @@ def plot(values: Sequence[float], width: int, height: int) -> list[str]:
     """Return rows of characters, the top one first, with a bar for every column.
 
     Args:
-        values: finite; if there are more than columns, a column stands for the mean of several.
-        width: of a row, at least 20 characters.
-        height: rows, at least two.
+        values: finite values; if there are more values than columns, a column is a mean of several.
+        width: characters of a row, at least 20.
+        height: number of rows, at least two.
 
     Returns:
-        ``height`` rows; the lowest column has a bar of one eighth of a row, the highest a full one.
-        What they stand for is written before the first and the last row.
+        ``height`` rows. The bar of the lowest column is one eighth of a row high, and the bar of
+        the highest column fills all rows. The highest value stands before the first row, and the
+        lowest value before the last row.
     """
     columns = _squeezed(values, width - _LABEL)
     if not columns:
@@ -70,7 +71,7 @@ def plot(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def _squeezed(values: Sequence[float], width: int) -> list[float]:
-    """Return at most ``width`` means of consecutive values, of as equally many as possible."""
+    """Return at most ``width`` means of consecutive values, in groups as equal as possible."""
     count = min(width, len(values))
     bounds = [len(values) * i // count for i in range(count + 1)] if count else []
     return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Times iterations, and records them: each one, and every few of them together.
+"""Times iterations, and records them one by one, and in intervals of several iterations.
 
 An iteration ends when its last pass and its optimizer's step have been issued. Its loss and its
-gradient norm may be known only later; its time still counts for the interval in which it was spent.
+gradient norm may be known only later. Even then its time counts for the interval in which it ran.
 """
 
 import math
@@ -23,13 +23,13 @@ from megatron.training.metrics.records import Ended, Interval, RankFigures, Star
 from megatron.training.step import Finished
 
 Pause = Literal["save", "evaluation", "other"]
-"""What training stands still for."""
+"""Reason for which training stands still."""
 
 
 class Meter:
     """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
-    With ``with_ranks``, the same on every rank, memory and idle time by rank are recorded.
+    With ``with_ranks``, memory and idle time are recorded by rank; all ranks give the same value.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Meter:
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []
-        self._unrecorded: tuple[Finished, float] | None = None  # the last one, and when it ended
+        self._unrecorded: tuple[Finished, float] | None = None  # the last, and when it ended
         self._skipped = self._nans = 0  # iterations of the interval
         self._steps = self._steps_redone = 0
         self._memory_reported = False
         self._paused: dict[Pause, float] = {"save": 0.0, "evaluation": 0.0, "other": 0.0}
         self._ends: dict[int, float] = {}  # ends of the iterations that are not reported yet
-        self._recorders: dict[int, Recorder] = {}  # of those of which idle time is recorded
+        self._recorders: dict[int, Recorder] = {}  # of iterations whose idle time is recorded
         self._begin = self._last_end = self._clock()
 
     @contextmanager
@@ -61,9 +61,9 @@ class Meter:
         self._paused[what] += time.perf_counter() - start
 
     def observer(self, number: int, other: Observer | None) -> Observer | None:
-        """Return what observes iteration ``number``, from which its record gets the idle time.
+        """Return the observer of iteration ``number``; the idle time comes from its record.
 
-        An ``other`` observer is returned for both purposes if it is a recorder.
+        An ``other`` observer that is a recorder serves both purposes, and is returned itself.
         """
         if not self._with_ranks or not self._is_recorded(number):
             return other
@@ -78,7 +78,7 @@ class Meter:
         self._ends[number] = self._clock()
 
     def report(self, finished: Finished | None) -> None:
-        """Note loss and norm of an iteration that has ended; record it, and a full interval."""
+        """Record an iteration whose loss and norm are known, and an interval that it completes."""
         if finished is None:
             return
         end = self._ends.pop(finished.number)
@@ -101,7 +101,7 @@ class Meter:
             self.report_rest()
 
     def report_rest(self) -> None:
-        """Record the iterations that fill no interval, if there are any: at the end of a run."""
+        """Record the iterations since the last interval, if any, as an interval of their own."""
         if self._unrecorded is None:
             return
         finished, end = self._unrecorded
@@ -123,7 +123,7 @@ class Meter:
             self._log.say(memory_line(rank, iteration, memory))
 
     def report_post_validation(self) -> None:
-        """Print how many steps were redone: each has cost the forwards of a warm-up."""
+        """Print how many steps were redone; each redone step has cost the forwards of a warm-up."""
         if self._config.optimizer.post_validation:
             self._log.say(
                 f"optimizer post-validation: {self._steps_redone} of {self._steps} steps redone"
@@ -171,7 +171,7 @@ class Meter:
         )
 
     def _rate_after(self, finished: Finished) -> float:
-        """Return the rate of the next step."""
+        """Return the learning rate of the next step."""
         counted = finished.consumed_samples - finished.samples_without_step
         return learning_rate(self._config.optimizer, counted)
 

@@ -4,10 +4,10 @@ The peak is the value of ``--peak-tflops`` if given. Otherwise it comes from a t
 (dense, no sparsity), or from a matrix product that is measured at the start. On a CPU such a
 product is the best that can be reached in practice.
 
-A CPU is shared: with other ranks that start at the same time, and with whatever else runs. The
-clock on the wall would count the time in which others have the core, which on a busy machine is
-most of it. So products on a CPU are timed in CPU time, which stands still meanwhile. What the MFU
-then loses on a busy machine is a fact about the run, not about the measurement.
+A CPU is shared with other ranks that start at the same time, and with other programs. Wall-clock
+time would include the time in which they have the core; on a busy machine that is most of the time.
+So products on a CPU are timed in CPU time, which leaves this time out. If the MFU is then low on a
+busy machine, the run is slow, and the measurement of the peak is still right.
 """
 
 import time
@@ -23,12 +23,12 @@ from megatron.simulator.costs.gpus import tabulated_peak
 MEASURE_SECONDS: Final = 0.3
 
 CPU_PRODUCT: Final = 512
-"""Rows and columns of the factors on a CPU: they stay in its cache, where a product reaches its
-full speed, and a product takes a few milliseconds at most. Caches are cold after another process
-has had the core, so many short products are measured, of which some are not disturbed."""
+"""Rows and columns of the factors on a CPU. Factors of this size stay in the cache, where a product
+reaches its full speed, and a product takes a few milliseconds at most. After another process has
+had the core, the cache is cold. So many short products are measured, and some are not disturbed."""
 
 GPU_PRODUCT: Final = 8192
-"""Rows and columns of the factors on a GPU, which needs large ones to reach its full speed."""
+"""Rows and columns of the factors on a GPU, which needs large factors to reach its full speed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def peak_of_rank(device: torch.device, dtype: torch.dtype, peak_tflops: float | 
 
     Returns:
         The peak and its source. A measurement takes a few hundred milliseconds. Let all ranks
-        measure at the same time: a core is slower while its neighbours work, as they do later.
+        measure at the same time: a core is slower while its neighbours work, as in training.
     """
     if peak_tflops is not None:
         return Peak(peak_tflops, "--peak-tflops")
@@ -78,9 +78,9 @@ def measure_tflops(
 
     Args:
         device: where to multiply.
-        dtype: of both factors and of the product.
-        seconds: time to spend, after one run to warm up; at least one run is measured. On a CPU it
-            is CPU time of the calling thread.
+        dtype: type of both factors and of the product.
+        seconds: time to spend, after one run to warm up; at least one run is measured. On a CPU the
+            time is CPU time of the calling thread.
 
     Returns:
         TFLOP/s.

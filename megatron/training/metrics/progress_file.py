@@ -1,7 +1,7 @@
 """Megatron-LM's progress.txt in the folder of checkpoints: a line for every start and save.
 
-Fields are separated by tabs. Several jobs, one after the other, append to it; the cumulative
-throughput of a line is that since the first of the jobs in a row that have had as many ranks.
+Fields are separated by tabs. Several jobs, one after the other, append to the file. The cumulative
+throughput of a line is the mean over this job and over all jobs right before it with as many ranks.
 """
 
 import os
@@ -20,16 +20,16 @@ _FLOPS: Final = "Floating-point operations: "
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a throughput is counted from.
+    """The start of a job, from which a throughput is counted.
 
-    ``flops`` are those of all iterations before the job started.
+    ``flops`` are the FLOPs of all iterations before that start.
     """
 
     time: datetime
     flops: float
 
     def tflops_per_rank(self, time: datetime, flops: float, ranks: int) -> float:
-        """Return the throughput since then."""
+        """Return the throughput from the origin to ``time``."""
         seconds = (time - self.time).total_seconds()
         return (flops - self.flops) / (max(seconds, 1e-9) * ranks * 1e12)
 
@@ -85,9 +85,10 @@ class ProgressFile(Sink):
 
 
 def origin(lines: Iterable[str], ranks: int, job: Origin) -> Origin:
-    """Return the first start of the jobs in a row with so many ranks that a file ends with.
+    """Return the start of the first job among the last jobs in a row with ``ranks`` ranks.
 
-    Lines of another form are passed over. If no start is found, it is that of the ``job`` itself.
+    ``lines`` are the lines of the file; lines of another form are passed over. If no start is
+    found, ``job`` is returned.
     """
     found, flops = None, 0.0
     for line in lines:

@@ -1,9 +1,9 @@
-"""Memory and idle time of every rank, gathered once for every record that tells them.
+"""Memory and idle time of every rank, gathered once for every record that has them.
 
-A rank's idle share is measured in one iteration, the last one of an interval: the share of the
-time of the passes in which the rank runs none. That time is the longest that any rank takes from
-the first thing that it does for the iteration's passes, be it to wait, to the end of its last pass.
-Ranks begin an iteration together, so their clocks need not agree.
+A rank's idle share is measured in the last iteration of an interval. It is the share of the time of
+the passes in which the rank runs no pass. The time of the passes lasts, on one rank, from its first
+wait or pass to the end of its last pass; the longest time of all ranks counts. Ranks begin an
+iteration together, so their clocks need not agree.
 """
 
 from math import inf
@@ -20,14 +20,15 @@ _UNKNOWN: Final = -1.0
 
 
 def busy_and_elapsed(recorder: Recorder) -> tuple[float, float] | None:
-    """Return the seconds that this rank ran passes, and those from its first wait or pass on.
+    """Return the seconds in which this rank ran passes, and the seconds since its first wait.
 
     Args:
-        recorder: has observed one iteration; on CUDA this waits for the device. If it was abandoned
-            and run again (post-validation), the second run counts.
+        recorder: has observed one iteration. If the iteration was abandoned and run again
+            (post-validation), the second run counts. On CUDA this function waits for the device.
 
     Returns:
-        Both times to the end of the last pass; ``None`` if no pass was observed.
+        Both times, to the end of the last pass; the second time begins with the first wait or pass.
+        ``None`` if no pass was observed.
     """
     spans = recorder.spans()
     passes = [span for span in spans if span.lane == "compute"]
@@ -46,7 +47,7 @@ def gather_figures(
 ) -> tuple[RankFigures, ...]:
     """Return the figures of all ranks, on every rank; every rank calls it.
 
-    ``passes`` is what ``busy_and_elapsed`` returned for this rank.
+    ``passes`` is the result of ``busy_and_elapsed`` on this rank.
     """
     hosts = groups.world_hosts
     busy, elapsed = passes or (_UNKNOWN, _UNKNOWN)

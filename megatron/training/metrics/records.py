@@ -1,4 +1,4 @@
-"""What a run records: one frozen record for each event, and what takes the records.
+"""The records of a run, a frozen dataclass for each kind of event, and the sinks that take them.
 
 docs/metrics.md defines every value. ``None`` stands for a value that this run does not know.
 """
@@ -13,7 +13,7 @@ from megatron.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Started:
-    """A process group that has begun or gone on with a run."""
+    """The start of the processes, which begin a run or go on with it."""
 
     time: datetime
     iteration: int
@@ -28,7 +28,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration that has become final; values as of an ``Interval`` of this iteration alone."""
+    """One iteration that has become final; its values mean the same as in ``Interval``."""
 
     iteration: int
     train_iters: int
@@ -56,7 +56,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class Interval:
-    """The iterations since the last one: the values of a training line, and more."""
+    """The iterations since the last interval: the values of a training line, and more."""
 
     time: datetime
     iteration: int
@@ -114,7 +114,7 @@ class Ended:
 
 
 SaveEvent = Literal["Saved checkpoint", "Saving async checkpoint", "Saved async checkpoint"]
-"""What has happened to a checkpoint, in Megatron-LM's words."""
+"""Event of a checkpoint, in Megatron-LM's words."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ Record = Started | Step | Interval | Evaluation | Ended | Saved
 
 
 class Sink:
-    """Takes the records that it has a use for.
+    """Takes records, and writes or shows the kinds of records that it knows.
 
     Attributes:
-        name: the flag that asks for it, with its value.
-        wants_ranks: whether it has a use for memory and idle time by rank, which all ranks must
+        name: the flag that asks for the sink, with its value.
+        wants_ranks: whether the sink uses memory and idle time by rank, which all ranks must
             gather.
     """
 
@@ -146,20 +146,20 @@ class Sink:
         """Take a record.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the record could not be written.
         """
         raise NotImplementedError
 
     def close(self, failed: bool) -> None:
-        """Write what is left; ``failed``: the run ends by an error, of which nothing may be hidden.
+        """Write the rest; ``failed``: the run ends by an error, whose message must stay visible.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the rest could not be written.
         """
 
 
 def perplexity(lm_loss: float) -> float:
-    """Return the perplexity of a loss in nats, computed from at most 20 of them, as in Megatron."""
+    """Return the perplexity of a loss in nats; losses above 20 count as 20, as in Megatron."""
     return math.exp(min(20.0, lm_loss))
 
 

@@ -1,6 +1,6 @@
 """Curves for TensorBoard: ``--tensorboard-dir``, written by PyTorch's writer or by tensorboardX.
 
-Where only tensorboardX is installed, names have underscores in place of spaces, as it wants them.
+If only tensorboardX is installed, names have underscores in place of spaces, as it requires.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from megatron.training.metrics.records import Record, Sink, Started
 class TensorBoard(Sink):
     """Draws curves.
 
-    ``queue_size`` points may wait to be written.
+    Up to ``queue_size`` points may wait to be written.
     """
 
     def __init__(self, folder: Path, queue_size: int, curves: Curves) -> None:
@@ -41,12 +41,12 @@ class TensorBoard(Sink):
                 self._add(f"{curve} vs samples", value, record.consumed_samples)
 
     def close(self, failed: bool) -> None:
-        """Write what waits to be written."""
+        """Write the points that wait to be written."""
         if self._writer is not None:
             self._writer.close()
 
     def _add(self, curve: str, value: float, place: int) -> None:
-        if self._writer is not None:  # else its folder could not be opened, which was told
+        if self._writer is not None:  # else its folder could not be opened: already told
             self._writer.add_scalar(curve.replace(" ", self._space), value, place)
 
 

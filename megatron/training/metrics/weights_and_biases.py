@@ -1,6 +1,7 @@
 """Curves for Weights & Biases: ``--wandb-project``, under the names that they have in TensorBoard.
 
-As in Megatron-LM every point stands over the iterations, and a curve of its own has the samples.
+As in Megatron-LM, all curves are drawn over the iterations. ``samples vs steps`` is the curve of
+the consumed samples.
 """
 
 import importlib
@@ -44,7 +45,7 @@ class WeightsAndBiases(Sink):
                 raise OSError(str(error)) from error
 
     def close(self, failed: bool) -> None:
-        """End the run there."""
+        """End the run at Weights & Biases."""
         if self._run is not None:
             self._run.finish(exit_code=int(failed))
 
@@ -66,7 +67,7 @@ class WeightsAndBiases(Sink):
 
 
 def _made(folder: Path | None) -> str | None:
-    """Make a folder, which ``wandb`` would replace by a temporary one if it were missing."""
+    """Make a folder; ``wandb`` would use a temporary folder in place of a missing one."""
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)

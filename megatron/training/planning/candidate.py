@@ -1,7 +1,7 @@
 """A schedule that a run could take, with a treatment of the vocabulary.
 
-Candidates are compared by the seconds of the GPU that is asked about. Without a GPU, or with one
-that nothing is known of, they are compared by FLOPs.
+Candidates are compared by their seconds on the GPU of the run. Without a GPU, or on an unknown GPU,
+they are compared by FLOPs.
 """
 
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class Candidate:
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
-        watch: watches over the search for the plan.
+        watch: limits the time of the search for the plan, and shows how far it is.
         gpu: the GPU by whose seconds and bytes plans are compared; ``None``: plans are compared by
             their costs, and every plan fits.
     """
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def schedule(self) -> str:
-        """Its name."""
+        """Name of the schedule."""
         return self.request.schedule
 
     @property
@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def is_planned(self) -> bool:
-        """Whether its plan is made."""
+        """Whether the plan is made."""
         return "run_plan" in vars(self)
 
     @cached_property
@@ -83,12 +83,12 @@ class Candidate:
 
     @cached_property
     def forecast(self) -> RunForecast | None:
-        """Forecast of the plan on the GPU; ``None``: there is no GPU to ask about."""
+        """Forecast of the plan on the GPU; ``None`` without a GPU."""
         return None if self.gpu is None else forecast_run(self.config, self.run_plan, self.gpu)
 
     @property
     def time(self) -> float:
-        """Time of an iteration: in seconds of the GPU, else simulated, in the unit of the costs."""
+        """Time of an iteration: seconds on the GPU; without a GPU, in the unit of the costs."""
         found = self.forecast
         return self.timeline.end if found is None else found.outcome.seconds
 
@@ -107,16 +107,16 @@ class Candidate:
 
     @cached_property
     def least_memory(self) -> Fullest:
-        """Memory of the fullest rank that no plan goes below, known before any plan is searched.
+        """Least memory of the fullest rank under any plan, known before any plan is searched.
 
         Before the last stage can begin the backward of the first microbatch, every rank has run its
         forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment
         at which a rank holds parameters, gradients and optimizer state, all tensors that one
-        microbatch leaves on the rank, and the microbatch's part of the input embedding (a program
-        keeps the last embedding, ``lower``). A plan of a single microbatch holds no more, with one
-        exception: the gradient of the embeddings, if that gradient arrives while T runs.
+        microbatch leaves on the rank, and the microbatch's part of the input embedding (by
+        ``lower``, a program keeps the last embedding). A plan of a single microbatch holds no more,
+        with one exception: the gradient of the embeddings, if that gradient arrives while T runs.
 
-        A schedule that is read from a file has that plan alone.
+        A schedule from a file has only the plan in the file, so that plan is counted.
         """
         request = self.request
         found = one_microbatch_of(request) if request.file is None else plan_for(request)
@@ -140,7 +140,7 @@ class Candidate:
 
     @property
     def peak(self) -> float:
-        """Bytes of the fullest rank of the GPU, or the most microbatches that a rank holds."""
+        """Bytes of the fullest rank; without a GPU, the most microbatches that a rank holds."""
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
 
@@ -149,7 +149,7 @@ class Candidate:
 
         Args:
             watch: ends the search for that plan.
-            gpu: of every rank; ``None``: the GPU by which candidates are compared.
+            gpu: the GPU of every rank; ``None``: the GPU by which candidates are compared.
             quick: whether the search spends only a tenth of its effort.
         """
         gpu = gpu or self.gpu
@@ -181,7 +181,7 @@ class Candidate:
         )
 
     def tell(self) -> None:
-        """Show the watch's reader what the plan is like; it is made if need be."""
+        """Show the reader of the watch the plan's time and memory; make the plan if need be."""
         found, least = self.forecast, self.time / self.least_time
         time = f"{self.time:.6g} FLOPs of a rank" if found is None else TIME.write(self.time)
         memory = "" if found is None else f", {MEMORY.write(self.peak)}"

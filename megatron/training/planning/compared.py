@@ -12,9 +12,9 @@ from megatron.training.planning.race import NEAR
 
 
 def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:
-    """Return the table of all candidates, in the order of preference, and what is not in it.
+    """Return the table of planned candidates in order of preference, then the other candidates.
 
-    ``watch`` is over the time to plan the others; each gets an equal part of what is left.
+    ``watch`` limits the time for further plans; each gets an equal part of the time that is left.
     """
     impossible = [each for each in compared if not each.is_planned and not each.can_fit]
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
@@ -53,9 +53,10 @@ def _named(candidate: Candidate) -> str:
 def _words(
     first: Candidate, others: Sequence[Candidate], unknown: Sequence[Candidate], gpu: Gpu
 ) -> str:
-    """Return how the first row was chosen.
+    """Return the sentence on how the first row was chosen.
 
-    Of the other rows those that fit come first, by their time; ``unknown`` are without a plan.
+    ``others`` are the other rows: first the candidates that fit, the fastest first. ``unknown`` are
+    candidates without a plan.
     """
     by = f"auto compares by the seconds of {gpu.name}"
     if not first.fits:

@@ -1,7 +1,7 @@
 """``--dry-run``: reports the plan of a run, and its time and memory on a named GPU.
 
-No rank is started and no GPU is needed. Training would take the same plan; its times and bytes come
-from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
+No rank is started and no GPU is needed. Training would take the same plan. The times and bytes of
+the report come from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
 """
 
 from collections.abc import Iterator
@@ -57,8 +57,8 @@ def dry_run(
     Args:
         config: the run.
         gpu: the GPU of every rank.
-        watch: shows how far the search for the plan is, and ends it when its time is up. The search
-            for other settings that would fit has a time of its own, that of the configuration.
+        watch: shows how far the search for the plan is, and ends the search when its time is up.
+            The search for other settings that would fit has another limit, in ``config``.
         seconds: time to compare schedules, if ``watch`` has no limit.
 
     Raises:
@@ -95,20 +95,20 @@ def dry_run(
 
 
 def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
-    """Return the run on a GPU, by whose seconds its plans are compared."""
+    """Return the run on ``gpu``, so that plans are compared by their seconds on this GPU."""
     layouts = tuple(replace(own, gpu=gpu) for own in config.alternatives)
     return replace(config, parallel=replace(config.parallel, gpu=gpu), alternatives=layouts)
 
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:
-    """Return the watch over a dry run's advice, which has a time of its own."""
+    """Return the watch over a dry run's advice, with the time limit for advice."""
     return watch.again(config.parallel.advice_seconds)
 
 
 def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
-    """Return the job and its plan.
+    """Return the paragraph on the job and its plan.
 
-    ``config`` is the run as it is asked for.
+    ``config`` is the run as the command line asks for it, perhaps with ``auto``.
     """
     plan, counts = first.run_plan.plan, first.run_plan.layers
     layers = " ".join(
@@ -124,7 +124,7 @@ def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
 
 
 def _taken(config: RunConfig, first: Candidate) -> str:
-    """Return the choice of a run that leaves its schedule or its treatment open."""
+    """Return the choice of ``auto``; empty if the run names its schedule and treatment."""
     if not compares(config):
         return ""
     treatment = f" with --vocab-parallel {first.treatment}" if config.alternatives else ""
@@ -154,7 +154,7 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
 
 
 def _shared(parallel: ParallelConfig) -> str:
-    """Return a line on the ranks that share layers or sequences, if any; all these are alike."""
+    """Return a line on ranks that share layers or sequences, if any; their figures are equal."""
     tensor, context = parallel.tensor_size, parallel.context_size
     if tensor * context == 1:
         return ""
@@ -221,7 +221,7 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
 
 
 def _checked(found: RunForecast) -> str:
-    """Return the errors of predictions of measured runs like this one, or of the nearest."""
+    """Return how far predictions were off for measured runs like this run, or the nearest runs."""
     config, parallel = found.config, found.config.parallel
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
@@ -245,7 +245,7 @@ def _checked(found: RunForecast) -> str:
 
 
 def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
-    """Return the classes on the same kind of GPU that differ in sharing or in machines alone."""
+    """Return the classes on the same kind of GPU with one difference: in sharing or in machines."""
     return {
         like: errors
         for like, errors in PUBLISHED.items()
@@ -254,7 +254,7 @@ def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
 
 
 def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
-    """Return a line that says that no plan of the run fits a GPU, and the least memory."""
+    """Return a line that says that no plan of the run fits a GPU, with the least memory of any."""
     schedule = config.parallel.pipeline_schedule
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
     plans += " with any treatment of the vocabulary" if config.alternatives else ""

@@ -1,10 +1,10 @@
 """The time and memory of a run without its own plan, which may take long to find.
 
-A plan of one microbatch gives a lower bound of the time, a plan of fewer microbatches an estimate.
+A plan of one microbatch gives a lower bound of the time, a plan of few microbatches an estimate.
 
-The first microbatches fill a pipeline and the last ones empty it. All others take the same interval
-each, the steady interval, and no rank holds more however many there are. So the plan of two
-rounds of the pipeline says what the plan of hundreds of microbatches would.
+The first microbatches fill a pipeline and the last ones empty it. Every microbatch between them
+takes the same time, the steady interval, and adds no memory. So a plan of two rounds of the
+pipeline tells as much as a plan of hundreds of microbatches.
 """
 
 from math import ceil
@@ -24,16 +24,16 @@ from megatron.training.planning.run_memory import Fullest
 
 
 class Estimate(NamedTuple):
-    """What is expected of a run on a GPU.
+    """The expected time and memory of a run on a GPU.
 
     Attributes:
-        seconds: of an iteration.
+        seconds: seconds of an iteration.
         samples_per_second: speed, which can be compared between batch sizes.
         mfu: share of the peak of all devices.
         fullest: the rank that holds the most.
         fits: whether every rank has enough memory.
         planned: microbatches of the plan from which the figures follow.
-        microbatches: of the run.
+        microbatches: microbatches of the run.
         in_flight: the most microbatches that a rank holds.
         cut: whether a longer search might find a better plan.
     """
@@ -70,12 +70,12 @@ def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
 
 
 def planned_microbatches(request: Request) -> int:
-    """Return how many microbatches are enough to know a schedule; all of them, if they are few.
+    """Return how many microbatches suffice for an estimate of a schedule: at most all.
 
-    Enough are two rounds of the pipeline (2 p microbatches) and one microbatch. If W keeps only a
+    Two rounds of the pipeline (2 p microbatches) and one microbatch suffice. If W keeps only a
     share of the activations, more rounds are needed. If the microbatches of a schedule go in
-    groups, the last group is as full as in the run. A schedule that holds more with every
-    microbatch needs all of them, and so does a plan from a file.
+    groups, the last group is as full as in the run. All microbatches are needed by a schedule whose
+    memory grows with each of them, and by a plan from a file.
     """
     p, m = request.ranks, request.microbatches
     known = SCHEDULES.get(request.schedule)
@@ -92,8 +92,9 @@ def planned_microbatches(request: Request) -> int:
 def steady_interval(timeline: Timeline, plan: Plan) -> float:
     """Return the time that one more microbatch takes, in the unit of the timeline.
 
-    It is the mean time between two B of the last stage over the last round of the pipeline, and no
-    less than the busiest rank's work for one microbatch. The plan has more microbatches than ranks.
+    The result is the mean time between two B of the last stage in the last round of the pipeline,
+    and at least the busiest rank's work for one microbatch. The plan must have more microbatches
+    than ranks.
     """
     rank, chunk = plan.stages[-1]
     ends = {

@@ -43,9 +43,9 @@ class RunForecast:
         memories: memory of every rank, from which the peaks follow.
         exchanges: communication of ranks with the same parameters; ``None``: there are none.
         hidden: how much of ``exchanges`` the passes hide, by kind of communication.
-        buckets: of every pipeline rank, if there are replicas.
-        model_flops: FLOPs of a replica's iteration, without repeated ones.
-        repeated_flops: FLOPs of a replica's iteration that backwards repeat.
+        buckets: buckets of every pipeline rank, if there are replicas.
+        model_flops: FLOPs of a replica's iteration, without repeated FLOPs.
+        repeated_flops: FLOPs of a replica's iteration that recomputation repeats.
     """
 
     config: RunConfig
@@ -82,7 +82,7 @@ class RunForecast:
 
     @property
     def uneven(self) -> float:
-        """How much larger than the mean a replica's part is at most, as a share of the mean."""
+        """By how much the largest part of a replica exceeds the mean, as a share of the mean."""
         replicas = self.config.parallel.replicas.size
         return max((own.fullest * replicas / own.padded - 1 for own in self.buckets), default=0.0)
 
@@ -100,8 +100,8 @@ def forecast_run(
     Args:
         config: the run.
         run_plan: its plan, which may have been made for another cluster.
-        gpu: of every rank.
-        cluster: GPUs and links; ``None``: those of the run.
+        gpu: the GPU of every rank.
+        cluster: GPUs and links; ``None``: the GPUs and links of the run.
         free: whether collectives of the vocabulary take no time and slow no pass.
     """
     plan, parallel, train = run_plan.plan, config.parallel, config.train
@@ -159,7 +159,7 @@ def _priced(
 
 
 def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops: int) -> int:
-    """Return the FLOPs of a replica's iteration beside those of the model."""
+    """Return the FLOPs of a replica's iteration beyond the FLOPs of the model."""
     train, parallel = config.train, config.parallel
     if train.recomputation == NO_RECOMPUTATION and not train.vocab_recompute:
         return 0
@@ -169,7 +169,7 @@ def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops:
 
 
 def replicas_of(config: RunConfig) -> Replicas:
-    """Return the replicas of a run: their number, and the types in which they exchange."""
+    """Return the replicas of a run: their number, sharding, and bytes per exchanged gradient."""
     replicas = config.parallel.replicas
     narrow = torch.bfloat16 in (replicas.reduce_dtype, config.train.gradient_dtype)
     return Replicas(
@@ -180,7 +180,7 @@ def replicas_of(config: RunConfig) -> Replicas:
 
 
 def link_of(config: RunConfig, cluster: Cluster) -> Path:
-    """Return the link of a rank to its replicas: as the run says, or as such GPUs usually have."""
+    """Return the link of a rank to its replicas: by the flags of the run, else by the cluster."""
     asked = config.dry_run
     found = cluster.ring("data", config.parallel.replicas.size)
     bandwidth = None if asked is None else asked.replica_bandwidth

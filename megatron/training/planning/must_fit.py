@@ -1,8 +1,8 @@
 """Refuses models that no plan can fit into memory, before anything is allocated.
 
-The bytes are counted as in the dry run, for one microbatch; a plan of many microbatches needs no
-less. Mostly a number of the command line was mistyped. Without this check the allocator or the
-kernel would end the job, and neither would name a flag.
+The bytes are counted as in the dry run, for one microbatch; a plan of many microbatches needs at
+least as many. The usual cause is a mistyped number on the command line. Without this check the
+allocator or the kernel would end the job, and neither would name a flag.
 """
 
 import os
@@ -18,7 +18,7 @@ from megatron.training.planning.run_memory import held_by_ranks
 
 
 def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None:
-    """Refuse a model of which ``pipeline_rank`` cannot hold the parameters, or one microbatch.
+    """Refuse a model if ``pipeline_rank`` cannot hold its parameters, or one microbatch.
 
     Raises:
         ValueError: names the flags, the bytes and the memory.

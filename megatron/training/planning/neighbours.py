@@ -1,4 +1,4 @@
-"""Settings near those of a run that does not fit.
+"""Settings similar to the settings of a run that does not fit.
 
 They differ in the schedule, the treatment of the vocabulary, the size of microbatches, or the
 activations that are kept.
@@ -22,7 +22,7 @@ _LEAST_DELAYED: Final = min(
     (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
     key=lambda known: known.delay,
 )
-"""The treatment that is tried where another leaves too little memory."""
+"""The sharded treatment, with overlapped barriers, that adds the fewest microbatches in flight."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Setting:
 
     Attributes:
         candidate: the run with its schedule, which is not planned yet.
-        others: the flags that differ, or may differ, besides that of the schedule.
+        others: all other flags that differ, or may differ; the schedule's flag is not among them.
     """
 
     candidate: Candidate
@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def promised(self) -> float:
-        """The most microbatches in flight on a rank by the schedule's own promise."""
+        """The most microbatches in flight on a rank, as the schedule promises them."""
         request = self.candidate.request
         known = SCHEDULES.get(request.schedule)
         if known is None:
@@ -61,7 +61,11 @@ class Setting:
 
 
 def neighbours(config: RunConfig) -> Iterator[Setting]:
-    """Yield every schedule, with and without vocabulary parallelism, that may hold less."""
+    """Yield settings that may hold less than the run.
+
+    Every schedule is yielded with the run's treatment of the vocabulary and with
+    ``_LEAST_DELAYED``. The last settings only add the recomputation of logits.
+    """
     without = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     for difference, train in _trainings(config.train):
@@ -81,17 +85,18 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
             with suppress(ValueError):  # no schedule has stages for the layers
                 for candidate in candidates(replace(config, train=train, parallel=parallel)):
                     yield Setting(candidate, others)
-    if not config.train.vocab_recompute:  # with it no logits are in memory between S and T
+    if not config.train.vocab_recompute:  # recomputed logits need no memory between S and T
         train = replace(config.train, vocab_recompute=True)
         for candidate in asked(replace(config, train=train)):
             yield Setting(candidate, "--vocab-recompute")
 
 
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    """Yield trainings that may hold less at a time, with the flags that make the difference.
+    """Yield variants of the training that may hold less, and the flags that make the difference.
 
-    The first is the run's own. Of the others one has microbatches of half the size, one computes
-    every layer again, and one has no products in 8 bits, which keep tensors of their own.
+    The first variant is the training of the run. Each of the others makes one change: microbatches
+    of half the size, or every layer computed again, or no products in 8 bits, which keep tensors of
+    their own.
     """
     yield "", train
     batch = train.micro_batch_size

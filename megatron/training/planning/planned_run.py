@@ -31,9 +31,9 @@ class RunPlan:
     def of(
         cls, config: RunConfig, request: Request, layers: tuple[int, ...], plan: Plan
     ) -> "RunPlan":
-        """Return a plan for a run.
+        """Return ``plan`` with the layers and costs for which it was made.
 
-        It may have fewer microbatches than its request.
+        The plan may have fewer microbatches than ``request``.
         """
         plan = replace(plan, looks_ahead=config.model.mtp_num_layers > 0)
         return cls(plan, layers, request.costs, request.schedule, config.parallel.vocab_parallel)

@@ -1,6 +1,6 @@
 """Advice for a rank that runs out of GPU memory.
 
-It is prepared before training, as a rank without memory ends at once.
+The advice is prepared before training, because a rank without memory ends at once.
 """
 
 from dataclasses import replace
@@ -31,13 +31,14 @@ def prepared_advice(
 ) -> tuple[str, ...]:
     """Return the memory that the dry run counts for a rank, and settings with less memory.
 
-    The rank may run out of memory although its counted memory fits. So a setting whose count fits
-    is not enough: only settings are named whose fullest rank holds less than that of this run.
+    The rank may run out of memory although its counted memory fits. So it is not enough that the
+    count of a setting fits: the fullest rank of a named setting must hold less than the fullest
+    rank of this run.
 
-    The search for other settings takes so many ``seconds``.
+    The search for other settings takes ``seconds``.
 
     Returns:
-        Lines; none for a run on CPUs.
+        The lines of the advice; none for a run on CPUs.
     """
     if config.parallel.device != "cuda":
         return ()

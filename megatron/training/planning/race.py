@@ -1,15 +1,16 @@
-"""Which of the schedules that ``auto`` compares it takes, of which it plans as few as possible.
+"""Chooses one of the schedules that ``auto`` compares, with as few plans as possible.
 
-Without a GPU they are compared by their plans, and a bound in FLOPs spares most of them. On a GPU
-bounds in seconds are closer together, so the schedules race. Three things tell the seconds of one:
-a lower bound, which is known at once; a plan of few microbatches (``estimate``), which takes up to
-some seconds; and its own plan, which takes several times as long. The schedule that looks fastest
-by what is known of it is always looked at more closely, until the fastest by its own plan is ahead
-of all that the others are expected to be.
+Without a GPU, schedules are compared by their plans; lower bounds in FLOPs spare most of the plans.
+On a GPU, the lower bounds in seconds are closer together, so the schedules race. The seconds of a
+schedule have three sources: a lower bound, which is known at once; a plan of few microbatches
+(``estimate``), which takes up to some seconds to make; and the schedule's own plan, which takes
+several times as long. The race always looks more closely at the schedule that seems fastest so far.
+It ends when the schedule that is fastest by its own plan is ahead of all other expected times.
 
-An estimate may be off. One that is too low costs a plan and misleads nobody. One that is too high
-hides a faster schedule, so all that are expected to be faster at all are planned. The schedule that
-is taken is then within ``NEAR`` of the fastest if no estimate is too high by more than that.
+An estimate may be off. An estimate that is too low costs a plan and misleads nobody. An estimate
+that is too high hides a faster schedule, so every schedule that is expected to be faster at all is
+planned. The chosen schedule is then within ``NEAR`` of the fastest, provided that no estimate is
+too high by more than ``NEAR``.
 """
 
 from collections.abc import Sequence
@@ -24,22 +25,23 @@ from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.estimate import Estimate, planned_microbatches
 
 NEAR: Final = 0.01
-"""Share of the time that a further schedule must be able to save for ``auto`` to look at it.
+"""``auto`` looks at a further schedule only if the schedule might save this share of the time.
 
 Searches take seconds. With vocab-2 ``auto`` mostly plans zb-v first, which idles so little that no
-search is needed. On a GPU, ``auto`` takes the plan that holds the least of those within this share
-of the fastest."""
+search is needed. On a GPU, ``auto`` considers all plans within this share of the fastest plan, and
+takes the plan that holds the least."""
 
 
 def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candidate:
     """Return the candidate that ``auto`` takes.
 
-    It is within the memory limit, and is the fastest such candidate or within ``NEAR`` of it. On a
-    GPU it fits the memory too, if any does, and holds the least of those within ``NEAR``. If none
-    fits, it is the one that holds the least.
+    The candidate is within the limit of microbatches in flight. Among such candidates it is the
+    fastest, or within ``NEAR`` of the fastest. On a GPU it must also fit the memory, and it holds
+    the least of all candidates within ``NEAR``. If no candidate fits the memory, the candidate that
+    holds the least is returned.
 
-    ``seconds`` are those of the comparison on a GPU, unless the watch of the candidates has a limit
-    of its own. The search for the plan that is taken may last longer.
+    ``seconds`` limit the comparison on a GPU. If the watch of the candidates has a limit, that
+    limit holds instead. The search for the plan that is taken may last longer.
 
     Raises:
         ValueError: no schedule is within the limit.
@@ -82,9 +84,9 @@ def _by_seconds(compared: Sequence[Candidate], seconds: float | None) -> Candida
 
 @dataclass
 class _Runner:
-    """A candidate and what is known of it.
+    """A candidate of the race, with an estimate by a plan of few microbatches if it is made.
 
-    There may be an estimate by a plan of few microbatches, or its own plan.
+    ``is_done``: the candidate's own plan is made.
     """
 
     candidate: Candidate
@@ -93,7 +95,7 @@ class _Runner:
 
     @property
     def seconds(self) -> float:
-        """The best that is known of its time."""
+        """The candidate's time by its plan, else by its estimate, else by its lower bound."""
         least = self.candidate.least_time
         if self.is_done:
             return self.candidate.time
@@ -101,26 +103,26 @@ class _Runner:
 
     @property
     def peak(self) -> float:
-        """The best that is known of its bytes; 0 if nothing is."""
+        """The candidate's bytes by its plan, else by its estimate, else 0."""
         if self.is_done:
             return self.candidate.peak
         return 0.0 if self.estimate is None else self.estimate.fullest.peak
 
     @property
     def expected_peak(self) -> float:
-        """Bytes by the estimate, to be compared with those of other estimates."""
+        """The candidate's bytes by its estimate, else ``peak``, to compare estimates with."""
         return self.peak if self.estimate is None else self.estimate.fullest.peak
 
     @property
     def fits(self) -> bool:
-        """Whether it fits, as far as is known."""
+        """Whether the candidate fits, as far as is known."""
         if self.is_done:
             return self.candidate.fits
         found = self.estimate
         return found is None or (found.fits and found.in_flight <= self.candidate.limit)
 
     def look(self, comparing: Watch) -> None:
-        """Look at it more closely; a plan of few microbatches must be less than its own plan."""
+        """Make the estimate; if it exists or would spare nothing, make the candidate's own plan."""
         request = self.candidate.request
         has_few = planned_microbatches(request) == request.microbatches
         if self.estimate is not None or self.candidate.is_planned or has_few:
@@ -136,7 +138,7 @@ class _Runner:
         )
 
     def plan(self) -> None:
-        """Make its own plan."""
+        """Make the candidate's own plan."""
         self.candidate.tell()
         self.is_done = True
 
@@ -145,18 +147,18 @@ class Race:
     """A comparison of schedules by their seconds."""
 
     def __init__(self, candidates: Sequence[Candidate], comparing: Watch) -> None:
-        """Begin with the bounds of candidates on one kind of GPU.
+        """Order candidates on one kind of GPU by their lower bounds.
 
-        When the time of ``comparing`` is over, no further schedule is looked at if one fits.
+        When the time of ``comparing`` is over, the race ends if a planned schedule fits.
         """
         self._comparing = comparing
         runners = [_Runner(candidate) for candidate in candidates]
         self._runners = sorted(runners, key=lambda runner: runner.seconds)
 
     def winner(self) -> Candidate | None:
-        """Return the schedule to take; ``None`` if none fits, and then the smallest is planned.
+        """Return the schedule that holds the least among all within ``NEAR`` of the fastest.
 
-        Of the schedules within ``NEAR`` of the fastest it is the one that holds the least.
+        If no schedule fits, the smallest schedule is planned, and the result is ``None``.
         """
         while (runner := self._next()) is not None:
             runner.look(self._comparing)
@@ -167,7 +169,7 @@ class Race:
         return None if best is None else self._smallest_near(best)
 
     def consequence(self) -> str:
-        """Return what it means that the time of the comparison is up."""
+        """Return the message that the time is up, with the schedules that were not compared."""
         unknown = [each.candidate for each in self._runners if not self._is_known(each)]
         named = ", ".join(f"{each.schedule} with {each.treatment}" for each in unknown)
         rest = f"not compared: {named}; " if unknown else ""
@@ -195,19 +197,22 @@ class Race:
         return runner
 
     def _is_known(self, runner: _Runner) -> bool:
-        """Whether no more needs to be known of a schedule to leave it."""
+        """Whether enough is known of a schedule to look at it no further."""
         best = self._fastest()
         beaten = best is not None and self._is_beaten(runner, best)
         return runner.is_done or runner.estimate is not None or beaten
 
     @staticmethod
     def _is_beaten(runner: _Runner, best: _Runner) -> bool:
-        """Whether a schedule is expected to be no faster, or cannot be faster by ``NEAR``."""
+        """Whether ``runner`` is no faster by its estimate, or saves at most ``NEAR`` by its bound.
+
+        ``NEAR`` is a share of the time of ``best``.
+        """
         margin = NEAR if runner.estimate is None else 0.0
         return runner.seconds >= best.seconds * (1 - margin)
 
     def _plan_smallest(self) -> None:
-        """Plan schedules until none is expected to hold less than the smallest that is planned."""
+        """Plan schedules until none is expected to hold less than the smallest planned schedule."""
         while True:
             done = [runner.peak for runner in self._done]
             waiting = [runner for runner in self._runners if not runner.is_done]
@@ -219,10 +224,10 @@ class Race:
                 return
 
     def _smallest_near(self, best: _Runner) -> Candidate:
-        """Return the smallest planned schedule than which none is faster by ``NEAR``.
+        """Return the planned schedule that holds the least of all within ``NEAR`` of the fastest.
 
-        One more is planned if it is expected to be as near and to hold less. Schedules without a
-        plan count with what is known of their time.
+        Before that, one more schedule is planned if its estimate is as near and holds less. The
+        fastest may have no plan: then its estimate or its lower bound counts as its time.
         """
         fastest = min(each.seconds for each in self._runners if each.fits)
 

@@ -12,7 +12,7 @@ from megatron.simulator.units import MEMORY, TIME
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 
 UNEVEN: Final = 0.03
-"""Share of the mean by which the largest part must exceed the mean to be reported."""
+"""A replica's part is reported if it exceeds the mean part by more than this share of the mean."""
 
 
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The buckets of a run that is not started: its ranks' models are built without any memory.
 
-The tensor-parallel ranks of a pipeline rank have equal buckets, so only the first one's are made.
+All tensor-parallel ranks of a pipeline rank have equal buckets, so only the first rank is built.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class RankBuckets:
     """The buckets of one pipeline rank.
 
     Attributes:
-        buckets: as a program needs them.
+        buckets: the buckets in the form that a program needs.
         parameters: elements of the rank's parameters.
         padded: elements of all buckets, padding included.
         largest: elements of the largest bucket, padding included.

@@ -24,7 +24,7 @@ _AXES: dict[SpreadAxis, AxisName] = {
 
 
 def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
-    """Return the GPUs of a job and what connects them."""
+    """Return the GPUs of a job and the links between them."""
     links = gpu.links() if parallel.links is None else parallel.links
     together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
@@ -44,7 +44,7 @@ def price_of(parallel: ParallelConfig) -> Price:
 def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
     """Return the costs by which passes are placed.
 
-    The plan is of one microbatch.
+    The plan has one microbatch.
     """
     parallel = config.parallel
     counts = count_ranks(config, plan, layers)
@@ -52,9 +52,10 @@ def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs
 
 
 def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
-    """Return costs for any distribution of the layers, W and R always apart.
+    """Return costs for any distribution of the layers, with W and R as passes of their own.
 
-    The plan is of one microbatch; the run may have another distribution than ``layers``.
+    ``plan`` has one microbatch. ``layers`` is the distribution from which the costs are counted;
+    the run may have another.
     """
     again = config.train.recomputation.group > 0
     apart = _with_all_passes(plan, recomputes=again)

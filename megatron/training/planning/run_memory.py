@@ -43,11 +43,11 @@ class Fullest(NamedTuple):
         return gpu.usable - self.outside
 
     def room_in_words(self, gpu: Gpu) -> str:
-        """Return those bytes in words."""
+        """Return the bytes of ``room`` in words."""
         return f"tensors can use {MEMORY.write(self.room(gpu))} of {gpu.name}"
 
     def fits(self, gpu: Gpu) -> bool:
-        """Return whether the rank's tensors fit a GPU, and so those of every other rank."""
+        """Return whether the rank's tensors fit a GPU; if so, all other ranks fit, too."""
         return self.peak <= self.room(gpu)
 
 
@@ -59,7 +59,7 @@ def fullest(config: RunConfig, run_plan: RunPlan) -> Fullest:
 def held_by_ranks(
     config: RunConfig, run_plan: RunPlan
 ) -> tuple[Sequence[float], Sequence[RankMemory]]:
-    """Return the most bytes that every rank holds, and its memory; replicas add nothing here."""
+    """Return the most bytes that each rank holds, and each rank's memory, without replicas."""
     plan = run_plan.plan
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     memories = run_memory(config, plan, counts)
@@ -74,8 +74,8 @@ def run_memory(
 ) -> list[RankMemory]:
     """Return the memory of every pipeline rank of a run.
 
-    The plan may have any number of microbatches. Without ``buckets``, which a run with replicas
-    has, the result lacks their padding, and the copies in which gradients are reduced.
+    The plan may have any number of microbatches. A run with replicas has ``buckets``. Without them
+    the result lacks the padding of buckets, and the copies in which gradients are reduced.
     """
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     parallel = config.parallel
@@ -108,8 +108,8 @@ def _parameter_bytes(
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
 
-    ``padded`` are the elements of the buckets with their padding. A rank that ``keeps_copy`` has
-    one of the optimizer's state, to undo steps.
+    ``padded`` are the elements of the buckets with their padding. With ``keeps_copy`` the rank has
+    a copy of the optimizer's state, to undo steps.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
     replicas = config.parallel.replicas
@@ -129,7 +129,7 @@ def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]
         (matrix.moved * own.parameters.matrices + other.moved * own.parameters.others) / parts
         for own in counts
     ]
-    if config.optimizer.post_validation:  # a copy is read and written
+    if config.optimizer.post_validation:  # to copy the state is a read and a write
         for rank, own in enumerate(counts[:-1]):
             held = matrix.state * own.parameters.matrices + other.state * own.parameters.others
             moved[rank] += 2 * held / parts
@@ -139,9 +139,9 @@ def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]
 def _reduced_copy(config: RunConfig, buckets: RankBuckets) -> float:
     """Return the bytes of the copy of a bucket in which gradients are reduced.
 
-    Gradients that travel in another type are copied. Reductions follow one another, so the largest
-    copy counts. The copy is there after the last pass or, where reductions overlap with passes, at
-    any time.
+    Gradients are copied if they travel in another type. Reductions follow one another, so the
+    largest copy counts. The copy is there after the last pass. If reductions overlap with passes,
+    it may be there at any time.
     """
     dtype = config.parallel.replicas.reduce_dtype
     if dtype in (None, config.train.gradient_dtype):

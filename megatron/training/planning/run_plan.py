@@ -37,7 +37,7 @@ COMPARISON_SECONDS: Final = 20.0
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
-    """Return a schedule and, if it is one that compares others, which of them it takes."""
+    """Return the asked schedule in words; if it compares others (``auto``), with its choice."""
     if not TRAITS[asked].compares:
         return asked
     held = counted(max(in_flight(run_plan.plan)), "microbatch in flight")
@@ -76,8 +76,8 @@ def compares(config: RunConfig) -> bool:
 def depends_on_time(config: RunConfig) -> bool:
     """Whether the plan of a start depends on how fast the machine searches.
 
-    So it does where its search has a limit, or where plans are compared by the seconds of a GPU,
-    which has ``COMPARISON_SECONDS``.
+    That is so if the search has a time limit, or if plans are compared by their seconds on a GPU:
+    the comparison is limited to ``COMPARISON_SECONDS``.
     """
     limited = config.parallel.search_seconds is not None
     return limited or (compares(config) and _gpu(config, None) is not None)
@@ -94,9 +94,9 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
 def asked(
     config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
 ) -> list[Candidate]:
-    """Return the one schedule that a run asks for, or all that it lets ``auto`` compare.
+    """Return the one candidate that a run asks for, or all candidates that ``auto`` compares.
 
-    Args: as the first three of ``make_run_plan``.
+    The arguments are as for ``make_run_plan``.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
@@ -133,11 +133,11 @@ def candidates(
     A schedule is left out if the layers cannot be spread over its stages. With ``costs``, a
     schedule is also left out if its stages are not where the costs were measured.
 
-    The schedule of ``config`` does not matter, and its treatment is decided; ``costs`` are as for
-    ``make_run_plan`` with the schedule ``auto``.
+    The schedule that ``config`` names does not matter, but its treatment of the vocabulary must be
+    decided. ``costs`` are as for ``make_run_plan`` with the schedule ``auto``.
 
     Raises:
-        ValueError: there is no such schedule; the message says why the first one was left out.
+        ValueError: all schedules are left out; the message has the reason of the first.
     """
     watch = Watch() if watch is None else watch
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
@@ -163,7 +163,7 @@ def candidates(
 def _gpu(config: RunConfig, costs: Costs | None) -> Gpu | None:
     """Return the GPU by whose seconds plans are compared.
 
-    ``None``: costs are measured, or of fp32, of which no GPU's rates are known.
+    ``None``: costs are measured, or the run is in fp32, for which no GPU's rates are known.
     """
     measured = costs is not None or config.train.dtype == torch.float32
     return None if measured else config.parallel.gpu
@@ -203,13 +203,13 @@ def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
 
 
 def _one_microbatch(config: RunConfig, request: Request) -> Plan:
-    """Return a plan of one microbatch of a schedule; none is searched.
+    """Return a schedule's plan of one microbatch, without a search.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
     """
     if config.parallel.layers.kind != "redis" and request.file is None:
-        # A plan of many stages takes long, so layers that do not fit them are told before.
+        # A plan of many stages takes long to make, so a wrong number of layers is told first.
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
@@ -217,10 +217,10 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
 
 
 def _check_file(request: Request, recomputation: Recomputation) -> None:
-    """Read the plan file, so that what is wrong with it is told with its flag.
+    """Read the plan file, so that an error in the file is told with the file's flag.
 
     Raises:
-        ValueError: it holds no plan, one that cannot be run, or another one than is wanted.
+        ValueError: the file holds no plan, a plan that cannot be run, or a plan for another run.
     """
     try:
         plan = plan_for(request)
@@ -234,7 +234,7 @@ def _check_file(request: Request, recomputation: Recomputation) -> None:
 
 
 def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
-    """Return the request for a schedule, which may be one of those that ``auto`` compares."""
+    """Return the request for a schedule, whether the run names it or ``auto`` compares it."""
     traits = TRAITS[name]
     request = Request(
         name,
@@ -253,7 +253,7 @@ def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | No
     """Return the costs from the file of measured costs, if the run has one.
 
     Raises:
-        ValueError: there is no such file, or it is about other stages or passes.
+        ValueError: the file is missing, or has the costs of other stages or passes.
     """
     file = config.parallel.measured_costs
     if file is None:

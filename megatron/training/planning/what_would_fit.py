@@ -1,7 +1,8 @@
-"""Names settings near those of a run that does not fit; these fit, and the fastest comes first.
+"""For a run that does not fit, names similar settings that fit, the fastest first.
 
-Every setting is bounded from below before any is planned: in memory, which rules most of them out,
-and in time, by which the most promising come first. Plans have few microbatches (``estimate``).
+Lower bounds of all settings are computed before any setting is planned. The bound of memory rules
+out most settings, and the bound of time puts the most promising settings first. Plans have few
+microbatches (``estimate``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,11 @@ from megatron.training.planning.neighbours import Setting, neighbours
 from megatron.training.planning.run_memory import Fullest
 
 ALTERNATIVES: Final = 5
-"""How many settings that fit are named if the settings of the command line do not fit."""
+"""Number of fitting settings that are named if the settings of the command line do not fit."""
 
 SEARCH_SECONDS: Final = 0.5
-"""Time for the first plan of a setting. The plans of settings that are named get the time that is
-left when all are known."""
+"""Time for the first plan of a setting. The time that is left after all first plans goes to better
+plans of the settings that are named."""
 
 
 class _Tried(NamedTuple):
@@ -36,11 +37,11 @@ class _Tried(NamedTuple):
 
 @dataclass
 class _Search:
-    """The state of the search: all settings, by what has become of them.
+    """The state of the search: all settings, sorted by result.
 
     Attributes:
-        gpu: of every rank.
-        watch: over the time of the advice.
+        gpu: the GPU of every rank.
+        watch: limits the time of the advice.
         tried: settings with a plan.
         unknown: settings that were not looked at, because the time was up.
         impossible: settings whose least memory is too large, so none of their plans fits.
@@ -77,13 +78,13 @@ class _Search:
         )
 
     def plan(self, able: Sequence[Setting]) -> None:
-        """Plan settings until the time is up, or until no other can be expected to be faster."""
+        """Plan settings until the time is up; skip settings that are too slow to be named."""
         self.watch.expect(len(able))
-        rate = inf  # the least seconds by which an estimate exceeded a unit of its bound
+        rate = inf  # the least ratio of estimated seconds to the lower bound
         for setting in able:
             enough = self.fitting[ALTERNATIVES - 1 : ALTERNATIVES]
             if enough and rate * setting.candidate.least_time >= enough[0].found.seconds:
-                continue  # it is too slow to be among the fastest
+                continue  # too slow to be named
             if self.watch.is_over:
                 self.unknown.append(setting)
             else:
@@ -91,7 +92,7 @@ class _Search:
                 rate = min(rate, found.seconds / setting.candidate.least_time)
 
     def try_one(self, setting: Setting, seconds: float) -> Estimate:
-        """Plan a setting within some seconds, and tell it to the watch's reader."""
+        """Plan a setting within ``seconds``, and show the result to the reader of the watch."""
         self.watch.next_plan()
         found = setting.candidate.estimate(self.watch.part(seconds), self.gpu)
         told = f"{found.samples_per_second:.3g} samples/s" if found.fits else "does not fit"
@@ -102,7 +103,8 @@ class _Search:
     def improve(self) -> None:
         """Search longer for the plans of the settings that are named, in the time that is left.
 
-        A longer search may hold more memory; a plan that does not fit replaces none that does.
+        A longer search may find a plan that holds more memory. A plan that does not fit never
+        replaces a plan that fits.
         """
         cut = [each for each in self.fitting[:ALTERNATIVES] if each.found.cut]
         for at, each in enumerate(cut):
@@ -123,8 +125,8 @@ def what_would_fit(
 ) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
-    ``own`` is what the run itself holds. A bound or a plan that was begun is finished when the time
-    of ``watch`` is up; ``more`` says how more settings are tried.
+    ``own`` is the fullest rank of the run itself. When the time of ``watch`` is up, a bound or plan
+    that was begun is still finished. ``more`` tells the user how to have more settings tried.
     """
     search = _Search(gpu, watch)
     search.plan(search.bound(list(neighbours(config))))
@@ -154,7 +156,7 @@ def _named(search: _Search) -> Iterator[str]:
 
 
 def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
-    """Yield that no similar setting fits, the number that decides, and the way out."""
+    """Yield that no similar setting fits, the memory that is too large, and the way out."""
     if search.tried:
         setting, found = min(search.tried, key=lambda each: each.found.fullest.peak)
         held = found.fullest

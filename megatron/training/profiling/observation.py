@@ -61,13 +61,13 @@ class Observation:
 
     def passed_over(self, iteration: int) -> None:
         """Note that ``iteration`` does not run; every rank calls it in place of ``begin``."""
-        if iteration in self._measured:  # as many others are measured
+        if iteration in self._measured:  # a later iteration is measured in its place
             self._measured = range(self._measured.start, self._measured.stop + 1)
         if iteration == self._last:
             self._say("--record-timeline: the last iteration is skipped, and nothing is recorded")
 
     def begin(self, iteration: int) -> Observer | None:
-        """Return the observer of an iteration, if any; every rank calls it before each one."""
+        """Return an iteration's observer, if any; every rank calls it before each iteration."""
         state = self._state
         self._recorder = None
         if self.times(iteration):
@@ -92,10 +92,10 @@ class Observation:
             self._save(timeline)
 
     def _use_measured(self) -> None:
-        """Use the timelines of ``_measured``: of the first plan, or of one that is on trial.
+        """Use the timelines of ``_measured``: of the first plan, or of a plan that is on trial.
 
-        Every pipeline has measured its own, but all must decide alike: of those that
-        tensor-parallel ranks make, the first one of every replica counts.
+        Every pipeline has measured its own timelines, but all pipelines must decide alike. Where
+        tensor-parallel ranks make several pipelines, the first pipeline of every replica counts.
         """
         groups = self._state.groups
         everywhere = groups.data.all_gather_object(self._timelines)
@@ -131,9 +131,9 @@ class Observation:
     def _save(self, timeline: Timeline) -> None:
         """Write the timeline, its trace, and the timeline as planned.
 
-        The simulator makes the planned timeline from the program and the costs that were measured
-        before. If there are none, it takes the costs of this very iteration; measured and planned
-        timeline then differ only in what the simulator does not model.
+        The simulator makes the planned timeline from the program and from costs that were measured
+        earlier. If no costs were measured, it takes the costs of this iteration. The measured and
+        the planned timeline then differ only in effects that the simulator does not model.
         """
         state, path = self._state, self._config.record_timeline
         timeline = as_all_joined(state.groups.data.all_gather_object(timeline))

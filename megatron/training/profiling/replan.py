@@ -1,8 +1,8 @@
 """Makes a new plan from the measured costs of real iterations while the run goes on.
 
 Measured costs belong to the plan that ran: with another plan, a pass may find its data in another
-cache, or wait for another neighbour's memory. So a new plan that is predicted to be faster is on
-trial until it has been measured as often as the old one was, and the faster of both stays.
+cache, or wait for another neighbour's memory. So a new plan that is predicted to be faster runs on
+trial first. When it has been measured as often as the old plan, the faster of both plans stays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ PlanWith = Callable[[Costs], RunPlan]
 class Replanned:
     """The result of planning with measured costs.
 
-    Seconds of an iteration are predicted: ``before`` as it runs now, ``after`` with the new plan.
+    ``before`` and ``after`` are predicted seconds of an iteration, with the old and the new plan.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Replanned:
 class Trial:
     """A new plan that runs until it is measured.
 
-    An iteration of the ``old`` plan took the seconds ``before``.
+    ``before`` are the measured seconds of an iteration with the ``old`` plan.
     """
 
     old: Installed
@@ -56,7 +56,7 @@ class Trial:
 class Tried:
     """The result of a trial.
 
-    An iteration of the old plan took the seconds ``before``, one of the new plan ``after``.
+    ``before`` and ``after`` are measured seconds of an iteration, with the old and the new plan.
     """
 
     before: float
@@ -76,8 +76,8 @@ def replan(
     Every rank calls it between two iterations. Rank 0 plans for all ranks, so that all have the
     same plan even on unlike machines. Stages and layers stay where they are.
 
-    ``costs``, in seconds by rank and chunk, and the ``measured`` iterations of the plan that runs
-    are the same on every rank.
+    ``costs`` are seconds by rank and chunk, and ``measured`` are iterations of the plan that runs.
+    Both are the same on every rank.
 
     Returns:
         The new plan, and its trial if it runs from the next iteration on.
@@ -107,7 +107,7 @@ def end_trial(trial: Trial, state: TrainState, measured: Sequence[Timeline]) -> 
 
 
 def _iteration_time(timelines: Sequence[Timeline]) -> float:
-    """Return the median time from the first pass's start to the last one's end, in seconds."""
+    """Return the median time from the start of the first pass to the end of the last, in s."""
     return median(
         max(span.end for span in timeline.spans) - min(span.start for span in timeline.spans)
         for timeline in timelines
@@ -157,7 +157,8 @@ def save_measured(state: TrainState, costs: Costs, path: Path) -> str | None:
     ``--measured-costs`` of training and of ``tools/simulate.py`` reads them.
 
     Returns:
-        Why they were not written, for the log; ``None`` if they were, and on all ranks but one.
+        On rank 0, the reason why the costs could not be written, for the log. ``None`` if they were
+        written, and on all other ranks.
     """
     layers = state.groups.pipeline.all_gather_object(
         list(map(len, state.pipeline.model.placement.chunks))

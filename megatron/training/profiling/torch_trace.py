@@ -17,7 +17,7 @@ from megatron.training.outputs import why_unwritten
 def profiler(
     config: LogConfig, rank: int, say: Callable[[str], None] = print_now
 ) -> Iterator[Callable[[], None]]:
-    """Trace the iterations ``profile_step_start`` to ``profile_step_end`` (exclusive, from 1).
+    """Trace iterations from ``profile_step_start`` to before ``profile_step_end``, from 1.
 
     The traces open in Perfetto or chrome://tracing.
 
@@ -54,7 +54,7 @@ def _write(trace: torch.profiler.profile, path: Path) -> None:
     """Write a trace, complete or not at all.
 
     Raises:
-        OSError: it cannot be written. The profiler itself says nothing of a full disk.
+        OSError: the trace cannot be written. The profiler itself does not report a full disk.
     """
     with atomic_path(path) as temporary:
         trace.export_chrome_trace(str(temporary))

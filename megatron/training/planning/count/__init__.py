@@ -1,1 +1,1 @@
-"""Runs the real layers without values, and lists what a GPU would be asked to do."""
+"""Runs the real layers without values, and lists the work that a GPU would do."""

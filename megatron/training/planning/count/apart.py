@@ -23,11 +23,11 @@ _COMPILER: Final = "torch._dynamo"
 def apart(count: Callable[[], T]) -> T:
     """Return the result of ``count``, which runs in a thread of its own.
 
-    PyTorch keeps its modes by thread: modes that change operations (such as one of tensors without
-    data), gradients that are off, narrower types (autocast). None of the caller's modes holds in
-    the new thread, so the count is the same within all of them. A count ends without an effect on
-    PyTorch: dropout seeds the random generator without values too, so the generator gets its state
-    back.
+    PyTorch keeps its modes by thread: modes that change operations (such as the mode for tensors
+    without data), gradients that are off, narrower types (autocast). None of the caller's modes
+    holds in the new thread, so the count does not depend on them. A count leaves PyTorch as it was:
+    dropout seeds the random generator even for tensors without values, so ``apart`` restores the
+    generator's state.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_without_effect, count).result()
@@ -44,7 +44,7 @@ def _without_effect(count: Callable[[], T]) -> T:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """Stand in for the compiler, unless it is imported already; later imports find the real one."""
+    """Stand in for the compiler in this context, unless the compiler is imported already."""
     if _COMPILER in sys.modules:
         yield
         return

@@ -1,7 +1,7 @@
 """Divides the record of a stage's F and B where the stage's layers begin, and where they end.
 
-The parts of layers that were counted apart are put there. All other work of a stage, such as an
-embedding, a norm or the gathering of a gradient, is recorded before the layers or after them.
+The counts of layers that were counted apart are inserted there. All other work of a stage, such as
+an embedding, a norm or the gathering of a gradient, is recorded before or after the layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from megatron.layers.recompute import Again, Layer, Recomputation
 from megatron.training.planning.count.recorder import Recorder
 
 LAYERS: Final = 1
-"""The part of an F or a B that has the layers."""
+"""Index of the part of an F or a B that has the layers."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class DividedAtLayers(Recomputation):
     """Runs the layers of a chunk as usual, and divides F and B where the layers begin and end.
 
     Attributes:
-        recorder: of the passes.
-        between: whether further layers follow, whose backward makes a gradient of its own.
+        recorder: records the passes.
+        between: whether other layers follow; their backward makes a new gradient.
     """
 
     recorder: Recorder = field(kw_only=True)

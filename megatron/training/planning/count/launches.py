@@ -1,4 +1,4 @@
-"""One operation of PyTorch as a launch: its bytes, and the sizes of its product."""
+"""One operation of PyTorch as a launch: the bytes it moves, and the sizes of its matrix product."""
 
 from collections.abc import Sequence
 from math import prod
@@ -22,7 +22,7 @@ _NO_LAUNCH: Final = {
     "resize_",
     "set_",
 }
-"""Operations that ask for memory, or for nothing."""
+"""Operations that launch no kernel on a GPU: they only allocate memory or refer to it."""
 
 _NAMESPACES: Final = ("aten", "megatron_kernels")
 
@@ -33,17 +33,17 @@ _ROWS_OF_TOKENS: Final = {
     "merge_input_gradient": ("weight_vh", "targets_n"),
     "subtract_targets_": ("gradient_vh", "targets_n"),
 }
-"""Operations that touch one row of a matrix for every index: names of the matrix and the indices.
-A Triton program skips rows of another shard; the count takes all."""
+"""Operations that touch one row of a matrix for every index, with the names of their arguments for
+the matrix and the indices. A Triton program skips rows of other shards; the count includes them."""
 
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
-"""Arguments that an operation in place writes and does not read."""
+"""Arguments that an in-place operation writes without reading them."""
 
 
 _EXECUTED_PRODUCTS: Final = 5
 _COUNTED_PRODUCTS: Final = 4
-"""Products in the backward of flash attention. It forms the scores again, and that product does not
-count as the model's."""
+"""Matrix products in the backward of flash attention. The backward computes the scores again, and
+this product does not count as FLOPs of the model."""
 
 
 def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
@@ -61,7 +61,7 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     sizes, again = _rows_touched(name, given), _read_again(name, given, writes)
     moved = [*reads, *writes, *again, *made]
     if not moved:
-        return None  # it asks about types
+        return None  # the operation only asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
     if name == "_grouped_mm":
         return _grouped(size, args)
@@ -86,7 +86,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors whose memory an operation reads, and those whose memory it writes."""
+    """Return the tensors that an operation reads, and the tensors that it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
     for index, argument in enumerate(function._schema.arguments):
@@ -96,7 +96,7 @@ def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[T
             reads += tensors_of(value)
         elif alias.is_write:
             writes += tensors_of(value)
-        # else the result is a view of it: nothing is touched
+        # else the result is a view of the argument: no memory is touched
     return reads, writes
 
 
@@ -114,12 +114,13 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
 
 
 def _grouped(size: int, args: Any) -> Launch:
-    """Return the launch of the products of groups of rows, all of which have equally many.
+    """Return the launch of one matrix product per group; groups count as equally large.
 
     Args:
-        size: bytes.
-        args: two factors and the ends of the groups, which lie in the rows of the first factor if
-            the second one has a matrix for each, and else in its columns.
+        size: bytes that the launch moves.
+        args: the left factor, the right factor, and the ends of the groups. If the right factor has
+            a matrix for each group, the groups are rows of the left factor. Otherwise they are
+            columns of the left factor.
     """
     left, right, ends_g = args
     (m, k), n, groups = left.shape, right.shape[-1], len(ends_g)
@@ -135,15 +136,15 @@ def _grouped(size: int, args: Any) -> Launch:
 
 
 def _with_later_positions(flops: int, given: dict[str, Any]) -> int:
-    """Return twice the FLOPs that causality needs.
+    """Return twice the FLOPs that causal attention needs.
 
-    Queries may be the end of a sequence alone, of which all earlier keys are there. Then causality
-    spares half of the square of the queries and nothing else.
+    The queries may be only the end of a sequence whose keys are all there. Causal attention then
+    spares half of the products of these queries with their own keys, and no others.
 
     Args:
-        flops: of all queries with all keys.
-        given: arguments by name, with ``query`` and ``key`` of [b, a, s, d]; packed samples have
-            other shapes, and all their queries are there.
+        flops: FLOPs of all queries with all keys.
+        given: arguments by name, with ``query`` and ``key`` of [b, a, s, d]. Packed samples have
+            other shapes, and always have all of their queries.
     """
     if given["query"].dim() != 4:
         return flops
@@ -160,7 +161,7 @@ def _read_again(name: str, given: dict[str, Any], writes: list[Tensor]) -> list[
 
 
 def _rows_touched(name: str, given: dict[str, Any]) -> dict[int, int]:
-    """Return the bytes of touched rows, by the id of the matrix that they are of."""
+    """Return the bytes of touched rows, by the id of their matrix."""
     chosen = _ROWS_OF_TOKENS.get(name)
     if chosen is None:
         return {}
@@ -169,6 +170,6 @@ def _rows_touched(name: str, given: dict[str, Any]) -> dict[int, int]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes in memory; elements that a stride of 0 repeats are there once."""
+    """Return the bytes in memory; an element that a stride of 0 repeats counts once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride) * tensor.element_size()

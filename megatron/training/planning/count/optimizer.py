@@ -1,4 +1,4 @@
-"""Bytes that the optimizer keeps and moves for an element of a parameter, counted on a matrix."""
+"""Bytes that the optimizer keeps and moves per element of a parameter, counted on one matrix."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -32,7 +32,7 @@ class StepCount(NamedTuple):
     Attributes:
         state: bytes of master weight and moments.
         gradient: bytes of the main gradient.
-        moved: bytes that a step reads and writes, with the norm of the gradients.
+        moved: bytes that a step and the norm of the gradients read and write.
         flops: FLOPs of a step's products.
     """
 
@@ -45,10 +45,10 @@ class StepCount(NamedTuple):
 def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
     """Return the state and the work of a step for one element of a parameter.
 
-    Some optimizers have a rule of their own for a ``matrix`` of a layer.
+    Some optimizers (Muon) update a ``matrix`` of a layer by another rule than other parameters.
     """
     optimizer = config.optimizer
-    if optimizer.implementation == "apex":  # apex need not be there to be asked about
+    if optimizer.implementation == "apex":  # a count needs no apex
         optimizer = replace(optimizer, implementation="local")
     return _count(optimizer, config.train.dtype, config.train.gradient_dtype, matrix)
 
@@ -73,7 +73,7 @@ def _counted_apart(
         parts = [ParameterPart.whole(entry)]
         optimizer = make_optimizer(config, QKVRows(1, 1, 1), _NOBODY, kernels, parts)
         rates = Rates(1e-4, 1e-4, 0.1)
-        optimizer.step(rates, grad_norm=3.0)  # the first makes the moments
+        optimizer.step(rates, grad_norm=3.0)  # the first step allocates the moments
         state = recorder.held - gradient
         with recorder.recording() as works:
             local_sum_of_squares(parts, kernels, META)

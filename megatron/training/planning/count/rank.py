@@ -44,16 +44,16 @@ from megatron.training.planning.count.subject import Subject
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a rank's layers, with all else that the rank has, or without."""
+    """Some layers of a rank, with or without the rank's embeddings, final norm and output layer."""
 
     placement: Placement
     recomputation: Recomputation
 
 
 class CountedRank:
-    """A rank of a run whose tensors have no values.
+    """One rank of a run; its tensors have no values.
 
-    Its plan is of one microbatch, and only the layers of ``part`` are there.
+    Its plan has one microbatch, and its model has only the layers of ``part``.
     """
 
     def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:
@@ -86,7 +86,7 @@ class CountedRank:
         self._starts_bs = subject.document_starts()
 
     def _tensor(self) -> TensorParallel:
-        """Return the ranks that share layers, with a lane that lists."""
+        """Return the tensor-parallel ranks of this rank; their lane lists its work."""
         axis = self._groups.tensor
         if axis.size == 1:
             return ALONE
@@ -101,12 +101,12 @@ class CountedRank:
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
 
     def segment(self) -> Segment:
-        """Count the layers of chunk 0, which stand between others of their stage."""
+        """Count the layers of chunk 0, as if other layers of the stage were before and after."""
         self._divide(between=True)
         with self._recorder:
             self._begin()
             narrow = self._subject.eight_bits is not None
-            first = self._layers() if narrow else {}  # makes the weights in 8 bits
+            first = self._layers() if narrow else {}  # this round makes the weights in 8 bits
             kinds = self._layers()
             held = self._dropped()
         once = _more([first["F"]], [kinds["F"]]) if narrow else NO_WORK
@@ -118,7 +118,7 @@ class CountedRank:
         store.put("input", 0, self._stream(), stage)
         with recorder.recording() as parts:
             self._passes.forward(Pass("F", 0))
-        kinds["F"] = in_order(*parts[LAYERS:])  # an input that nobody keeps goes after them
+        kinds["F"] = in_order(*parts[LAYERS:])  # an unkept input is freed after them
         store.take("output", 0, stage)
         if self._plan.recomputes:
             with recorder.recording() as parts:
@@ -136,9 +136,9 @@ class CountedRank:
         return kinds
 
     def _divide(self, *, between: bool) -> None:
-        """Divide every F and B where the layers of a chunk begin, and where they end.
+        """Divide the record of every F and B where the layers of a chunk begin and end.
 
-        With ``between`` further layers follow those of the chunk.
+        With ``between``, other layers follow the layers of the chunk.
         """
         again = self._model.recomputation
         self._model.recomputation = DividedAtLayers(
@@ -146,13 +146,13 @@ class CountedRank:
         )
 
     def _dropped(self) -> int:
-        """Return the bytes of weights in 8 bits, which a new iteration makes anew."""
+        """Drop the weights in 8 bits, as every new iteration does, and return their bytes."""
         before = self._recorder.held
         self._model.begin(training=True)
         return before - self._recorder.held
 
     def _stream(self) -> torch.Tensor:
-        """Return a tensor as it goes from layer to layer."""
+        """Return activations, or a gradient of them, as they pass from layer to layer."""
         return torch.empty(self._shape, dtype=self._model.stream_dtype, device=META)
 
     def count(self, program: Program) -> RankCount:
@@ -209,20 +209,20 @@ class CountedRank:
 
 
 def _forwards(count: RankCount) -> list[Work]:
-    """Return the works of all F."""
+    """Return the work of all F passes."""
     passes = (own for (kind, _), own in count.passes.items() if kind == "F")
     return [work for own in passes for work, _ in own.parts]
 
 
 def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
-    """Return the steps that works have the first time, and lack when they are done again."""
+    """Return the steps that ``first`` has and ``again`` lacks: work that is done only once."""
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
     assert usual <= steps, "done again, a pass does something else"
     return Work(tuple((steps - usual).elements()))
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
-    """Return the elements of parameters, padding included."""
+    """Return the number of elements of the parameters, padding included."""
     matrices = sum(own.parameter.numel() for own in owned if takes_muon(own))
     return Parameters(matrices, sum(own.parameter.numel() for own in owned) - matrices)
 
@@ -232,9 +232,9 @@ def _key(comm: Comm) -> tuple[CommKind, int]:
 
 
 def _without_reused(count: RankCount, plan: Plan) -> RankCount:
-    """Take the buffers that are reused out of the passes that make them.
+    """Return the count with reused buffers taken out of the pass that makes them.
 
-    S makes them, or, where the vocabulary is whole, the F of the last stage.
+    S makes these buffers if the vocabulary is sharded; otherwise the F of the last stage does.
     """
     if not count.reused:
         return count
@@ -248,7 +248,7 @@ def _without_reused(count: RankCount, plan: Plan) -> RankCount:
 
 
 def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:
-    """Return the groups of the first rank among those that share pipeline rank ``rank``."""
+    """Return the groups of the first of the ranks that share pipeline rank ``rank``."""
     grid = subject.grid(plan.ranks)
     own = next(r for r in range(grid.world_size) if grid.coordinates(r).pipeline == rank)
     rows = set(grid.groups("tensor"))

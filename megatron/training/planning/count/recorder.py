@@ -1,9 +1,9 @@
-"""Lists what code on the ``meta`` device would launch, send and hold on a GPU.
+"""Lists the launches, messages and memory that code on the ``meta`` device would need on a GPU.
 
-The recorder sees every operation of PyTorch. Memory is that of storages: a storage counts from the
-operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory back at
-once. Collectives come from process groups that move nothing (``ListedGroup``), and work beside the
-passes from a lane that runs it at once (``ListedLane``).
+The recorder sees every operation of PyTorch. Memory is counted by storages: a storage counts from
+the operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory
+back at once. Process groups that move nothing list the collectives (``ListedGroup``). A lane, which
+on a GPU runs work beside the passes, lists its work and runs it at once (``ListedLane``).
 """
 
 import weakref
@@ -34,11 +34,11 @@ T = TypeVar("T")
 META: Final = torch.device("meta")
 
 GRANULE: Final = 512
-"""Bytes: CUDA's allocator gives multiples of it."""
+"""Bytes; PyTorch's allocator on CUDA rounds sizes up to multiples of them."""
 
 
 _ONLY_IN_PLACE: Final = {"aten::_fused_sgd_"}
-"""Operations that change their arguments alone, and that PyTorch has no rule for on ``meta``."""
+"""Operations that only change their arguments; PyTorch cannot run them on ``meta``."""
 
 
 class Recorder(TorchDispatchMode):
@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[list[Work]]:
-        """Record work; the list that is yielded gets one part or more, in order."""
+        """Record work; the yielded list gets the parts of the work in order, at least one."""
         self._parts = []
         self._begin_part()
         yield self._parts
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Say that no compiler looks on: PyTorch would import its own, which takes 2 seconds."""
+        """Return False: otherwise PyTorch would import its compiler, which takes 2 seconds."""
         return False
 
     def __torch_dispatch__(
@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):
             self._steps.append(launch)
         for tensor in tensors_of(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in given:  # else a view, perhaps of what was made before
+            if storage._cdata not in given:  # else a view of an argument
                 self._see(storage)
         return result
 
@@ -143,7 +143,7 @@ def _is_of_the_host(args: Any, kwargs: Any) -> bool:
 
 @dataclass(frozen=True)
 class _ListedResult(Generic[T]):
-    """A result of a lane; like a real one it keeps the inputs until it is waited for."""
+    """A result of a lane; like a real result, it keeps the inputs until someone waits for it."""
 
     recorder: Recorder
     work: Callable[[], T]
@@ -155,7 +155,7 @@ class _ListedResult(Generic[T]):
 
 
 class ListedLane:
-    """A lane beside the passes that runs work at once, and lists it as begun and waited for."""
+    """A lane that runs its work at once, and lists where work begins and where a pass waits."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -183,7 +183,7 @@ class _ListedWork(dist.Work):
 
 
 class ListedGroup(dist.ProcessGroup):
-    """A process group whose other ranks are not there; it lists what would be sent."""
+    """A process group without its other ranks; it lists the messages that would be sent."""
 
     def __init__(self, recorder: Recorder, axis: CountedAxis, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
@@ -201,29 +201,29 @@ class ListedGroup(dist.ProcessGroup):
     def broadcast(  # type: ignore[override]  # of PyTorch's overloads, only the one that is called
         self, tensors: list[Tensor], options: Any
     ) -> _ListedWork:
-        """The root's tensor for everybody."""
+        """Send the root's tensor to all ranks."""
         return self._list("broadcast", tensors, tensors)
 
     def reduce(  # type: ignore[override]  # see broadcast
         self, tensors: list[Tensor], options: Any
     ) -> _ListedWork:
-        """The sum for the root."""
+        """Compute the sum on the root."""
         return self._list("reduce", tensors, tensors)
 
     def allreduce(  # type: ignore[override]  # see broadcast
         self, tensors: list[Tensor], options: Any
     ) -> _ListedWork:
-        """The sum or maximum for everybody, in place."""
+        """Compute the sum or maximum on all ranks, in place."""
         return self._list("all_reduce", tensors, tensors)
 
     def all_gather_single(  # type: ignore[override]  # see broadcast
         self, output: Tensor, tensor: Tensor, options: Any
     ) -> _ListedWork:
-        """The tensors of everybody, for everybody."""
+        """Gather the tensors of all ranks on all ranks."""
         return self._list("all_gather", [output], [output, tensor])
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
-        """For everybody a part of the sum."""
+        """Compute the sum, and give every rank its part."""
         return self._list("reduce_scatter", [tensor], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:

@@ -1,9 +1,10 @@
 """The count of every pipeline rank of a run: each distinct part is counted once.
 
-A rank is counted whole with one layer, or one group of layers that are computed again together, in
-each chunk. Further layers are counted apart, once for each kind, and join their chunk as
-*segments*. So a hundred equal layers cost as much as one, unless only some of a chunk are computed
-again. Ranks with the same parts share a count.
+First, a rank is counted with a single layer in each chunk, or with a single group of layers that
+the backward computes again together. All further layers are counted apart, once for each kind, and
+their counts are added to the chunk as *segments*. So a hundred equal layers take no longer than one
+layer. There is one exception: a chunk of which the backward computes only some layers again is
+counted whole. Ranks with equal parts share a count.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from megatron.training.planning.count.rank import CountedRank, Part
 from megatron.training.planning.count.subject import Subject
 
 _CACHED = 512
-"""Counts that are kept; a dry run with all its advice needs some dozens."""
+"""Counts that a cache keeps; a dry run with all its advice needs some dozens."""
 
 Counts = Mapping[tuple[CommKind, int], PassCount]
 
@@ -35,7 +36,7 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
     """Return the work of every pipeline rank for one microbatch.
 
-    The plan is of one microbatch, with the passes and stages of the run's own.
+    The plan has one microbatch, and the passes and stages of the run's plan.
     """
     assert plan.microbatches == 1, "one microbatch is counted"
     subject = Subject.of(config)
@@ -53,9 +54,9 @@ def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
 
 
 class _LayersInARow(NamedTuple):
-    """Layers that are counted together.
+    """Consecutive layers that are counted together.
 
-    The backward computes them ``again``, or does not.
+    ``again``: the backward computes them again.
     """
 
     layers: range
@@ -64,9 +65,9 @@ class _LayersInARow(NamedTuple):
 
 @dataclass(frozen=True)
 class _Keyed:
-    """Arguments of a count, which a cache distinguishes by ``key`` alone.
+    """Arguments of a count; a cache compares only their ``key``.
 
-    The key is equal for arguments with equal counts.
+    Arguments with equal counts have equal keys.
     """
 
     key: Hashable
@@ -92,10 +93,10 @@ def _of_rank(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> 
 
 
 def _divided(layers: range, again: Recomputation) -> tuple[range, list[_LayersInARow]]:
-    """Return the layers of a chunk that are counted with their rank, and the others.
+    """Return the layers of a chunk to count with their rank, and the layers to count apart.
 
-    The others lie before the rank's layers. The layers of the rank have the recomputation of the
-    run. So where recomputation ends within a chunk, all layers of the chunk stay with the rank.
+    The layers to count apart come first in the chunk. The layers of the rank have the recomputation
+    of the run. So if recomputation ends within a chunk, all its layers are counted with the rank.
     """
     groups = [range(own[0], own[-1] + 1) for own in again.groups(layers)]
     rest = layers[sum(map(len, groups)) :]
@@ -125,7 +126,7 @@ def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
 
 
 def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
-    """Count layers between others."""
+    """Count layers that have other layers before and after them."""
     kinds: list[PassKind] = ["F", "B"]
     if plan.recomputes:
         kinds.insert(1, "R")
@@ -183,10 +184,10 @@ def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hash
 
 
 def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> RankCount:
-    """Return the count of a rank that has other stages, by which messages are named."""
+    """Return a count for a rank with the stages ``own``; messages are named by stages."""
     if tuple(known) == tuple(own):
         return count
-    # A receiver knows a message by the stage before its own, or behind.
+    # A receiver names a message by the sender's stage, which is just before or after its own.
     other: dict[CommKind, int] = {"X": -1, "G": 1}
 
     def renumber(counts: Counts) -> Counts:

@@ -1,4 +1,7 @@
-"""The part of a run that decides its count, so that runs that count alike share their counts."""
+"""The settings of a run that decide its count: runs with equal settings share one count.
+
+A count lists the work, messages and memory of passes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,10 +26,10 @@ from megatron.training.planning.count.recorder import META
 class Subject(NamedTuple):
     """A model, one microbatch, and the layout of one replica.
 
-    The number of pipeline ranks and the treatment of the vocabulary are the plan's.
+    The plan gives the number of pipeline ranks and the treatment of the vocabulary.
 
-    The stream is the activations between layers. Of ``documents`` every sample counts as one, which
-    is the most work that documents can make; ``None``: samples stay whole.
+    The stream is the activations between layers. With ``documents`` every sample counts as one
+    document, which is the most work that documents can make. ``None``: samples are not divided.
     """
 
     model: ModelConfig
@@ -45,9 +48,9 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
-        """Return the part of a run that decides its count."""
+        """Return the settings of a run that decide its count."""
         train, parallel, narrow = config.train, config.parallel, config.train.eight_bits
-        if narrow is not None:  # Transformer Engine need not be there to be asked about
+        if narrow is not None:  # a count needs no Transformer Engine
             narrow = replace(narrow, transformer_engine=False)
         documents = config.data.documents
         if documents is not None:
@@ -73,7 +76,7 @@ class Subject(NamedTuple):
         return Grid(self.tensor_size, 1, ranks, context_size=self.context_size)
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
-        """Return the parts of the model on the first rank of those that share pipeline ``rank``."""
+        """Return the parts of the model on the first of the ranks with pipeline rank ``rank``."""
         grid = self.grid(plan.ranks)
         shard = grid.vocabulary_rank(rank), self.tensor_size * plan.ranks
         return place(
@@ -89,12 +92,12 @@ class Subject(NamedTuple):
     def document_starts(self) -> Tensor:
         """Return the starts of documents, [b, s] on the host: every sample is one document.
 
-        The tensor is a single number in memory, so a mistyped size is no harm.
+        In memory the tensor is a single number, so a mistyped size does no harm.
         """
         return torch.zeros((), dtype=torch.int64).expand(self.samples, self.model.seq_length)
 
     def microbatch(self, starts_bs: Tensor) -> DeviceMicrobatch:
-        """Return a microbatch of one rank, without values; ``starts_bs`` as ``document_starts``."""
+        """Return one rank's microbatch without values; ``document_starts`` made ``starts_bs``."""
         samples, asked = self.samples, self.documents
         tokens = samples * self.model.seq_length // self.context_size
         documents = positions_bs = None
