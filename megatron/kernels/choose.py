@@ -29,7 +29,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = 
 
 
 def _of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the Triton kernels if they can be, else PyTorch's operations."""
+    """Return the Triton kernels if Triton is here and has the type, else PyTorch's operations."""
     if find_spec("triton") is None:
         _LOG.warning("kernels: PyTorch's own on cuda, slower; Triton is not installed")
         return ReferenceKernels()

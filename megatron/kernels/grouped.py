@@ -1,8 +1,8 @@
-"""Products of groups of rows, each with a matrix of its own: the linear layers of experts.
+"""Products of groups of rows, where every group has its own matrix: linear layers of experts.
 
-The rows of a group lie one after the other, and groups follow in the order of their matrices. How
-many rows each has is known on the device only, so no product waits for the host where PyTorch has a
-kernel for all groups.
+The rows of a group lie one after the other, and groups follow in the order of their matrices. Only
+the device knows how many rows a group has. Where PyTorch has one kernel for all groups, the host
+does not wait for these numbers.
 
 Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """
@@ -23,8 +23,8 @@ def product(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
 
     Args:
         x_si: activations.
-        weight_gio: a matrix for each group; a transposed view is taken as it is.
-        ends_g: int32, the row behind the last of each group, ascending; the last one is s.
+        weight_gio: a matrix for each group; it may be a transposed view, which is not copied.
+        ends_g: int32, for each group the row after its last one, ascending; the last number is s.
     """
     if _has_kernel(x_si, weight_gio[0]):
         made: Tensor = functional.grouped_mm(x_si, weight_gio, offs=ends_g)
@@ -47,7 +47,7 @@ def weight_product(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
 
 
 def product_by_group(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
-    """As ``product``, group by group: the specification, which waits for the host."""
+    """As ``product``, group by group: the specification, in which the host waits for the device."""
     out_so = x_si.new_empty(len(x_si), weight_gio.shape[2])
     for matrix_io, (begin, end) in zip(weight_gio, _bounds(ends_g), strict=True):
         torch.mm(x_si[begin:end], matrix_io, out=out_so[begin:end])
@@ -60,12 +60,12 @@ def weight_product_by_group(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Te
 
 
 def _bounds(ends_g: Tensor) -> list[tuple[int, int]]:
-    """Return the first row of every group, and the row behind its last."""
+    """Return the first row of every group, and the row after its last one."""
     return list(pairwise([0, *ends_g.tolist()]))
 
 
 def _has_kernel(*factors: Tensor) -> bool:
-    """Whether PyTorch multiplies all groups at once: rows of memory must begin at 16 bytes."""
+    """Whether PyTorch has one kernel for all groups: rows must begin at multiples of 16 bytes."""
     return all(
         factor.dtype in _TYPES
         and max(factor.stride()) * factor.element_size() % _BYTES_AT_ONCE == 0
