@@ -18,11 +18,11 @@ _LOG = logging.getLogger(__name__)
 def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Kernels:
     """Return the fastest kernels for activations of ``dtype`` on ``device``.
 
-    They are made once per process; the log then names them and the reason for the choice.
+    Kernels are made once per process; the log then names them and the reason for the choice.
 
     Args:
         device: where parameters and activations live.
-        dtype: of activations.
+        dtype: type of activations.
         folder: folder of compiled libraries, by default the project's.
     """
     return _make(device, dtype, folder)

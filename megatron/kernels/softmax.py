@@ -64,7 +64,7 @@ class HasStatistics:
 
 @dataclass
 class ShardState(HasStatistics):
-    """The state that S leaves for T on one rank, for one microbatch; kernels add what they need.
+    """The state that S leaves for T on one rank, for one microbatch; kernels may add attributes.
 
     Attributes:
         x_nh: input of the output layer.

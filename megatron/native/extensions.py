@@ -80,7 +80,7 @@ def load_extension(extension: Extension, cache: Path) -> ModuleType:
     """Return the installed module, else the one in ``cache``, compiled if it is not there yet.
 
     Args:
-        extension: what to load.
+        extension: the extension to load.
         cache: folder of compiled modules; one process compiles, the others wait for it.
 
     Raises:

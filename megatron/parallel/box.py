@@ -50,7 +50,7 @@ class Box:
         return tuple(map(slice, self.start, self.stop))
 
     def __and__(self, other: "Box") -> "Box":
-        """Return what two boxes of the same tensor have in common, maybe an empty box."""
+        """Return the common part of two boxes of the same tensor, maybe an empty box."""
         start = tuple(map(max, self.start, other.start))
         stop = map(min, self.stop, other.stop)
         return Box(start, tuple(max(0, b - a) for a, b in zip(start, stop, strict=True)))
@@ -100,7 +100,7 @@ def shard(
     """Return the pieces of one of several equal shards of a tensor.
 
     Args:
-        shape: of the global tensor.
+        shape: shape of the global tensor.
         dimension: dimension that is cut.
         index: index of the shard.
         shards: number of shards.
@@ -136,11 +136,11 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Check that boxes cover every element of a tensor exactly once.
 
     Args:
-        shape: of the tensor.
+        shape: shape of the tensor.
         boxes: in any order; empty boxes are allowed.
 
     Raises:
-        ValueError: an element is missing, covered twice or outside; names the boxes.
+        ValueError: an element is missing, covered twice or outside; the message names the boxes.
     """
     all_of_it = Box.whole(shape)
     for box in boxes:

@@ -1,4 +1,4 @@
-"""The environment variables of a job: those that launchers set, and those of NCCL and CUDA."""
+"""The environment variables of a job: the launchers' variables, and NCCL's and CUDA's."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ NCCL_ENVIRONMENT: Final = {
 }
 
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables of PyTorch's allocator, of which the second is newer; a CUDA build reads both."""
+"""Variables of PyTorch's allocator. The second one is newer; a CUDA build reads both."""
 
 GROWING_SEGMENTS: Final = "expandable_segments:True"
 """Segments of memory that grow, so that blocks of changing sizes leave no holes between them. The

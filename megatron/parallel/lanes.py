@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """A result that is not there yet."""
+    """A result that may not be there yet."""
 
     def wait(self) -> T_co:
         """Return the result; on CUDA the current stream waits, the host does not."""
@@ -27,7 +27,8 @@ class Lane(Protocol):
     """A queue of work beside the passes."""
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Run ``work`` after all earlier work of this lane and after what the caller has issued."""
+        """Run ``work`` after all earlier work of this lane, and of the caller's stream or
+        thread."""
         ...
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ LAUNCHERS: Final = (
 
 
 def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Set torchrun's variables from those of another launcher, if one has started this process.
+    """Set torchrun's variables from another launcher's, if that launcher has started this process.
 
     Args:
         environment: variables by name; an empty one counts as not set. Variables that are set stay.

@@ -33,7 +33,7 @@ class Link(NamedTuple):
 
 
 def in_rounds(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Order links such that ranks that make them one after another hardly wait for each other.
+    """Order links so that ranks that make them one after another hardly wait for each other.
 
     Both ends of a link meet to make it. In order of ranks, link k would wait for link k - 1, and a
     job of p ranks for p - 1 links in a row. In rounds no rank has two links of one round, so the

@@ -47,12 +47,14 @@ class BlockLimits:
     """Thread blocks that NCCL may use on a GPU, by the use of a communicator.
 
     Attributes:
-        transfers: of each link between stages.
-        vocabulary: of a collective of the vocabulary layers. Beside passes it waits for its last
-            rank longer than it moves data, so it has only as many as a network of 400 Gb/s needs.
-        gradients: of a reduction of gradients, or a gathering of parameters.
-        control: of sums of a few numbers outside the schedule. Few blocks save memory: every block
-            of a communicator has buffers of its own, and a rank has several such communicators.
+        transfers: blocks of each link between stages.
+        vocabulary: blocks of a collective of the vocabulary layers. Beside passes it waits for its
+            last rank longer than it moves data, so it has only as many as a network of 400 Gb/s
+            needs.
+        gradients: blocks of a reduction of gradients, or of a gathering of parameters.
+        control: blocks of sums of a few numbers outside the schedule. Few blocks save memory: every
+            block of a communicator has buffers of its own, and a rank has several such
+            communicators.
     """
 
     transfers: int = 4

@@ -29,7 +29,7 @@ def place_on_pci(properties: object) -> tuple[int, int, int] | None:
 
 
 def bind_to_gpu(gpu: tuple[int, int, int] | None, sysfs: Path = SYSFS) -> str:
-    """Let this process run only on CPUs that are close to a GPU; return what was done, in words.
+    """Let this process run only on CPUs that are close to a GPU; return a line about the outcome.
 
     Threads that run already stay where they are. CPUs that a launcher forbids stay forbidden.
 

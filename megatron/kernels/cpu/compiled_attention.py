@@ -196,7 +196,7 @@ def _softmax(library: Library, score_xqk: Tensor, queries: int, scale: float) ->
         library: compiled from ``cpu_kernels.cpp``.
         score_xqk: products; the last ``queries`` keys belong to the block's own positions.
         queries: positions of the block.
-        scale: of the products.
+        scale: factor of the products.
     """
     expect(torch.bfloat16, score_xqk)
     heads, rows, keys = score_xqk.shape

@@ -49,7 +49,7 @@ class FlashAttention:
     """Causal attention by one version of the package.
 
     Args:
-        version: of the package.
+        version: version of the package.
         module: the package's module that has the functions.
         prefers_cudnn: whether PyTorch computes plain scores by cuDNN, faster than this version.
     """

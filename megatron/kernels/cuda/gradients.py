@@ -24,9 +24,9 @@ class CudaState(ShardState):
         targets_n: target ids over the whole vocabulary.
         first_row: vocabulary id of the shard's first row.
         slopes_vn: the derivative of the soft-capping, kept only if label smoothing needs it.
-        spread_nh: sum of the rows of W, which label smoothing subtracts from the input gradient,
-            times its share: one row [1, h] for all tokens, or if logits are capped [n, h], where
-            the derivative of the soft-capping weights the rows.
+        spread_nh: sum of the rows of W. Label smoothing subtracts it, times its share, from the
+            input gradient. One row [1, h] holds for all tokens. If logits are capped it is [n, h]:
+            rows are weighted by the derivative of the soft-capping.
     """
 
     targets_n: Tensor

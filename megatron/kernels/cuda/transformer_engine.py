@@ -75,7 +75,7 @@ class TransformerEngine:
     """The parts of the package that are used.
 
     Attributes:
-        version: of the package.
+        version: version of the package.
         module: ``transformer_engine.pytorch``.
         gemm: its function for products.
         layer_norm: its LayerNorm; ``None`` if one of the two norms is missing or lacks an argument.
@@ -106,7 +106,7 @@ class TransformerEngine:
             recipe: numbers that share a scale: a tensor (``tensorwise``), 128 numbers or 128 x 128
                 of a weight (``blockwise``), or 32 numbers (``mxfp8``).
             dtype: type of 8 bits.
-            device: of the tensors.
+            device: device of the tensors.
             is_weight: whether the tensor is a weight, not an input or a gradient.
         """
         kind, both = self.types[dtype], {"rowwise": True, "columnwise": True}
@@ -143,9 +143,9 @@ class TransformerEngine:
         other norms. In all other cases the package writes the norm in 16 bits, and then rounds it.
 
         Args:
-            recipe: of the scales.
-            rows: of the norm.
-            columns: of the norm.
+            recipe: way to choose scales.
+            rows: number of rows of the norm.
+            columns: number of columns of the norm.
         """
         if self.layer_norm is None or self.rms_norm is None:
             return False
@@ -205,8 +205,8 @@ class TransformerEngine:
             left: factor; rounded by rows if the layout begins with ``T``, by columns if with ``N``.
             right: factor; rounded by rows if the layout ends with ``N``, by columns if with ``T``.
             layout: see ``Layout``.
-            dtype: of the result.
-            bias: of the result's columns.
+            dtype: type of the result.
+            bias: one number for each column of the result.
             out: contiguous tensor that takes the result; ``None``: a new tensor.
             adds: add the product to the old content of ``out``.
             quick: sums may have fewer bits where that is faster, as in the package's own layers.
@@ -230,7 +230,7 @@ def rounded(quantiser: Any, x_nk: Tensor, *, rows: bool = True, columns: bool = 
     """Return a tensor in 8 bits.
 
     Args:
-        quantiser: of ``TransformerEngine``.
+        quantiser: quantiser from ``TransformerEngine``.
         x_nk: activations, dense.
         rows: round it along k.
         columns: round it along n.

@@ -115,7 +115,7 @@ class GradientOperations:
         Args:
             left: [i, k]; all sizes are multiples of ``MULTIPLE``.
             right: [j, k]; at most one of the two factors is e5m2.
-            dtype: of the result [i, j]: an activation or a statistic.
+            dtype: type of the result [i, j]: that of activations or of statistics.
             bias: activations [j].
             quick: sums may have fewer bits than fp32 where that is faster, which is on Hopper.
         """
@@ -138,7 +138,7 @@ class GradientOperations:
             total: [i, j], as in ``accumulate_``.
             left: [i, k].
             right: [j, k].
-            dtype: of activations.
+            dtype: type of activations.
             begins: as in ``accumulate_product_``.
         """
         product = self.eight_bit_product(left, right, total.dtype)

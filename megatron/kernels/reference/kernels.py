@@ -215,8 +215,8 @@ class ReferenceKernels(TiledOutput):
 
         There may be fewer queries than keys: the queries of the last positions.
 
-        Without dropout no tensor [s, s] per head outlives the forward. Only the C++ kernel for
-        short sequences on a CPU keeps probabilities for its backward.
+        Without dropout, most kernels keep no tensor [s, s] per head for the backward. The C++
+        kernel for short sequences on a CPU keeps probabilities.
 
         Args:
             q_basd: queries [b, a, s, d], or the queries of the last positions. Queries, keys and
@@ -225,8 +225,8 @@ class ReferenceKernels(TiledOutput):
             v_bgsd: values [b, g, s, d].
             dropout: probability of dropping an attention weight, 0 outside training.
             scores: how products of queries and keys become scores.
-            documents: documents of s positions or more. No document sees another one. ``None``:
-                every position sees all earlier positions.
+            documents: documents in samples of s positions or more; no document sees another
+                document. ``None``: every position sees all earlier positions.
 
         Returns:
             A tensor of the queries' shape, laid out in memory as [b, s, a, d] where the kernel

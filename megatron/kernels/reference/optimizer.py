@@ -113,7 +113,7 @@ def _update(
 
 
 def in_slices(tensors: Sequence[Tensor], elements: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield flat views of some elements at a time, the same ones of every tensor of one shape."""
+    """Yield flat views of the same slice of all tensors, which have one shape, slice by slice."""
     flat = (tensor.detach().view(-1).split(elements) for tensor in tensors)
     return zip(*flat, strict=True)
 

@@ -42,7 +42,7 @@ class Rotation(torch.autograd.Function):
 def turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     """As ``Turn``, in PyTorch's operations."""
     sin = -sin if back else sin
-    # fp32 for bf16 inputs, float64 for float64 ones
+    # fp32 for bf16 inputs, float64 for float64 inputs
     wide_type = torch.promote_types(x_bsad.dtype, cos.dtype)
     pairs, rotated = cos.shape[-1], 2 * cos.shape[-1]
     channels = (

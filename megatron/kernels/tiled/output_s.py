@@ -47,7 +47,7 @@ class OutputS(TileOperations):
         """Return memory for the logits that S keeps for T in one microbatch; it is free after T.
 
         Args:
-            x_nh: input of the output layer, of which only shape, type and device count.
+            x_nh: input of the output layer; only its shape, type and device count.
             rows: v.
 
         Returns:
@@ -216,7 +216,7 @@ def tile_rows(rows: int, at_most: int) -> int:
     """Return the rows of a tile of logits that are not kept.
 
     Args:
-        rows: of the shard.
+        rows: number of rows of the shard.
         at_most: rows that the device's kernels like to work on at a time.
     """
     return max(1, min(at_most, -(-rows // LEAST_TILES)))
@@ -271,7 +271,7 @@ def target_gradient(
     """Return D: the targets' weighted rows of W, and without a cap label smoothing's part.
 
     Args:
-        state: of the microbatch.
+        state: state of the microbatch.
         target_nh: result of ``target_rows``; is changed in place.
         weight_vh: this rank's rows, without padding.
         options: form of the loss.

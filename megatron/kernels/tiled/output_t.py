@@ -178,7 +178,7 @@ def _subtract_spread(
     """Subtract a tile's part of label smoothing from the weight gradient of capped logits.
 
     Args:
-        gradient_th: of the tile's rows.
+        gradient_th: weight gradient of the tile's rows.
         slope_tn: derivative of the soft-capping.
         weighted_nh: g X.
         options: form of the loss.

@@ -1,4 +1,4 @@
-"""Triton programs of activations. Those without a gate also form the gradient of a bias.
+"""Triton programs of activations; without a gate they also form the gradient of a bias.
 
 The two halves of a gated activation's input lie side by side in the last dimension, the gate first.
 Arithmetic is fp32.
