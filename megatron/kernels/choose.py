@@ -33,7 +33,7 @@ def _of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
     if find_spec("triton") is None:
         _LOG.warning("kernels: PyTorch's own on cuda, slower; Triton is not installed")
         return ReferenceKernels()
-    from megatron.kernels.cuda.kernels import TYPES, CudaKernels  # no CPU needs them
+    from megatron.kernels.cuda.kernels import TYPES, CudaKernels  # no CPU needs Triton
 
     if dtype not in TYPES:
         _LOG.info("kernels: PyTorch's own on cuda; those of Triton know no %s", dtype)

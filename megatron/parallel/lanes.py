@@ -27,8 +27,7 @@ class Lane(Protocol):
     """A queue of work beside the passes."""
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Run ``work`` after all earlier work of this lane, and of the caller's stream or
-        thread."""
+        """Run ``work`` after all earlier work of this lane and of the caller."""
         ...
 
     def close(self) -> None:

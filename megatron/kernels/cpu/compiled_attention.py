@@ -61,7 +61,7 @@ class _SeparateAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         batch, _, seq_length, size = grad_basd.shape
-        saved = ctx.saved_tensors  # once: they may be computed again
+        saved = ctx.saved_tensors  # read once: each read may compute again
         groups = len(saved[0]) // batch
         dq_basd = grad_basd.new_empty(grad_basd.shape)
         dk_bgsd, dv_bgsd = grad_basd.new_empty(2, batch, groups, seq_length, size)

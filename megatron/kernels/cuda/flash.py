@@ -4,7 +4,7 @@ PyTorch's own kernels have no cap, no window without documents and no ALiBi. Wit
 scores are computed block by block (``reference.scored_attention``). Version 3 is also quicker than
 PyTorch for *plain* scores, which have none of these. Version 2 is made for Ampere: on newer GPUs
 PyTorch takes cuDNN's attention for plain scores, which is about twice as fast there. Neither
-version is required, and all attention that they cannot compute goes to PyTorch.
+version is required. Attention that no installed version can compute goes to PyTorch.
 
 Where ranks share a sequence, there may be queries of the last positions only. Since version 2.1 the
 package aligns the last query with the last key, and counts causality, window and ALiBi from there.

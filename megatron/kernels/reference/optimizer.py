@@ -65,7 +65,7 @@ def _update_narrow(
 ) -> None:
     """Update one master whose gradient or moments are narrower; operands as in ``_update``."""
     for slices in in_slices(operands, ELEMENTS_AT_ONCE):
-        wide = [each.to(operands[0].dtype) for each in slices]  # itself, if it is wide
+        wide = [each.to(operands[0].dtype) for each in slices]  # no copy if it is wide already
         _update([[each] for each in wide], step, decays, in_vocabulary)
         for moment, updated in zip(slices[2:], wide[2:], strict=True):
             if moment is not updated:

@@ -65,7 +65,7 @@ class _ScoredAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, seen: _Seen, dropout: float
     ) -> Tensor:
-        batch, heads, seq_length, size = q_basd.shape  # of the queries
+        batch, heads, seq_length, size = q_basd.shape  # seq_length counts queries
         ctx.seen, ctx.dropout = seen, dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)

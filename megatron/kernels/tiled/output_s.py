@@ -168,7 +168,7 @@ class OutputS(TileOperations):
             slope_tn = None
             if options.logit_softcap:
                 slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
-            self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m stays
+            self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m is not raised
             if slope_tn is not None:
                 tile_tn.mul_(slope_tn)
                 if options.label_smoothing:
