@@ -1,4 +1,4 @@
-"""What a step of AdamW on many tensors is given (arXiv 1711.05101)."""
+"""The tensors and the numbers that a step of AdamW takes (arXiv 1711.05101)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AdamWTensors:
-    """Tensors that are updated together; the k-th of each are of one shape, and contiguous.
+    """Contiguous tensors that one step updates; the k-th tensors of all lists have one shape.
 
     Attributes:
-        gradients: all of one type.
+        gradients: gradients of the weights, all of one type.
         masters: weights in full precision.
-        moments: means of the gradients, all of one type.
-        squares: means of their squares, all of one type.
-        weights: to which the masters are rounded, all of one type; empty: nothing is.
-        decays: whether the weight decay applies.
-        in_vocabulary: whether the rate is that of the vocabulary layers.
+        moments: running means of the gradients, all of one type.
+        squares: running means of the squared gradients, all of one type.
+        weights: tensors that take the rounded masters, all of one type; empty: nothing is rounded.
+        decays: for every tensor, whether the weight decay applies.
+        in_vocabulary: for every tensor, whether it has the vocabulary layers' learning rate.
     """
 
     gradients: Sequence[Tensor]
@@ -31,17 +31,19 @@ class AdamWTensors:
 
 @dataclass(frozen=True)
 class AdamWStep:
-    """Numbers of a step.
+    """The numbers of one step.
 
     Attributes:
-        divisors: of the gradients, one after the other; each quotient has the gradients' type.
-        keeps_quotients: whether the last quotient takes the gradient's place, or nothing does.
+        divisors: at most two numbers, which divide the gradients one after the other. Each quotient
+            has the type of the gradients.
+        keeps_quotients: whether the last quotient replaces the gradient; otherwise the gradient
+            stays.
         lr: learning rate.
-        vocabulary_lr: that of the vocabulary layers.
-        weight_decay: per unit of the learning rate.
-        betas: shares of the means that stay.
-        epsilon: added to the root of the second mean.
-        number: of the step, from 1.
+        vocabulary_lr: learning rate of the vocabulary layers.
+        weight_decay: weight decay, which is multiplied by the learning rate.
+        betas: shares of the two running means that a step keeps.
+        epsilon: added to the root of the mean square.
+        number: number of the step, from 1.
     """
 
     divisors: tuple[float, ...]
@@ -55,6 +57,6 @@ class AdamWStep:
 
     @property
     def both_divisors(self) -> tuple[float, float]:
-        """Two of them, of which some may be 1."""
+        """Two divisors: ``divisors``, filled up with 1."""
         first, second = (*self.divisors, 1.0, 1.0)[:2]
         return first, second

@@ -1,9 +1,9 @@
 """PyTorch's way to run a function with a backward of its own, at less cost for the host.
 
 PyTorch's ``Function.apply`` looks through its arguments for wrappers of ``torch.func``, and its
-``once_differentiable`` enters a context for every backward. Nothing here runs under ``torch.func``,
-and nothing is differentiated twice: a layer has seven such functions, and the host saves some
-microseconds in each.
+``once_differentiable`` enters a context for every backward. Both cost the host some microseconds,
+and a layer has seven such functions. Nothing here runs under ``torch.func``, and nothing is
+differentiated twice, so the functions below do without both.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from torch import Tensor
 T = TypeVar("T")
 
 _RECORDED: Final[Callable[..., Any]] = vars(torch._C._FunctionBase)["apply"]
-"""What ``Function.apply`` calls after its look through the arguments."""
+"""The function that ``Function.apply`` calls after it has searched the arguments for wrappers."""
 
 
 def apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
-    """Run ``function`` on what its ``forward`` takes after the context, and have it recorded.
+    """Run ``function`` on ``arguments`` and let autograd record it, as ``Function.apply`` does.
 
     Args:
         function: its ``forward`` returns one tensor.
-        arguments: tensors, and whatever else that ``forward`` takes.
+        arguments: all arguments of ``forward`` after the context.
     """
     result: Tensor = _RECORDED(function, *arguments)
     return result
@@ -37,11 +37,11 @@ def apply_all(function: type[torch.autograd.Function], *arguments: object) -> tu
 
 
 def once_differentiable(backward: Callable[..., T]) -> Callable[..., T]:
-    """Return a ``backward`` that refuses to be recorded, as its gradients have none themselves."""
+    """Return a ``backward`` that raises an error if it is to be differentiated itself."""
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Tensor | None) -> T:
-        if torch.is_grad_enabled():  # autograd enables it with create_graph alone
+        if torch.is_grad_enabled():  # as autograd does for create_graph=True
             raise RuntimeError(f"{backward.__qualname__} cannot be differentiated itself")
         return backward(ctx, *gradients)
 

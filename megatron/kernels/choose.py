@@ -18,22 +18,22 @@ _LOG = logging.getLogger(__name__)
 def kernels_for(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Kernels:
     """Return the fastest kernels for activations of ``dtype`` on ``device``.
 
-    They are made once per process; the log then names them and the reason for the choice.
+    Kernels are made once per process; the log then names them and the reason for the choice.
 
     Args:
         device: where parameters and activations live.
-        dtype: of activations.
+        dtype: type of activations.
         folder: folder of compiled libraries, by default the project's.
     """
     return _make(device, dtype, folder)
 
 
 def _of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the Triton kernels if they can be, else PyTorch's operations."""
+    """Return the Triton kernels if Triton is here and has the type, else PyTorch's operations."""
     if find_spec("triton") is None:
         _LOG.warning("kernels: PyTorch's own on cuda, slower; Triton is not installed")
         return ReferenceKernels()
-    from megatron.kernels.cuda.kernels import TYPES, CudaKernels  # no CPU needs them
+    from megatron.kernels.cuda.kernels import TYPES, CudaKernels  # no CPU needs Triton
 
     if dtype not in TYPES:
         _LOG.info("kernels: PyTorch's own on cuda; those of Triton know no %s", dtype)

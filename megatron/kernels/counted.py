@@ -1,8 +1,9 @@
-"""The kernels of a GPU that is only asked about: a count runs them on the ``meta`` device.
+"""Kernels that a count runs on the ``meta`` device, in place of a GPU's kernels.
 
-They launch the operators that the GPU would run, in the same order, and no tensor has values. The
-question is about another machine than this one, so nothing here asks which device, which library
-or which package is there.
+A *count* tells what a GPU would compute, move and keep. These kernels launch the operators that the
+GPU would launch, in the same order, on tensors without values. The GPU belongs to another machine,
+so nothing here asks which device, library or package this machine has. Only the version of PyTorch
+is taken from this machine.
 
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head.
 """
@@ -26,14 +27,14 @@ from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
-"""Makes the results of an operator, without values."""
+"""A function that returns the results of an operator as tensors without values."""
 
 _META: Final = torch.device("meta")
 _WIDEST_HEAD: Final = 256
 _CHANNELS_AT_ONCE: Final = 8
 _BYTES_AT_ONCE: Final = 16
 _PACKED_ATTENTION: Final = "torch.nn.attention.varlen"
-"""PyTorch's module with attention of packed documents; the count does without its import."""
+"""PyTorch's module for attention within packed documents. The count checks only that it exists."""
 
 _aten = torch.ops.aten
 
@@ -42,19 +43,20 @@ _LIBRARY: Final = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 @cache
 def counted_kernels(dtype: torch.dtype) -> Kernels:
-    """Return the kernels that a GPU of NVIDIA, Ampere or later, chooses for activations.
+    """Return, for a count, the kernels that an NVIDIA GPU (Ampere or later) would choose.
 
-    The packages apex, flash-attn and Transformer Engine count as absent. This PyTorch's version is
-    taken for the GPU's.
+    The count assumes that the GPU's machine has this version of PyTorch, and lacks the packages
+    apex, flash-attn and Transformer Engine.
 
     Args:
-        dtype: of activations; of another one than bf16, fp16 and fp32 a GPU takes PyTorch's own.
+        dtype: type of activations. For types other than bf16, fp16 and fp32 a GPU uses PyTorch's
+            operations.
     """
     return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
 
 
 class _CountedGroups:
-    """Products of groups without values: on meta PyTorch's own knows bf16 alone."""
+    """Products of groups on ``meta``, where PyTorch's own operator takes bf16 only."""
 
     def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
@@ -93,18 +95,18 @@ class _CountedKernels(_CountedGroups, CudaKernels):
         scores: Scores,
         documents: Documents,
     ) -> Tensor:
-        """Do the work that attention does without documents: each counts as a whole sample."""
+        """Attend as without documents: the count takes every sample for one document."""
         return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        """Call a kernel that ``scaled_dot_product_attention`` has on the GPU.
+        """Call the kernel that ``scaled_dot_product_attention`` would choose on the GPU.
 
-        Flash attention knows 16 bits and query groups; the memory-efficient kernel knows fp32 too,
-        and no groups. Where neither fits, PyTorch multiplies matrices. PyTorch 2.13 prefers cuDNN's
-        attention to flash attention on Hopper if cuDNN is newer than 9.15. Both read, write and
-        keep tensors of the same sizes, so the count says flash attention for either.
+        Flash attention takes 16-bit types and query groups. The memory-efficient kernel takes fp32
+        too, but no groups. Where neither fits, PyTorch multiplies matrices. PyTorch 2.13 prefers
+        cuDNN's attention to flash attention on Hopper if cuDNN is newer than 9.15. Both read, write
+        and keep tensors of the same sizes, so the count says flash attention for either.
         """
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
         if not is_wide and channels <= _WIDEST_HEAD:
@@ -129,7 +131,7 @@ class _CountedKernels(_CountedGroups, CudaKernels):
 def _flash_attention(
     q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
 ) -> Tensor:
-    """Call PyTorch's flash attention, whose heads have a multiple of 8 channels."""
+    """Call PyTorch's flash attention on heads that are padded to a multiple of 8 channels."""
     channels = q_basd.shape[3]
     lacking = -channels % _CHANNELS_AT_ONCE
     heads = [q_basd, k_bgsd, v_bgsd]
@@ -143,7 +145,7 @@ def _flash_attention(
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """PyTorch's RMSNorm of a GPU; on the meta device PyTorch takes several operations for it."""
+    """PyTorch's fused RMSNorm of a GPU; on ``meta`` PyTorch itself would run several operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
@@ -167,9 +169,10 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
-    """Return a decorator that makes a function the operator of ``schema``, on meta alone.
+    """Return a decorator that registers a function as the operator of ``schema``, on ``meta`` only.
 
-    The operator has the name of PyTorch's own, which on meta is several operations.
+    PyTorch has an operator of the same name. On ``meta`` that one is several operations, or takes
+    bf16 only.
     """
 
     def define(shapes: Shapes) -> Shapes:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The documents of a microbatch; no position sees one of another document.
+    """The documents of a microbatch; no position attends to another document.
 
     Attributes:
-        first_bs: for every position the first one of its document, int64 [b, s], on the device.
-        host_first_bs: the same on the host, so that nobody waits for the device to know it.
-        bounds_k: where documents begin if samples follow one another, and where the last one ends;
-            int32 [k + 1], on the device.
-        longest: tokens of the longest document, a number of the host.
+        first_bs: for every position the first position of its document, int64 [b, s], on the
+            device.
+        host_first_bs: ``first_bs`` on the host, so that the host need not wait for the device.
+        bounds_k: the positions at which documents begin, counted through all samples, and the end
+            of the last document; int32 [k + 1], on the device.
+        longest: tokens of the longest document.
     """
 
     first_bs: Tensor
@@ -29,17 +30,17 @@ class Documents:
     longest: int
 
     def are_of(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
-        """Whether queries and keys cover all positions; not where ranks share a sequence."""
+        """Whether queries and keys cover all positions; false where ranks share a sequence."""
         positions = self.host_first_bs.shape[1]
         return q_basd.shape[2] == k_bgsd.shape[2] == positions
 
     @classmethod
     def of(cls, first_bs: Tensor, move: Callable[[Tensor], Tensor]) -> "Documents":
-        """Return the documents that begin where a tensor on the host says.
+        """Return the documents whose first positions are in a tensor on the host.
 
         Args:
-            first_bs: for every position the first one of its document, int64 [b, s].
-            move: returns a tensor of the host on the device.
+            first_bs: for every position the first position of its document, int64 [b, s].
+            move: copies a tensor from the host to the device.
         """
         begins_n = (first_bs == torch.arange(first_bs.shape[1])).flatten()
         end = torch.tensor([begins_n.numel()])

@@ -1,8 +1,8 @@
 """Numbers of 8 bits: a tensor times a scale, rounded to e4m3 or e5m2 (arXiv 2209.05433).
 
-A product of two such tensors is formed from the 8 bits as they are, added up in fp32, and
-multiplied by what the numbers of both are worth. e4m3 has 3 bits of mantissa and reaches to 448,
-e5m2 has 2 and reaches to 57344.
+A product multiplies the 8-bit numbers of two tensors as they are, and adds up in fp32. Then it
+multiplies by the *worth* of both tensors, the factor that undoes a tensor's scale. e4m3 has 3 bits
+of mantissa and numbers up to 448, e5m2 has 2 bits and numbers up to 57344.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
 
 MULTIPLE = 16
-"""Rows and columns of the factors of a product in 8 bits come in multiples of it: cuBLAS reads them
-16 bytes at a time."""
+"""A factor of a product in 8 bits has a multiple of 16 rows and columns: cuBLAS reads 16 bytes at a
+time."""
 
 LEAST = 2.0**-100
-"""A tensor whose numbers are all smaller is scaled as if this were its largest one. So scales, and
-what numbers are worth, stay finite and normal in fp32."""
+"""A tensor whose numbers are all smaller is scaled as if this were its largest number. So scales
+and worths stay finite and normal in fp32."""
 
 
 def largest_number(dtype: torch.dtype) -> float:
@@ -32,8 +32,8 @@ class EightBits:
     """A matrix in 8 bits.
 
     Attributes:
-        bits_rk: rows whose numbers are multiplied with those of another matrix's rows, dense.
-        worth: fp32 []; a number stands for itself times this.
+        bits_rk: the 8-bit numbers, dense. A product multiplies them by the rows of another matrix.
+        worth: fp32 []; each number of ``bits_rk`` stands for itself times the worth.
     """
 
     bits_rk: Tensor

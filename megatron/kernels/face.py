@@ -1,16 +1,16 @@
 """The operations that layers and gradients need from a device, in mathematical terms.
 
-``reference`` says of each what it computes, and computes it in PyTorch: it is the specification.
-The kernels of a device inherit it, and have their own form of what they compute faster. Each rounds
-as it likes within its types, and one contract test compares all of them with float64. Nothing above
-this package knows the device.
+The package ``reference`` is the specification: it describes every operation and computes it in
+PyTorch. The kernels of a device inherit from it, and replace the operations that they compute
+faster. Kernels may round differently within their types; one contract test compares all of them
+with float64. No code outside of this package knows the device.
 
 Shapes: ``...`` any leading dimensions; h hidden size; b batch, s sequence, d channels of a head,
 a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, v rows of a shard without
 padding, t rows of a tile.
-Types: an *activation* has the type that the kernels were chosen for; a *statistic* and a gradient
-over microbatches are fp32, or float64 for float64 activations. A name that ends in an underscore
-writes into its first argument.
+Types: an *activation* has the type that the kernels were chosen for. A *statistic*, and a gradient
+that is summed over microbatches, is fp32, or float64 for float64 activations. An operation whose
+name ends in an underscore writes into its first argument.
 """
 
 from typing import TypeAlias

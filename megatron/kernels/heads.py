@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def split_heads(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [b, s, a, d], keys and values [b, s, g, d]; views wherever strides allow.
+    """Return queries [b, s, a, d], keys and values [b, s, g, d]; views wherever strides allow.
 
     Args:
         qkv_bsgcd: [b, s, g, r + 2, d]: for every group its r = a / g queries, its key, its value.

@@ -6,16 +6,16 @@ from torch.nn import functional
 
 
 def local_rows(ids: Tensor, first_row: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the row of every vocabulary id in a shard, and whether it is there at all.
+    """Return the row of every vocabulary id in a shard, and whether the shard has that id.
 
-    An id of another shard contributes only zeros. Its row follows from its place among the ids, so
-    that these zeros are added to many rows: additions to one row would wait for one another, on
-    CUDA one atomic addition at a time.
+    An id of another shard gets some row, to which only zeros are added. That row follows from the
+    id's place among the ids, so that these zeros go to many rows: CUDA adds to one row by one
+    atomic addition at a time.
 
     Args:
         ids: int64, of any shape.
         first_row: vocabulary id of the shard's first row.
-        rows: rows of the shard; if it has none, no row of the result may be used.
+        rows: number of rows of the shard; if it is 0, no row of the result may be used.
     """
     owned = (ids >= first_row) & (ids < first_row + rows)
     spread = torch.arange(ids.numel(), device=ids.device).view_as(ids) % max(rows, 1)

@@ -6,17 +6,17 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the product of a query at position i and a key at position j <= i.
+    """How a score follows from the product of a query at position i and a key at position j <= i.
 
-    It is scaled, capped, biased by the distance of the two and hidden outside of the window, in
-    this order. Every head is for itself, so that heads may be on different ranks.
+    The product is scaled, capped, biased by the distance i - j and hidden outside of the window, in
+    this order. No head depends on another head, so heads may be on different ranks.
 
     Attributes:
-        scale: factor; ``None``: 1 / sqrt(channels of a head).
+        scale: factor of the product; ``None``: 1 / sqrt(channels of a head).
         softcap: c of ``c tanh(score / c)`` (Gemma 2); 0: no cap.
         window: how many positions before its own a query sees; ``None``: all of them.
-        slopes_a: for every query head the slope of ALiBi (arXiv 2108.12409), by which a score
-            falls with every position between query and key; empty: no such bias.
+        slopes_a: for every query head the slope of ALiBi (arXiv 2108.12409): a score falls by the
+            slope with every position between query and key; empty: no bias.
     """
 
     scale: float | None = None
@@ -26,15 +26,15 @@ class Scores:
 
     @property
     def are_products(self) -> bool:
-        """Whether nothing but the scale is between products and scores of causal attention."""
+        """Whether scores are scaled products only, without cap, window and ALiBi."""
         return not self.softcap and self.window is None and not self.slopes_a
 
     def of_heads(self, first: int, count: int) -> "Scores":
-        """Return what becomes of the products of some query heads."""
+        """Return the form of the scores of ``count`` query heads from ``first`` on."""
         return replace(self, slopes_a=self.slopes_a[first : first + count])
 
     def scale_of(self, channels: int) -> float:
-        """Return the scale for heads of so many channels."""
+        """Return the scale for heads of ``channels`` channels."""
         return channels**-0.5 if self.scale is None else self.scale
 
 

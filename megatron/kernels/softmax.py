@@ -1,7 +1,8 @@
-"""What S knows of a shard, what C1 knows of all of them, and the losses that follow.
+"""Statistics of the softmax over the vocabulary, of one shard and of all, and the losses.
 
-Every rank holds a shard of the vocabulary. S leaves a ``ShardState``; barriers merge its few
-numbers per token into ``Merged``, the same on every rank (arXiv 2411.05288, section 4).
+Every rank holds a shard of the vocabulary. Pass S leaves a ``ShardState`` of the shard. The
+barriers C1 and C2 merge its few numbers per token into ``Merged``, which is the same on every rank
+(arXiv 2411.05288, section 4).
 
 Shapes: n tokens (sequence x batch), h hidden size, v rows of this rank's shard without padding,
 p shards. Statistics are fp32 (float64 for float64 activations).
@@ -52,23 +53,23 @@ class HasStatistics:
 
     @property
     def maximum_n(self) -> Tensor:
-        """This shard's maximum, of which C1 takes the maximum over ranks in the naive treatment."""
+        """This shard's maximum. In the naive treatment C1 takes the maximum of it over ranks."""
         return self.statistics_4n[0]
 
     @property
     def sums_kn(self) -> Tensor:
-        """The terms of C2's sum over ranks in the naive treatment, [3, n]: s', y', logit sum."""
+        """The rows that C2 sums over ranks in the naive treatment, [3, n]: s', y', logit sum."""
         return self.statistics_4n[1:]
 
 
 @dataclass
 class ShardState(HasStatistics):
-    """The state that S leaves for T on one rank, for one microbatch; kernels add what they need.
+    """The state that S leaves for T on one rank, for one microbatch; kernels may add attributes.
 
     Attributes:
         x_nh: input of the output layer.
-        exp_tiles: [t, n] each, all rows of the shard together: the exponentials, or for the naive
-            treatment the logits. None if they are not kept.
+        exp_tiles: tiles [t, n], which together have all rows of the shard: exponentials, or logits
+            before pass E of the naive treatment. Empty if they are not kept.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
         raw_gradient_nh: A = E W relative to m' (Algorithm 2 only).
     """
@@ -125,7 +126,7 @@ def merge_some_statistics(statistics_t4n: Tensor) -> Tensor:
     """Merge the statistics of some shards as ``merge_statistics`` does.
 
     Returns:
-        Statistics of the same form [4, n], as if those shards were one.
+        Statistics of the same form [4, n], as if these shards were one.
     """
     return torch.stack(_merged(statistics_t4n))
 
@@ -133,7 +134,7 @@ def merge_some_statistics(statistics_t4n: Tensor) -> Tensor:
 def _merged(statistics_p4n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     local_max_pn, local_sum_pn = statistics_p4n[:, 0], statistics_p4n[:, 1]
     max_n = local_max_pn.amax(0)
-    # Shards that are all padding have a maximum of -inf, and so have some of them together.
+    # A shard of padding only has a maximum of -inf, and so have several such shards together.
     finite_n = max_n.clamp_min(torch.finfo(max_n.dtype).min)
     sum_n = (local_sum_pn * (local_max_pn - finite_n).exp()).sum(0)
     return max_n, sum_n, statistics_p4n[:, 2].sum(0), statistics_p4n[:, 3].sum(0)
@@ -151,7 +152,7 @@ def token_losses(merged: Merged, options: LossOptions) -> Tensor:
 
 
 def row_factor(merged: Merged, options: LossOptions) -> Tensor:
-    """Return [n], the factor from an exponential relative to m to its part of the gradient."""
+    """Return [n], the factor that turns exponentials relative to m into gradients of the logits."""
     factor_n = 1 / merged.sum_n
     if options.z_loss_coeff:
         factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
@@ -159,7 +160,7 @@ def row_factor(merged: Merged, options: LossOptions) -> Tensor:
 
 
 def rescale_sum(state: ShardState, maximum_n: Tensor) -> None:
-    """Pass E of an evaluation: rescale the sum, which S formed relative to the shard's maximum.
+    """Pass E of an evaluation: make the shard's sum relative to the maximum over all ranks.
 
     Args:
         state: the result of ``OutputLayer.evaluate``.

@@ -9,11 +9,11 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 
 
 class WideNorms(ReferenceKernels):
-    """Norms from fp32 to the type of their parameters; all else as ``ReferenceKernels``.
+    """Norms of fp32 activations, with results in the type of the parameters.
 
     Args:
         device: where the stream lives.
-        kernels: form the norms in fp32; ``None``: the fastest for the device do.
+        kernels: kernels that form the norms in fp32; ``None``: the fastest ones for the device.
     """
 
     def __init__(self, device: torch.device, kernels: Kernels | None = None) -> None:

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def library_name(source: Path, options: Sequence[str], identity: str) -> str:
-    """Return a name that no other source, options or identity give; see ``compile_library``."""
+    """Return a name that changes with source, options and identity; see ``compile_library``."""
     digest = hashlib.sha256("\0".join([source.read_text(), *options, identity]).encode())
     return f"{source.stem}_{digest.hexdigest()[:12]}"
 
@@ -36,10 +36,10 @@ def compile_library(
 
     Args:
         source: a C++ file. The macro ``MODULE_NAME`` is the library's name without suffix.
-        options: of the compiler, besides those of every shared library.
+        options: options of the compiler, besides those that every shared library gets.
         identity: all other facts that decide the library's content: versions, the processor.
         cache: folder of compiled libraries; one process compiles, the others wait for it.
-        suffix: of the library's name.
+        suffix: suffix of the library's name.
         include: folders of headers; their paths do not decide the library's content.
 
     Raises:

@@ -1,10 +1,10 @@
 """The C++ extensions: where they are, how they are compiled, and how they are loaded.
 
-``setup.py`` builds them at installation if there is a compiler. They are compiled on first use,
-once per machine, in a checkout, or if an installed extension no longer fits its source or its
-processor. A digest in a file's name shows whether it fits: the digest covers everything that
-decides the compiler's output. This file uses only the standard library, since ``setup.py`` imports
-it.
+``setup.py`` builds them at installation if there is a compiler. In a checkout, or if an installed
+extension no longer fits its source or the processor, they are compiled on first use, once per
+machine. A digest in the extension's file name shows whether it fits: the digest covers everything
+that decides the compiler's output. This file uses only the standard library, since ``setup.py``
+imports it.
 """
 
 import importlib.util
@@ -29,7 +29,8 @@ class Extension:
     Attributes:
         package: package that holds it.
         source: the C++ file, which names its module ``MODULE_NAME``.
-        options: of the compiler, from the most to the least demanding: the first that works.
+        options: sets of compiler options, from the most to the least demanding; the first set that
+            works is used.
     """
 
     package: str
@@ -76,10 +77,10 @@ EXTENSIONS = (CPU_KERNELS, INDEX_BUILDER)
 
 
 def load_extension(extension: Extension, cache: Path) -> ModuleType:
-    """Return the module: as installed, else from ``cache``, compiled if it is not there yet.
+    """Return the installed module, else the one in ``cache``, compiled if it is not there yet.
 
     Args:
-        extension: what to load.
+        extension: the extension to load.
         cache: folder of compiled modules; one process compiles, the others wait for it.
 
     Raises:

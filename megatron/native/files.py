@@ -21,13 +21,13 @@ TELL_AFTER: Final = 1.0
 """Seconds after which a process says that it waits for another one."""
 
 TELL_AGAIN: Final = 30.0
-"""Seconds after which it says so again."""
+"""Seconds after which the process says so again."""
 
 _PAUSE: Final = 0.1
 """Seconds between two attempts to get a lock."""
 
 LARGEST_TEXT: Final = 1 << 30
-"""Bytes of the largest text file that is read at once; what has more is no plan and no costs."""
+"""Bytes of the largest text file that is read; a larger file is neither a plan nor costs."""
 
 
 def cache_root() -> Path:
@@ -77,7 +77,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock while the block runs; others wait, and say so.
+    """Holds an exclusive lock while the block runs; other processes wait, and log that they do.
 
     The kernel drops the lock when its holder dies, so a killed process blocks nobody. The lock
     file itself stays: removing it would let a third process lock a different file of that name.
@@ -98,8 +98,8 @@ def read_text(path: Path) -> str:
     """Return the content of a text file that a user has named.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no text, or cannot be one; the message follows the file's name.
+        OSError: the file cannot be read.
+        ValueError: the file is a pipe, too large or no text; the message is to follow its name.
     """
     if path.is_fifo():  # opening it waits for somebody to write to it, perhaps for ever
         raise ValueError("is a pipe: give a file")
@@ -119,12 +119,13 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; other processes find all of it, or what was there before.
+    """Write a text file; other processes find all of the new text, or the old file.
 
-    What is no file, such as ``/dev/stdout``, is written to as it is. A link stays a link.
+    A path that is no regular file, such as ``/dev/stdout``, is written to directly. A link stays a
+    link.
 
     Raises:
-        OSError: it cannot be written; the message names ``path``.
+        OSError: the file cannot be written; the message names ``path``.
     """
     try:
         if path.exists() and not path.is_file():
@@ -138,7 +139,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _lock(file: TextIO, path: Path) -> None:
-    """Wait for an exclusive lock; say now and then for whom."""
+    """Wait for an exclusive lock, and log now and then which process holds it."""
     begin, tell = time.monotonic(), TELL_AFTER
     while not _is_locked_by_us(file):
         waited = time.monotonic() - begin

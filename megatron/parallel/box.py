@@ -1,9 +1,9 @@
 """Boxes: which part of a global tensor a rank holds. Plain arithmetic.
 
 Every tensor of the model has a global shape, as if one rank held the whole model without padding. A
-box is a range of its indices in every dimension. What a rank holds of a tensor are pieces: boxes,
-each with its place in the tensor that the rank has in memory. All code that must know who holds
-what is written over boxes, and so does not know how the model was cut.
+box is a range of its indices in every dimension. A rank holds *pieces* of a tensor: boxes, each
+with its place in the tensor that the rank has in memory. All code that must know which rank holds
+which elements works with boxes, and does not know how the model was cut.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class Box:
         return tuple(map(slice, self.start, self.stop))
 
     def __and__(self, other: "Box") -> "Box":
-        """Return what two boxes of the same tensor have in common, maybe an empty box."""
+        """Return the common part of two boxes of the same tensor, maybe an empty box."""
         start = tuple(map(max, self.start, other.start))
         stop = map(min, self.stop, other.stop)
         return Box(start, tuple(max(0, b - a) for a, b in zip(start, stop, strict=True)))
@@ -60,7 +60,7 @@ class Box:
         return Box(tuple(a + by for a, by in zip(self.start, offset, strict=True)), self.shape)
 
     def within(self, outer: "Box") -> "Box":
-        """Return this box as indices of a tensor that holds just ``outer``, which contains it."""
+        """Return this box in the indices of a tensor that holds only ``outer``, a box around it."""
         assert self & outer == self or self.size == 0, f"{self} is not in {outer}"
         return self.moved([-a for a in outer.start])
 
@@ -84,7 +84,7 @@ class Piece:
 
     @property
     def local(self) -> Box:
-        """The part of the rank's own tensor."""
+        """The box of the piece in the rank's own tensor."""
         return Box(self.at, self.box.shape)
 
 
@@ -100,12 +100,12 @@ def shard(
     """Return the pieces of one of several equal shards of a tensor.
 
     Args:
-        shape: of the global tensor.
-        dimension: is cut.
-        index: of the shard.
+        shape: shape of the global tensor.
+        dimension: dimension that is cut.
+        index: index of the shard.
         shards: number of shards.
-        fused: number of equal tensors that lie one after the other in ``dimension``, each of which
-            is cut for itself: 2 for SwiGLU's gate and up projection.
+        fused: number of equal tensors that lie one after the other in ``dimension``. Each is cut by
+            itself; 2 for SwiGLU's gate and up projection.
     """
     length, rest = divmod(shape[dimension], shards * fused)
     assert rest == 0, f"{shape} does not split into {shards} shards of {fused} in {dimension}"
@@ -136,11 +136,11 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Check that boxes cover every element of a tensor exactly once.
 
     Args:
-        shape: of the tensor.
+        shape: shape of the tensor.
         boxes: in any order; empty boxes are allowed.
 
     Raises:
-        ValueError: an element is missing, covered twice or outside; names the boxes.
+        ValueError: an element is missing, covered twice or outside; the message names the boxes.
     """
     all_of_it = Box.whole(shape)
     for box in boxes:

@@ -1,4 +1,4 @@
-"""Collectives over an axis; a result that only one rank needs goes to the place ``root``."""
+"""Collectives over an axis; a result for one rank only goes to the rank at the place ``root``."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,14 +21,14 @@ _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 
 def broadcast(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor:
-    """Fill ``tensor`` on every rank with the values of the root's."""
+    """Fill ``tensor`` on every rank with the root's values."""
     if axis.size > 1:
         dist.broadcast(tensor, group=axis.group, group_src=root)
     return tensor
 
 
 def reduce(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor:
-    """Sum ``tensor`` over the ranks into the root's; on other ranks it is undefined afterwards."""
+    """Sum ``tensor`` over the ranks, in place on the root; on other ranks it becomes undefined."""
     if axis.size == 1:
         return tensor
     if tensor.device.type == "cpu":
@@ -97,14 +97,14 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
 def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks, in place; rank k gets part k.
 
-    The other parts are undefined afterwards. On CPUs each rank sends every other rank its part,
-    because gloo has no such collective of its own, and adds in the order of the ranks: the sum of
-    an element does not depend on its place.
+    The other parts are undefined afterwards. On CPUs each rank sends every other rank that rank's
+    part, because gloo has no such collective. Each rank adds up in the order of the ranks, so that
+    the sum of an element does not depend on its place.
 
     Args:
         tensor: one-dimensional.
         axis: the ranks.
-        sizes: of the parts, one for each rank, some of them maybe 0; ``None``: equal ones.
+        sizes: sizes of the parts, one for each rank, maybe 0; ``None``: equal parts.
     """
     if axis.size == 1:
         return
@@ -127,7 +127,7 @@ def _equal(parts: Sequence[Tensor]) -> bool:
 
 
 def _not_empty(parts: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the parts that have elements, each with the rank whose it is."""
+    """Yield the parts that have elements, each with its rank."""
     return ((rank, part) for rank, part in enumerate(parts) if part.numel())
 
 
@@ -146,7 +146,7 @@ def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
 
 
 def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
-    """Fill ``tensor`` on every rank, in place, with part k from rank k; arguments as above."""
+    """Fill ``tensor`` on every rank with part k from rank k; arguments as in ``reduce_scatter``."""
     if axis.size == 1:
         return
     parts = _split(tensor, axis, sizes)
@@ -174,7 +174,7 @@ def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
 def all_reduce_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks in place; on CPUs to the same bits as ``reduce_scatter``.
 
-    Arguments as there.
+    Arguments are as in ``reduce_scatter``.
     """
     if tensor.device.type == "cpu":
         reduce_scatter(tensor, axis, sizes)

@@ -8,10 +8,10 @@ many communicators: one for each use of its groups, and one for each link.
 
     channels x neighbours x (RECEIVER + SENDER) bytes
 
-where a rank has one neighbour in a group of two, and two otherwise: the ring and the trees of NCCL
-go to both in both directions, and share the buffers. A link takes ``channels x RECEIVER`` bytes at
-its receiver, and ``channels x SENDER`` bytes at its sender. A communicator has as many channels as
-its limit of thread blocks (``max_ctas``).
+where a rank has one neighbour in a group of two, and two neighbours in larger groups. NCCL's ring
+and trees connect a rank with its neighbours in both directions, and share the buffers. A link takes
+``channels x RECEIVER`` bytes at its receiver, and ``channels x SENDER`` bytes at its sender. A
+communicator has as many channels as its limit of thread blocks (``max_ctas``).
 
 **Sources.** ``NCCL_BUFFSIZE`` is 4 MiB by default (NVIDIA's "Environment Variables"). NCCL's
 ``src/init.cc`` has 0.5 MiB for the LL protocol and 4.7 MiB for LL128 beside them, 9.2 MiB together.
@@ -47,7 +47,7 @@ CHANNELS_WITHOUT_LIMIT: Final = 16
 of NVIDIA/nccl)."""
 
 _ALIKE: Final = 3
-"""Replicas beyond this number change no group's neighbours."""
+"""More replicas than this change the number of neighbours in no group."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Communicators:
 def communicators(
     grid: Grid, ends: tuple[int, int], links: tuple[Link, ...], limits: BlockLimits
 ) -> tuple[Communicators, ...]:
-    """Return the communicators of every pipeline rank; ranks that share it have as many.
+    """Return the communicators of a rank at every pipeline rank; all ranks there have the same.
 
     Args:
         grid: all ranks of the job.
         ends: pipeline ranks of the first and the last stage, as for ``make_groups``.
-        links: between stages, each of which has a communicator of its own.
-        limits: thread blocks of each.
+        links: links between stages; each has a communicator of its own.
+        limits: most thread blocks of the communicators.
     """
     made: list[tuple[str, Tiling]] = []
     grid = replace(grid, data_size=min(grid.data_size, _ALIKE))
@@ -107,9 +107,9 @@ def _of_connections(link: Link | None, pipeline: int, ranks: int) -> float:
     """Return the bytes of one channel of a communicator.
 
     Args:
-        link: the link whose communicator it is; ``None``: it is for collectives.
-        pipeline: the pipeline rank that has the bytes.
-        ranks: of the communicator.
+        link: the link that has the communicator; ``None``: the communicator is for collectives.
+        pipeline: the pipeline rank whose memory holds the bytes.
+        ranks: number of ranks of the communicator.
     """
     if link is None:
         return min(ranks - 1, 2) * (RECEIVER + SENDER)

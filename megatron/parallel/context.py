@@ -7,7 +7,7 @@ and values of all earlier ones, so the ranks gather them (``megatron.layers.cont
 A sequence is cut into 2c chunks, and rank k has chunks k and 2c - 1 - k, as in Megatron. An early
 chunk sees few keys and a late one many, so that all ranks have the same work.
 
-Shapes: b batch, s tokens of a sequence, u = s / c those that a rank has, k those of a chunk,
+Shapes: b batch, s tokens of a sequence, u = s / c tokens that a rank has, k tokens of a chunk,
 z = 2c chunks.
 """
 
@@ -30,7 +30,7 @@ def own_positions(seq_length: int, rank: int, size: int) -> Tensor:
     """Return the positions of a rank's tokens in their sequence, ascending, int64 [u].
 
     Args:
-        seq_length: s, a multiple of 2 ``size`` unless that is 1.
+        seq_length: s, a multiple of 2 ``size`` unless ``size`` is 1.
         rank: place on the context axis.
         size: ranks of the axis.
     """
@@ -61,14 +61,14 @@ class ContextParallel:
         return self.axis.size
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
-        """Return the tokens of this rank, [b, u, ...], of a tensor that has all, [b, s, ...]."""
+        """Return this rank's tokens, [b, u, ...], from a tensor with all tokens, [b, s, ...]."""
         if self.size == 1:
             return x_bsh
         chunks = x_bsh.chunk(2 * self.size, dim=1)
         return torch.cat([chunks[chunk] for chunk in chunks_of(self.rank, self.size)], dim=1)
 
     def gather(self, x_xbu: Tensor) -> Tensor:
-        """Return all tokens, in their order, [x, b, s, ...], of what every rank has a part of.
+        """Return all tokens in order, [x, b, s, ...], from the parts of all ranks.
 
         Args:
             x_xbu: [x, b, u, ...], contiguous; x tensors travel together.

@@ -1,4 +1,4 @@
-"""The environment variables of a job: those that launchers set, and those of NCCL and CUDA."""
+"""The environment variables of a job: the launchers' variables, and NCCL's and CUDA's."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,26 +17,26 @@ NCCL_ENVIRONMENT: Final = {
 }
 
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables of PyTorch's allocator, of which the second is newer; a CUDA build reads both."""
+"""Variables of PyTorch's allocator. The second one is newer; a CUDA build reads both."""
 
 GROWING_SEGMENTS: Final = "expandable_segments:True"
 """Segments of memory that grow, so that blocks of changing sizes leave no holes between them. The
 sizes change: an evaluation follows training, and logits of S follow activations of F."""
 
 MOST_RANKS: Final = 1 << 20
-"""Ranks of the largest job; more of them are a mistyped number."""
+"""Ranks of the largest job; a larger number counts as mistyped."""
 
 _LAUNCHER: Final = "torchrun sets it; leave it to torchrun, srun or mpirun, or correct it"
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of the job and of this process.
+    """The facts that a launcher gives about the job and this process.
 
     Attributes:
-        rank: of this process in the job.
+        rank: number of this process in the job.
         world_size: ranks of the job.
-        local_rank: of this process among those of its machine, and the number of its GPU.
+        local_rank: number of this process on its machine, which is also the number of its GPU.
     """
 
     rank: int = 0
@@ -51,7 +51,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
         environment: the variables by name; an empty one counts as not set.
 
     Raises:
-        ValueError: a variable is no number, or one that cannot be; a line on each names it.
+        ValueError: variables are no numbers or out of range; the message has a line for each.
     """
     faults: list[str] = []
 
@@ -81,7 +81,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
 
 
 def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a line on every variable that is not set, without which ranks cannot meet."""
+    """Yield a line on every variable that ranks need to meet and that is not set."""
     for name, meaning in (
         ("RANK", "this process's number"),
         ("MASTER_ADDR", "the host of rank 0"),
@@ -95,7 +95,7 @@ def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator
 
 
 def set_nccl_environment() -> None:
-    """Set ``NCCL_ENVIRONMENT`` and the allocator for this process; what the user has set stays.
+    """Set ``NCCL_ENVIRONMENT`` and the allocator for this process; variables that are set stay.
 
     Call it before anything asks for GPUs: even ``torch.cuda.is_available`` may start the driver,
     and later settings have no effect. Without GPUs the call does no harm.

@@ -1,7 +1,7 @@
 """All ranks of a job as coordinates, and the axes from which groups are made: plain arithmetic.
 
 A rank has a place in four directions: tensor, context, data and pipeline parallelism. The ranks of
-one group differ in one of them, or in several. The groups of one axis together hold every rank of
+one group differ in one direction, or in several. The groups of one axis together hold every rank of
 the job once.
 """
 
@@ -116,10 +116,11 @@ class Grid:
     def groups(self, name: AxisName) -> Tiling:
         """Return the ranks of every group of an axis, by place; together they tile the job.
 
-        The data axis holds all ranks with the same parameters, which add up their gradients: those
-        of all replicas, and of all parts of the sequence; the place on it is dp * c + cp. The
-        vocabulary axis holds the ranks that share a microbatch's part of the sequence; the place on
-        it is k = pp * t + tp, the index of the shard. On every axis the ranks of a group ascend.
+        A group of the data axis holds all ranks with the same parameters, in all replicas and for
+        all parts of the sequence; these ranks add up their gradients. The place of a rank is
+        dp * c + cp. A group of the vocabulary axis holds the ranks that share a microbatch's part
+        of the sequence. The place of a rank is k = pp * t + tp, the index of its shard. On every
+        axis the ranks of a group ascend.
         """
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):

@@ -1,7 +1,7 @@
 """The axes of the grid with their process groups, passed explicitly to all code that communicates.
 
 On NCCL a group is a communicator, and two streams of traffic on one communicator would wait for
-each other. Vocabulary collectives, those of tensor parallelism, reductions of gradients and every
+each other. Vocabulary collectives, tensor-parallel collectives, reductions of gradients and every
 link between stages therefore have groups of their own. On gloo a group is a thread that wakes up a
 hundred times a second and takes time from a busy core. There all links share a group, and tags tell
 their messages apart. For the same reason, axes with the same ranks share a group if they are used
@@ -72,20 +72,21 @@ class Groups:
         data: the ranks that hold the same parameters, in all replicas and for all parts of the
             sequence.
         gradients: the same ranks, for the reductions of gradients beside the passes.
-        partial_gradients: the ranks of ``tensor``, for the sums of gradients of which each has a
-            part, beside the passes.
+        partial_gradients: the ranks of ``tensor``, for sums beside the passes, of gradients of
+            which each rank has a part.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.
         transfers: the pipeline, for the messages of all links that have no group of their own.
-        vocabulary: all ranks of a replica with the same part of the sequence, by the shard of the
-            vocabulary that they have. They talk in rows and columns (``two_level``).
+        vocabulary: all ranks of a replica with the same part of the sequence, in the order of their
+            vocabulary shards. They communicate by rows and columns (``two_level``).
         row: the ranks of ``tensor``, for the vocabulary's collectives within a stage's ranks.
         column: the pipeline, for the vocabulary's collectives between its ranks.
         ends: the ranks of the first and the last stage if they hold copies of tied weights, for
             the sums of their gradients; this rank alone if it holds no copy.
         world_hosts: the whole job, for messages between hosts: on CPUs whatever the device.
         pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
-        links: the links of this rank that have a group of their own, each of both its ends.
+        links: the links of this rank that have a group of their own, which is both ends of the
+            link.
     """
 
     device: torch.device
@@ -113,7 +114,7 @@ class Groups:
         return self.data.rank // self.context.size, self.data.size // self.context.size
 
     def way(self, link: Link) -> tuple[ConnectedAxis, int]:
-        """Return the axis on which this rank has ``link``, and the place of the other end there."""
+        """Return the axis that carries ``link`` on this rank, and the other end's place on it."""
         [other] = set(link.ends) - {self.pipeline.rank}
         if link in self.links:
             return self.links[link], link.ends.index(other)
@@ -121,7 +122,8 @@ class Groups:
 
 
 Connect = Callable[[str, Tiling], dist.ProcessGroup | None]
-"""Returns this rank's group for a use, given the ranks of all groups of the axis."""
+"""A function that returns this rank's group for a use, given the ranks of all groups of the
+axis."""
 
 
 def single_rank(device: torch.device) -> Groups:
@@ -145,10 +147,10 @@ def make_groups(
         timeout: how long a collective may wait; ``world`` keeps the timeout of the initialisation.
         ends: pipeline ranks of the first and the last stage, by default the first and the last
             rank; the same rank twice if no weights have two copies.
-        links: that get a group of their own, in the order in which they are made; by default all
-            messages share one.
-        limits: of NCCL's communicators, which are made at once, on ``device``; ``None``: the
-            groups have the backend of the initialisation, and no limits.
+        links: links that get a group of their own, in the order in which these are made; by default
+            all links share one group.
+        limits: most thread blocks of NCCL's communicators, which are then made at once, on
+            ``device``. ``None``: the groups have the backend of the initialisation, and no limits.
     """
     if grid.world_size == 1:
         return single_rank(device)
@@ -186,7 +188,7 @@ def connect_grid(
     """Return the view of ``rank``, with groups that ``connect`` makes.
 
     ``connect`` is called in the same order on every rank, once for every group. Axes with the same
-    ranks and the same use share a group; a link shares its with none.
+    ranks and the same use share a group; a link never shares its group.
     """
     made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = {}
 
@@ -227,7 +229,7 @@ def connect_grid(
 def _connected_links(
     rank: int, pipelines: Tiling, links: Sequence[Link], connect: Connect
 ) -> Mapping[Link, ConnectedAxis]:
-    """Return the links of ``rank``, of which it is an end."""
+    """Return the links that ``rank`` is an end of, each with its axis."""
     own: dict[Link, ConnectedAxis] = {}
     for link in links:
         pairs = tuple(tuple(ranks[end] for end in link.ends) for ranks in pipelines)

@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """A result that is not there yet."""
+    """A result that may not be there yet."""
 
     def wait(self) -> T_co:
         """Return the result; on CUDA the current stream waits, the host does not."""
@@ -27,7 +27,7 @@ class Lane(Protocol):
     """A queue of work beside the passes."""
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        """Run ``work`` after all earlier work of this lane and after what the caller has issued."""
+        """Run ``work`` after all earlier work of this lane and of the caller."""
         ...
 
     def close(self) -> None:
@@ -107,9 +107,10 @@ class _StreamResult(Generic[T]):
 class StreamLane:
     """One CUDA side stream of high priority, so that collectives get their few processors.
 
-    The side stream allocates results, which the caller's stream uses. When the caller lets go of
-    one, its memory can be allocated on the side stream again. That happens in later work only, and
-    all work begins after what the caller's stream holds by then, so after that use.
+    The side stream allocates results, and the caller's stream uses them. When the caller lets go of
+    a result, later work on the side stream may get its memory. That is safe: before all its work,
+    the side stream waits for everything that the caller's stream holds by then, which includes the
+    use of the result.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -130,8 +131,8 @@ class StreamLane:
 def keep_until_used(tensor: Tensor) -> None:
     """Keep the memory of a tensor until the current stream no longer needs it.
 
-    Call it in the work of a lane before the last reference goes. On CUDA the stream that allocated
-    the tensor waits for no event of the lane by then, and could reuse its memory too early.
+    Call it in the work of a lane, before the last reference to the tensor goes. On CUDA the stream
+    that allocated the tensor does not wait for the lane then, and could reuse the memory too early.
     """
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream())

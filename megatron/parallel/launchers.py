@@ -1,7 +1,7 @@
 """Launchers other than torchrun: Slurm's srun and MPI, whose variables become torchrun's.
 
-Everything else reads torchrun's variables. Whoever sets ``RANK`` or ``WORLD_SIZE`` knows better
-than what lies around: torchrun within a Slurm job sets both.
+All other code reads torchrun's variables. If ``RANK`` or ``WORLD_SIZE`` is set, other launchers'
+variables are ignored: torchrun within a Slurm job sets both.
 """
 
 import os
@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from typing import Final
 
 PORTS: Final = range(20_000, 32_000)
-"""Ports of which a Slurm job takes one, by its number; Linux itself gives away higher ones."""
+"""A Slurm job takes one of these ports, by the job's number; Linux itself gives away higher
+ports."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """Variables of a launcher.
+    """Names of a launcher's variables.
 
     Attributes:
-        name: of the launcher.
+        name: name of the launcher.
         rank: variable with the number of a process in the job.
-        size: with how many there are.
-        local_rank: with the number on its machine.
-        local_size: with how many are on its machine.
+        size: variable with the number of processes of the job.
+        local_rank: variable with the number of a process on its machine.
+        local_size: variable with the number of processes on that machine.
     """
 
     name: str
@@ -34,8 +35,8 @@ class Launcher:
 
 
 LAUNCHERS: Final = (
-    # A shell of salloc or sbatch has SLURM_PROCID and SLURM_NTASKS too, and is no rank; only what
-    # srun starts has the number of tasks of a step.
+    # A shell of salloc or sbatch has SLURM_PROCID and SLURM_NTASKS too, but is no rank. Only a
+    # process that srun has started has the number of tasks of a step.
     Launcher(
         "srun",
         "SLURM_PROCID",
@@ -55,10 +56,10 @@ LAUNCHERS: Final = (
 
 
 def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Set torchrun's variables from those of another launcher, if one has started this process.
+    """Set torchrun's variables from another launcher's, if that launcher has started this process.
 
     Args:
-        environment: variables by name; an empty one counts as not set. What is set stays.
+        environment: variables by name; an empty one counts as not set. Variables that are set stay.
 
     Returns:
         The launcher's name; ``None`` if torchrun, or no launcher, has started this process.
@@ -75,7 +76,7 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | 
 
 
 def _of_torchrun(launcher: Launcher, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables, empty where nothing is known."""
+    """Return torchrun's variables; a value that is not known is empty."""
     size = environment[launcher.size]
     local_size = environment.get(launcher.local_size, "")
     found = {
@@ -104,7 +105,7 @@ def first_node(nodes: str) -> str:
 
 
 def _tasks_of_node(tasks: str, node: int) -> str:
-    """Return how many tasks a node has by Slurm's list, such as ``8(x3),4``; empty if not known."""
+    """Return a node's number of tasks from Slurm's list, such as ``8(x3),4``; empty if unknown."""
     for word in tasks.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
         if found is None:

@@ -1,7 +1,8 @@
 """Links: the ways that messages take between pipeline ranks.
 
 A link has one direction and carries one kind of message, so its messages arrive in order. Where
-each link is a communicator of its own, a message that nobody takes yet holds up no other one.
+each link has a communicator of its own, a message that nobody has taken yet holds up no other
+message.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ class Link(NamedTuple):
     """One direction between two pipeline ranks, for one kind of message.
 
     Attributes:
-        kind: of message.
+        kind: kind of message.
         sender: pipeline rank.
         receiver: pipeline rank.
     """
@@ -32,10 +33,10 @@ class Link(NamedTuple):
 
 
 def in_rounds(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Order links such that ranks that make them one after another hardly wait for each other.
+    """Order links so that ranks that make them one after another hardly wait for each other.
 
     Both ends of a link meet to make it. In order of ranks, link k would wait for link k - 1, and a
-    job of p ranks for p - 1 of them in a row. In rounds no rank has two links of one round, so the
+    job of p ranks for p - 1 links in a row. In rounds no rank has two links of one round, so the
     links of a round are made side by side, and there are about as many rounds as a rank has links.
     """
     left, ordered = sorted(set(links)), list[Link]()

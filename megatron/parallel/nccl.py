@@ -1,22 +1,22 @@
 """How NCCL's communicators share a GPU with the passes, and with one another.
 
-A communication is a kernel of a few thread blocks. It holds them while it waits for its other
-ranks, and a pass that runs meanwhile has as many multiprocessors less. So the communicators of each
-use have a limit of blocks.
+A communication is a kernel of a few thread blocks. The kernel holds its blocks while it waits for
+its other ranks, and a pass that runs meanwhile has fewer multiprocessors. So the communicators of
+each use have a limit of blocks.
 
 **Which order?** A rank has many communicators, and communications of several may wait on its GPU at
-the same time. They must not take all room from one that another rank waits for. There are two ways:
+the same time. They must leave room for a communication that another rank waits for. There are two
+ways:
 
 * *The host's order.* Every rank issues its communications in one order that all ranks share
-  (``schedules.lower``). If all that may wait at once fit on the GPU together, then none of them
-  ever takes the place of another, and whatever the device queues one behind the other, a
-  communication waits only for ones that come before it in that order. So there is always one that
-  can go on.
+  (``schedules.lower``). Suppose that all communications that may wait at once fit on the GPU
+  together. Then none takes the place of another, however the device queues them, and each waits
+  only for communications that come before it in that order. So there is always one that can go on.
 * *NCCL's implicit order* (``NCCL_LAUNCH_ORDER_IMPLICIT``, NCCL 2.26): a communication starts only
-  after all that this host has issued before have started, on any communicator. That needs no room,
-  but it ties the links to each other: a message waits until a collective that was issued before it,
-  and that itself stands in a queue, has started. Below CUDA 12.3 it even waits for its end, so that
-  an unanswered receive holds up every send.
+  after all earlier communications of this host have started, on any communicator. That needs no
+  room, but it ties the links to each other: a message waits until an earlier collective, which may
+  itself stand in a queue, has started. Below CUDA 12.3 the message even waits for the end of the
+  earlier communication, so that an unanswered receive holds up every send.
 
 The host's order is taken where the blocks fit, and NCCL's where they do not.
 """
@@ -37,9 +37,9 @@ MOST_BLOCKS: Final = 64
 """Thread blocks of a communicator without a limit: NCCL's largest number of channels."""
 
 SPARE_MULTIPROCESSORS: Final = 12
-"""Multiprocessors that the host's order leaves to passes. A product that finds none never ends the
-wait of a communication. Hopper also gives blocks out in clusters, which leaves some of its 132
-multiprocessors without room for a whole cluster."""
+"""Multiprocessors that the host's order leaves to passes. A product that finds none cannot run, and
+a communication that waits for its result would never end. Hopper also gives blocks out in clusters,
+which leaves some of its 132 multiprocessors without room for a whole cluster."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,14 @@ class BlockLimits:
     """Thread blocks that NCCL may use on a GPU, by the use of a communicator.
 
     Attributes:
-        transfers: of each link between stages.
-        vocabulary: of a collective of the vocabulary layers. It waits beside passes for its last
-            rank more than it moves, so it has no more than a network of 400 Gb/s needs.
-        gradients: of a reduction of gradients, or a gathering of parameters.
-        control: of sums outside the schedule, which are of a few numbers. Every block of a
-            communicator has buffers of its own, and a rank has several such communicators.
+        transfers: blocks of each link between stages.
+        vocabulary: blocks of a collective of the vocabulary layers. Beside passes it waits for its
+            last rank longer than it moves data, so it has only as many as a network of 400 Gb/s
+            needs.
+        gradients: blocks of a reduction of gradients, or of a gathering of parameters.
+        control: blocks of sums of a few numbers outside the schedule. Few blocks save memory: every
+            block of a communicator has buffers of its own, and a rank has several such
+            communicators.
     """
 
     transfers: int = 4
@@ -80,9 +82,9 @@ class BlockLimits:
         Every link may have a message under way, each lane one collective, and the passes one.
 
         Args:
-            links: of the job.
-            pipeline_rank: whose GPU it is.
-            sharing: ranks that share a pass, as they share its layers or its sequences.
+            links: all links of the job.
+            pipeline_rank: pipeline rank of the GPU.
+            sharing: number of ranks that share a pass: its layers or its sequences.
         """
         own = sum(pipeline_rank in link.ends for link in links)
         of_passes = MOST_BLOCKS if sharing > 1 else 0
@@ -90,11 +92,11 @@ class BlockLimits:
 
 
 def set_launch_order(blocks: int, multiprocessors: int) -> None:
-    """Choose the order in which NCCL launches; before it starts. A variable that is set stays.
+    """Choose NCCL's order of launches, before NCCL starts; a variable that is set stays.
 
     Args:
-        blocks: that may wait on this GPU at the same time.
-        multiprocessors: of this GPU; each has room for one block of NCCL at least.
+        blocks: the most blocks that may wait on this GPU at the same time.
+        multiprocessors: number of this GPU's multiprocessors; each has room for at least one block.
     """
     fits = blocks + SPARE_MULTIPROCESSORS <= multiprocessors
     os.environ.setdefault(LAUNCH_ORDER, "0" if fits else "1")
@@ -105,7 +107,7 @@ def group_options(limit: int | None, timeout: timedelta) -> "dist.ProcessGroupNC
 
     Args:
         limit: blocks at most; ``None``: no limit.
-        timeout: of the group; PyTorch warns if its options have another one.
+        timeout: timeout of the group; PyTorch warns if the options have another timeout.
     """
     if limit is None:
         return None

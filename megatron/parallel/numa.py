@@ -1,7 +1,7 @@
 """NUMA: a rank runs on the CPUs that are close to its GPU.
 
-What a host writes for its GPU lies in the memory of the CPU that wrote it. From another NUMA node
-it takes a longer way, which other ranks use as well.
+Data for the GPU lies in the memory of the CPU that wrote it. Each NUMA node is a group of CPUs with
+a memory of its own. From another node the data takes a longer way, which other ranks use too.
 """
 
 import os
@@ -16,8 +16,8 @@ def place_on_pci(properties: object) -> tuple[int, int, int] | None:
     """Return domain, bus and device of a GPU; ``None`` if this PyTorch does not tell.
 
     Args:
-        properties: what ``torch.cuda.get_device_properties`` returned. Its older releases lack
-            these, and its types do still.
+        properties: result of ``torch.cuda.get_device_properties``. In older releases of PyTorch it
+            lacks these numbers, and PyTorch's type hints lack them still.
     """
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     found = [getattr(properties, name, None) for name in names]
@@ -29,9 +29,9 @@ def place_on_pci(properties: object) -> tuple[int, int, int] | None:
 
 
 def bind_to_gpu(gpu: tuple[int, int, int] | None, sysfs: Path = SYSFS) -> str:
-    """Let this process run only on CPUs that are close to a GPU; return what was done, in words.
+    """Let this process run only on CPUs that are close to a GPU; return a line about the outcome.
 
-    Threads that run already stay where they are. What a launcher forbids stays forbidden.
+    Threads that run already stay where they are. CPUs that a launcher forbids stay forbidden.
 
     Args:
         gpu: where this rank's GPU is (``place_on_pci``).
@@ -67,7 +67,7 @@ def cpus_of(text: str) -> Iterator[int]:
     """Yield the numbers of a list as Linux writes it, such as ``0-3,8``.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is no such list.
     """
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -1,7 +1,7 @@
 """Which ranks are in one machine, and which messages leave it: plain arithmetic.
 
-Launchers number the ranks machine by machine, so machine k has the ranks from k times the ranks of
-a machine on.
+Launchers number the ranks machine by machine, so the ranks of machine k begin with k times the
+number of ranks of a machine.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ class Placement:
 
     Attributes:
         grid: all ranks.
-        ranks_per_machine: the last machine may have fewer.
+        ranks_per_machine: ranks of a machine; the last machine may have fewer.
     """
 
     grid: Grid
@@ -26,7 +26,7 @@ class Placement:
 
     @property
     def machines(self) -> int:
-        """How many there are."""
+        """The number of machines."""
         return -(-self.grid.world_size // self.ranks_per_machine)
 
     @cached_property
@@ -62,12 +62,12 @@ class Placement:
     def together(self, axis: AxisName) -> int:
         """Return how many ranks of a group of an axis share a machine; the fewest of any group.
 
-        A group brings as many network adapters to a collective in each of its machines.
+        In each of its machines a group has this many network adapters for a collective.
         """
         return min(min(Counter(where).values()) for where in self._spread(axis))
 
     def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
-        """Return the machines of the ranks of every group of an axis, counted from its first."""
+        """Return the machines of every group's ranks on an axis, counted from the group's first."""
         found = set()
         for ranks in self.grid.groups(axis):
             where = [rank // self.ranks_per_machine for rank in ranks]
@@ -79,12 +79,12 @@ def fewest_hops(grid: Grid, ranks_per_machine: int) -> Order:
     """Return the order of ranks in which the fewest hops of a pipeline leave a machine.
 
     Every microbatch takes all hops, and the vocabulary's collectives go along the pipeline too;
-    replicas exchange their gradients once in an iteration, beside the passes. Of orders that are
-    alike the result is Megatron's.
+    replicas exchange their gradients once in an iteration, beside the passes. If both orders have
+    equally many, the result is Megatron's default.
 
     Args:
         grid: sizes of all axes.
-        ranks_per_machine: of the job.
+        ranks_per_machine: ranks of a machine.
     """
 
     def hops(order: Order) -> int:

@@ -6,11 +6,12 @@ its own heads or columns and talks to nobody. In front of the first, activations
 needs all tokens. After the second they *leave*: the ranks' parts are added up.
 
 Outside of that, either every rank has all tokens, or each has its own part of the sequence
-(sequence parallelism, arXiv 2205.05198). A layer asks its strategy to move activations, and does
-not know which of the two holds. No method is differentiable; layers join them to pairs that are.
+(sequence parallelism, arXiv 2205.05198). A layer asks its *strategy*, a ``TensorParallel``, to move
+activations, and does not know which of the two cases holds. No method is differentiable: layers
+join two methods to a forward and its backward.
 
-Shapes: b batch, s tokens of a sequence, u those that a rank has outside of attention and MLP (s, or
-s / t with sequence parallelism), h hidden.
+Shapes: b batch, s tokens of a sequence, u tokens that a rank has outside of attention and MLP (s,
+or s / t with sequence parallelism), h hidden.
 """
 
 from typing import Final
@@ -26,7 +27,7 @@ from megatron.parallel.lanes import Done, Lane, Pending, make_lane
 class TensorParallel:
     """A strategy; every rank of the axis calls its methods in the same order.
 
-    This one is that of a rank that holds its layers alone.
+    This class is the strategy of a rank that holds its layers alone.
 
     Attributes:
         rank: this rank's place tp on the axis.
@@ -40,20 +41,20 @@ class TensorParallel:
     sequence_parts = 1
 
     def gather(self, x_buh: Tensor) -> Tensor:
-        """Return all tokens [b, s, h] of what every rank has a part of."""
+        """Return all tokens [b, s, h], from the parts of all ranks."""
         return x_buh
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
-        """Begin ``gather``, beside what the caller does until it waits for the result.
+        """Begin ``gather``; it runs beside the caller's work until the caller waits for it.
 
         The caller waits before it calls any other method.
         """
         return Done(x_buh)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
-        """Return the sum of the ranks' parts, for the tokens that this rank has.
+        """Return the sum of the ranks' summands, for the tokens that this rank has.
 
-        This is the adjoint of ``gather``, and ``gather`` its own.
+        ``reduce`` is the adjoint of ``gather``, and ``gather`` the adjoint of ``reduce``.
 
         Args:
             partial_bsh: this rank's summand [b, s, h]; it may be changed, or be the result.
@@ -68,7 +69,7 @@ class TensorParallel:
         return Done(partial_bsh)
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
-        """Return the tokens of this rank, [b, u, h], of a tensor that every rank has whole."""
+        """Return this rank's tokens, [b, u, h], from a tensor that every rank has whole."""
         return x_bsh
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -78,8 +79,8 @@ class TensorParallel:
     def gather_parts(self, x_buh: Tensor) -> Tensor:
         """Return all tokens, [n, h], in the order of the ranks' parts of the sequence.
 
-        No activation is put back into the order of samples. For work token by token, such as that
-        of the vocabulary layers, any order will do.
+        The tokens are not put back into the order of samples. Work token by token, as in the
+        vocabulary layers, needs no order.
         """
         return x_buh.flatten(0, 1)
 
@@ -104,7 +105,7 @@ class SharedTokens(TensorParallel):
     Only sums need the other ranks.
 
     Args:
-        axis: the tensor axis, with a process group for what passes wait for.
+        axis: the tensor axis, with a process group for collectives that passes wait for.
         lane: where reductions run beside a backward.
     """
 
@@ -133,7 +134,7 @@ class SharedTokens(TensorParallel):
 class SplitTokens(SharedTokens):
     """Every rank has its own part of the sequence outside of attention and MLP.
 
-    Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample. Arguments as those of
+    Rank k has the tokens k s / t to (k + 1) s / t - 1 of every sample. Arguments are as in
     ``SharedTokens``.
     """
 

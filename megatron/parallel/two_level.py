@@ -2,8 +2,8 @@
 
 A replica is a grid: a row holds the t tensor-parallel ranks of one pipeline rank, a column the p
 pipeline ranks with one place tp on the tensor axis. Rows are close together, columns far apart. So
-what travels far is cut first: each column moves one part in t of an activation, and rows put the
-parts together or add them up. With t = 1 every method is one collective over the column.
+an activation is cut before it travels far: each column moves one of t parts, and rows put the parts
+together or add them up. With t = 1 every method is one collective over the column.
 
 Shapes: a tensor is *whole* if it has all tokens of a microbatch, and consists of t *parts* of equal
 size, one after the other; part tp belongs to place tp of a row.
@@ -28,8 +28,8 @@ class TwoLevels:
     Attributes:
         row: the tensor-parallel ranks of this pipeline rank.
         column: the pipeline ranks with this rank's place in their rows.
-        wants_parts: whether the ranks that a sum is for want their parts of it, as with sequence
-            parallelism; otherwise each of them wants the whole.
+        wants_parts: whether the ranks that receive a sum need only their parts of it, as with
+            sequence parallelism; otherwise each needs the whole sum.
     """
 
     row: ConnectedAxis
@@ -50,7 +50,7 @@ class TwoLevels:
         return whole
 
     def reduce(self, whole: Tensor, root: int) -> Tensor:
-        """Sum ``whole`` over all ranks for those of the root's row.
+        """Sum ``whole`` over all ranks, for the ranks of the root's row.
 
         Args:
             whole: contiguous; changed.
@@ -82,10 +82,10 @@ class TwoLevels:
         again: Callable[[Tensor], Tensor],
         last: Callable[[Tensor], T],
     ) -> T:
-        """Gather what every rank has, and merge it: first in the rows, then in the columns.
+        """Gather the tensors of all ranks and merge them: first in the rows, then in the columns.
 
         Args:
-            tensor: what this rank has.
+            tensor: this rank's tensor.
             again: merges [t, ...] of a row into a tensor of the shape of ``tensor``.
             last: merges [p, ...] of a column.
 

@@ -1,4 +1,4 @@
-"""Activations without a gate, at the speed of memory on a CPU as well.
+"""Activations without a gate on a CPU, at the speed of its memory.
 
 PyTorch's bf16 kernel on CPU evaluates a slow tanh in the forward of GELU and again in the backward:
 4.7 ms for 512 x 2048 on one core, as long as four matrix products of that layer. Here value and
@@ -29,7 +29,7 @@ _SCALE = 2 * math.sqrt(2 / math.pi)
 class TiledGelu(torch.autograd.Function):
     """GELU by its tanh approximation, in fp32 tiles.
 
-    Saves the slope, not the input: equally much memory, and the backward only multiplies.
+    It saves the slope in place of the input: as much memory, and the backward only multiplies.
     """
 
     @staticmethod
@@ -46,7 +46,7 @@ class TiledGelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """One product."""
+        """Return the gradient times the slope."""
         slope: Tensor
         (slope,) = ctx.saved_tensors
         return grad * slope
@@ -101,7 +101,7 @@ class CompiledActivation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """The output's gradient times the slope that was kept, or that follows from the output."""
+        """Return the gradient times the slope, which was kept or follows from the kept output."""
         (kept,) = ctx.saved_tensors
         grad, x_grad = grad.contiguous(), torch.empty_like(kept)
         expect(torch.bfloat16, grad, kept)

@@ -1,8 +1,8 @@
 """Causal attention in bf16 on a CPU: batched products around a softmax compiled from C++.
 
 Each block of queries is multiplied by the keys up to the block's end, so that the scores of a block
-stay in a near cache. The probabilities are kept for the backward; to form them anew would take 3 of
-50 ms for four layers of 512 positions. With 8 heads they take 3 MB per layer and microbatch in
+stay in a near cache. The probabilities are kept for the backward; to form them again would take 3
+of 50 ms for four layers of 512 positions. With 8 heads they take 3 MB per layer and microbatch in
 flight, and 10 MB with 1024 positions. This adds 40 % and 65 % to the memory that a layer of 512
 channels keeps. A product copies every operand that is not dense, so operands of several products
 are gathered once. Between the products there are as few PyTorch calls as possible: a view that
@@ -23,8 +23,8 @@ from megatron.kernels.cpu.library import Library, expect
 # bf16, 8 heads of 64 channels, one core of a Zen 5, forward and backward in ms, PyTorch / ours:
 # s = 128: 2.6 / 0.6, s = 512: 19 / 4.4, s = 1024: 46 / 15; longer sequences keep too many
 # probabilities. Blocks of 128 and of 512 positions are no faster.
-# Ours allocates memory. If the C library returns freed memory to the system, page faults cost more
-# time than is gained.
+# Ours allocates memory for the probabilities. If the C library returns freed memory to the system,
+# page faults cost more time than our attention saves.
 LONGEST = 1024
 BLOCK = 256
 
@@ -61,7 +61,7 @@ class _SeparateAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         batch, _, seq_length, size = grad_basd.shape
-        saved = ctx.saved_tensors  # once: they may be computed again
+        saved = ctx.saved_tensors  # read once: each read may compute again
         groups = len(saved[0]) // batch
         dq_basd = grad_basd.new_empty(grad_basd.shape)
         dk_bgsd, dv_bgsd = grad_basd.new_empty(2, batch, groups, seq_length, size)
@@ -102,7 +102,7 @@ def _by_group(t_basd: Tensor, groups: int) -> Tensor:
 
 
 def _parts(qkv_bsgcd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [b, g, r, s, d], keys and values [b, g, 1, s, d]; all of them views."""
+    """Return queries [b, g, r, s, d], keys and values [b, g, 1, s, d], all as views."""
     qkv_bgcsd = qkv_bsgcd.permute(0, 2, 3, 1, 4)
     queries = qkv_bgcsd.shape[2] - 2
     return (
@@ -196,7 +196,7 @@ def _softmax(library: Library, score_xqk: Tensor, queries: int, scale: float) ->
         library: compiled from ``cpu_kernels.cpp``.
         score_xqk: products; the last ``queries`` keys belong to the block's own positions.
         queries: positions of the block.
-        scale: of the products.
+        scale: factor of the products.
     """
     expect(torch.bfloat16, score_xqk)
     heads, rows, keys = score_xqk.shape

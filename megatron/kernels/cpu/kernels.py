@@ -1,7 +1,8 @@
-"""Kernels of a CPU: PyTorch's own if they are fast, otherwise faster ones, in C++ for bf16.
+"""Kernels of a CPU: PyTorch's own where they are fast, otherwise ours, which are C++ for bf16.
 
 ``CpuKernels`` needs no compiler; ``CompiledKernels`` adds the bf16 code of ``cpu_kernels.cpp``.
-Attention has faster kernels with plain scores of whole samples only; others are the reference's.
+Only attention with plain scores within whole samples has kernels here; other attention is the
+reference's.
 """
 
 import torch
@@ -39,7 +40,7 @@ class CpuKernels(ReferenceKernels):
     """Kernels for any type, in PyTorch.
 
     Args:
-        tile_rows: vocabulary rows that are best worked on at a time.
+        tile_rows: vocabulary rows that the output layer works on at a time.
     """
 
     def __init__(self, tile_rows: int = TILE_ROWS) -> None:
@@ -90,7 +91,7 @@ class CompiledKernels(CpuKernels):
 
     Args:
         library: compiled from ``cpu_kernels.cpp``.
-        tile_rows: vocabulary rows that are best worked on at a time.
+        tile_rows: vocabulary rows that the output layer works on at a time.
     """
 
     def __init__(self, library: Library, tile_rows: int = TILE_ROWS) -> None:

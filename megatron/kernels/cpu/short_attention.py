@@ -22,7 +22,7 @@ LONGEST = 512
 
 
 class ShortCausalAttention(torch.autograd.Function):
-    """PyTorch's forward; backward one block of queries after the other."""
+    """PyTorch's forward, and a backward that takes one block of queries after the other."""
 
     @staticmethod
     def forward(ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
 def _backward(
     q_xqd: Tensor, k_xkd: Tensor, v_xkd: Tensor, grad_xqd: Tensor, queries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add one block of queries' part to the gradients of queries, keys and values."""
+    """Return a block's gradient of its queries, and its part of those of keys and values."""
     scale = q_xqd.shape[-1] ** -0.5
     score_xqk = (q_xqd @ k_xkd.mT).mul_(scale)
     prob_xqk = torch.softmax(_hide_future(score_xqk, queries), dim=-1)

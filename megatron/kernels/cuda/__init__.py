@@ -1,1 +1,1 @@
-"""Kernels of a GPU: cuBLAS for products, PyTorch's own attention, Triton for what is between."""
+"""Kernels of a GPU: cuBLAS for products, PyTorch's own attention, Triton for other work."""

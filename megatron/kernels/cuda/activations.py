@@ -12,9 +12,10 @@ from megatron.kernels.cuda.sizes import quotient
 
 
 class Activation(torch.autograd.Function):
-    """GELU by its tanh approximation, or ``relu(x)^2``, which keeps its output, not its input.
+    """The tanh approximation of GELU, or ``relu(x)^2``.
 
-    The backward also forms the gradient of the bias that was added before.
+    GELU saves its input, and ``relu(x)^2`` its output. The backward also forms the gradient of a
+    bias that was added before.
     """
 
     @staticmethod
@@ -52,7 +53,7 @@ class Activation(torch.autograd.Function):
 
 
 class Gated(torch.autograd.Function):
-    """``function(gate) * up``, the function silu or GELU by its tanh approximation.
+    """``function(gate) * up``, where the function is silu or the tanh approximation of GELU.
 
     One kernel forward and one backward; only the input is saved.
     """
@@ -70,7 +71,7 @@ class Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Write both halves of the gradient where they belong."""
+        """Return the gradient of ``gate_up``; each half is written in its place."""
         (gate_up,) = ctx.saved_tensors
         gate_up_grad = torch.empty_like(gate_up)
         rows = as_rows(gate_up_grad), as_rows(gate_up), as_rows(grad.contiguous())

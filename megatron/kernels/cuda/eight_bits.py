@@ -1,7 +1,7 @@
 """Products in 8 bits on a GPU: Triton rounds the factors, and cuBLAS multiplies them.
 
-cuBLAS wants both factors by rows along which it adds up, and cannot add to a sum as it does with 16
-bits: the product is written, and read again to be added.
+cuBLAS adds up along the rows of both factors. Unlike with 16 bits, it cannot add a product to an
+earlier sum: the product is written, and read again for the addition.
 """
 
 from typing import Final
@@ -18,7 +18,8 @@ from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_numbe
 programs = Programs("eight_bits")
 
 TILE: Final = {"ROWS": 64, "COLUMNS": 64}
-"""Numbers that a program has at a time: 16 for each of 256 threads, 64 bytes in a row of 8 bits."""
+"""Numbers that a program works on at a time: 16 for each of 256 threads, 64 bytes in a row of 8
+bits."""
 LAUNCH: Final = {**COMMON, "num_warps": 8}
 
 
@@ -33,7 +34,7 @@ def quantise(
     x_rk: Tensor,
     scale: Tensor | None,
 ) -> None:
-    """See ``programs.eight_bits``; what is not given is not formed."""
+    """See ``programs.eight_bits``; a result whose tensor is ``None`` is not formed."""
     r, k = x_rk.shape
     out = straight_rk if straight_rk is not None else turned_kr
     programs.quantise[(quotient(r, TILE["ROWS"]), quotient(k, TILE["COLUMNS"]))](
@@ -85,7 +86,7 @@ def eight_bit_product(
 
 
 class CudaEightBits:
-    """See ``Kernels`` for what each operation computes."""
+    """The operations in 8 bits on a GPU; ``Kernels`` describes each."""
 
     def largest(self, x: Tensor) -> Tensor:
         """See ``Kernels``."""

@@ -1,13 +1,13 @@
 """Attention by the package flash-attn where it is installed: version 3 on Hopper, else 2.
 
-PyTorch's own kernels know no cap, no window without documents and no ALiBi, so that their scores
-are computed block by block (``reference.scored_attention``). Version 3 is also the quicker one for
-plain scores. Version 2 is made for Ampere: on newer GPUs PyTorch takes cuDNN's attention for plain
-scores, which is about twice as fast there. Neither version is required, and all attention that
-they cannot compute goes to PyTorch.
+PyTorch's own kernels have no cap, no window without documents and no ALiBi. Without flash-attn such
+scores are computed block by block (``reference.scored_attention``). Version 3 is also quicker than
+PyTorch for *plain* scores, which have none of these. Version 2 is made for Ampere: on newer GPUs
+PyTorch takes cuDNN's attention for plain scores, which is about twice as fast there. Neither
+version is required. Attention that no installed version can compute goes to PyTorch.
 
-Queries may be those of the last positions only, where ranks share a sequence: since version 2.1
-the package puts the last query beside the last key, and causality, window and ALiBi go by that.
+Where ranks share a sequence, there may be queries of the last positions only. Since version 2.1 the
+package aligns the last query with the last key, and counts causality, window and ALiBi from there.
 
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
@@ -38,7 +38,7 @@ _CUDNN_FROM: Final = 9
 """The major compute capability from which cuDNN's attention is the faster one."""
 
 _WIDEST_OF_CUDNN: Final = 128
-"""Channels of a head that cuDNN's attention knows on all of these GPUs."""
+"""The most channels of a head that cuDNN's attention takes on all of these GPUs."""
 
 _TYPES: Final = (torch.bfloat16, torch.float16)
 
@@ -49,9 +49,9 @@ class FlashAttention:
     """Causal attention by one version of the package.
 
     Args:
-        version: of the package.
-        module: that has its functions.
-        prefers_cudnn: PyTorch computes plain scores by cuDNN, faster than this version.
+        version: version of the package.
+        module: the package's module that has the functions.
+        prefers_cudnn: whether PyTorch computes plain scores by cuDNN, faster than this version.
     """
 
     def __init__(self, version: Version, module: Any, *, prefers_cudnn: bool = False) -> None:
@@ -68,7 +68,7 @@ class FlashAttention:
         dropout: float,
         documents: Documents | None,
     ) -> str | None:
-        """Return the reason why this version does not compute an attention; ``None``: it does."""
+        """Return the reason why this version does not compute this attention, or ``None``."""
         channels = q_basd.shape[3]
         is_plain = scores.are_products and documents is None and q_basd.shape[2] == k_bgsd.shape[2]
         if self._prefers_cudnn and is_plain and channels <= _WIDEST_OF_CUDNN and not dropout:
@@ -135,7 +135,7 @@ def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:
     """Return the installed versions that run on a GPU, the quickest first; the log names them.
 
     Args:
-        device: where attention is computed; others than GPUs have none.
+        device: where attention is computed; a device that is no GPU has no versions.
     """
     if device.type != "cuda":
         return ()

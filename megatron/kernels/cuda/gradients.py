@@ -1,4 +1,4 @@
-"""What S leaves for T on a GPU, and what C1 and T do with it beside products.
+"""The state that pass S leaves for T on a GPU, and the work of C1 and T besides products.
 
 Shapes: n tokens, h hidden size, v rows of the shard without padding, p shards.
 """
@@ -17,15 +17,16 @@ from megatron.parallel.lanes import keep_until_used
 class CudaState(ShardState):
     """The state of one microbatch.
 
-    ``exp_tiles`` is one [v, n], or nothing: exponentials relative to ``maximum_n``, times the
-    derivative of the soft-capping if there is one.
+    ``exp_tiles`` has one matrix [v, n], or none: exponentials relative to ``maximum_n``, times the
+    derivative of the soft-capping if logits are capped.
 
     Attributes:
         targets_n: target ids over the whole vocabulary.
         first_row: vocabulary id of the shard's first row.
         slopes_vn: the derivative of the soft-capping, kept only if label smoothing needs it.
-        spread_nh: what label smoothing subtracts from A for every token, before its share, or one
-            row [h] that holds for all of them (Algorithm 2 only).
+        spread_nh: sum of the rows of W. Label smoothing subtracts it, times its share, from the
+            input gradient. One row [1, h] holds for all tokens. If logits are capped it is [n, h]:
+            rows are weighted by the derivative of the soft-capping.
     """
 
     targets_n: Tensor
@@ -34,7 +35,7 @@ class CudaState(ShardState):
     spread_nh: Tensor | None = None
 
     def drop_gradient(self) -> None:
-        """Release A and its share of label smoothing; see the base class."""
+        """Release A and ``spread_nh``; see the base class."""
         super().drop_gradient()
         if self.spread_nh is not None:
             keep_until_used(self.spread_nh)
@@ -49,14 +50,14 @@ def initial_state(x_nh: Tensor, targets_n: Tensor, first_row: int) -> CudaState:
 
 
 def relative_to_all(state: CudaState, merged: Merged) -> CudaState:
-    """Return the state for a T that forms exponentials relative to the maximum of all shards."""
+    """Return a state for T to form exponentials again, relative to the maximum of all shards."""
     statistics_4n = state.statistics_4n.clone()
     statistics_4n[0] = merged.max_n
     return CudaState(state.x_nh, (), statistics_4n, None, state.targets_n, state.first_row)
 
 
 def begin_gradient(state: CudaState, weight_vh: Tensor, options: LossOptions) -> None:
-    """Give a state room for A and, with label smoothing, for what is subtracted from it."""
+    """Give a state memory for A and, with label smoothing, ``spread_nh`` or memory for it."""
     state.raw_gradient_nh = _room_for_sum(state, weight_vh)
     if options.spread and options.logit_softcap:
         state.spread_nh = _room_for_sum(state, weight_vh)
@@ -66,7 +67,7 @@ def begin_gradient(state: CudaState, weight_vh: Tensor, options: LossOptions) ->
 
 
 def _room_for_sum(state: CudaState, weight_vh: Tensor) -> Tensor:
-    """Return room for a sum over the rows of W [n, h]; it is 0 if there are none."""
+    """Return memory for a sum over the rows of W [n, h]; zeros if W has no rows."""
     make = torch.empty_like if len(weight_vh) else torch.zeros_like
     return make(state.x_nh, dtype=state.statistics_4n.dtype)
 
@@ -78,7 +79,7 @@ def merge(
     weight_n: Tensor,
     options: LossOptions,
 ) -> tuple[Merged, Tensor | None]:
-    """See ``Kernels``: one kernel."""
+    """See ``Kernels``; it is one kernel."""
     merged_4n, gradient_nh = torch.empty_like(statistics_p4n[0]), None
     if state.raw_gradient_nh is None:
         operators.merge(statistics_p4n, merged_4n)
@@ -121,7 +122,7 @@ def scaled_input(
 def input_gradient(
     state: CudaState, merged: Merged, weight_vh: Tensor, weight_n: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return this shard's part of the input gradient [n, h], once A is there."""
+    """Return this shard's part of the input gradient [n, h], from A."""
     assert state.raw_gradient_nh is not None
     gradient_nh = torch.empty_like(state.x_nh)
     operators.input_gradient(
@@ -144,7 +145,7 @@ def input_gradient(
 def subtract_targets(
     gradient_vh: Tensor, state: CudaState, weight_n: Tensor, options: LossOptions
 ) -> None:
-    """Subtract what targets and, unless logits are capped, label smoothing pull in T."""
+    """Subtract the targets' part from the weight gradient, and label smoothing's without a cap."""
     operators.subtract_targets_(
         gradient_vh,
         state.x_nh,
@@ -160,6 +161,6 @@ def subtract_targets(
 
 
 def _form_of(options: LossOptions) -> tuple[float, float, float, float]:
-    """Return the target's share of the mass, every entry's, the z-loss and the soft cap."""
+    """Return the target's share of the mass, that of every entry, the z-loss weight and the cap."""
     share = 1 - options.label_smoothing
     return share, options.spread, options.z_loss_coeff, options.logit_softcap

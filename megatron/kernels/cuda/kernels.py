@@ -26,15 +26,15 @@ from megatron.kernels.scores import PLAIN, Scores
 _LOG = logging.getLogger(__name__)
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Of activations that the Triton programs take; their arithmetic is fp32."""
+"""Types of activations that the Triton programs take. Their arithmetic is fp32."""
 
 
 class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
-    """PyTorch's operations where they are one kernel; see ``Kernels`` for what each computes.
+    """Triton programs, and PyTorch's operations where these are one kernel; see ``Kernels``.
 
     Args:
         device: where activations live.
-        dtype: of activations, one of ``TYPES``.
+        dtype: type of activations, one of ``TYPES``.
     """
 
     activations_form_bias_gradients = True

@@ -1,10 +1,10 @@
 """The library of PyTorch's operators that launch Triton programs.
 
-An operator's schema, and its form on tensors without values, are there on a machine without Triton
-too. So such a machine can say what a GPU would launch; only a launch needs the programs. Tensors
+An operator has a schema, and runs on tensors without values, on a machine without Triton too. So
+such a machine can say which operators a GPU would launch; only a launch needs the programs. Tensors
 with values go straight to the programs, since the way through PyTorch's dispatcher and back to
-Python costs the host some microseconds. So a mode of PyTorch that looks at operators sees these on
-tensors without values only.
+Python costs the host some microseconds. A mode of PyTorch that watches operators therefore sees
+these operators only on tensors without values.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _LIBRARY = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 
 def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes a function the operator of ``schema``, and returns that."""
+    """Return a decorator that makes a function the operator of ``schema``."""
 
     def define(function: Callable[..., None]) -> Callable[..., None]:
         name = _LIBRARY.define(schema)
@@ -42,7 +42,7 @@ class Programs:
     """The Triton programs of one module, which is imported when one of them is first launched.
 
     Args:
-        module: its name in ``megatron.kernels.cuda.programs``.
+        module: name of the module in ``megatron.kernels.cuda.programs``.
 
     Raises:
         ImportError: at a launch, if Triton is not installed.

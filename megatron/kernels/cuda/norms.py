@@ -1,9 +1,9 @@
-"""Norms on a GPU: one kernel forward, with the sum that it is the norm of, and two backward.
+"""Norms on a GPU: one kernel forward, which also adds a branch to the stream, and two backward.
 
-The gradients of weight and bias are summed up over spans of rows, and the spans in order: no
-additions that meet in memory by chance, so the same run gives the same bits.
+The gradients of weight and bias are added up over spans of rows, and then over the spans in order.
+No order of additions is left to chance, so the same run gives the same bits.
 
-Shapes: r rows, h their length.
+Shapes: r rows, h their length, k spans of rows, j sums side by side: of weight and, if any, bias.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ from megatron.kernels.cuda.sizes import quotient
 class Norm(torch.autograd.Function):
     """``sum = x + part`` and its LayerNorm, or without a bias its RMSNorm.
 
-    Without a part the sum is ``x`` itself; its gradient is added where the norm's is formed.
+    Without a part the sum is ``x`` itself. One kernel forms the gradient of the norm's input and
+    adds the gradient of the sum's other use.
     """
 
     @staticmethod
@@ -80,12 +81,12 @@ def norm_backward(
     """Return the gradients of x, weight and bias.
 
     Args:
-        x: what the norm is of [..., h].
-        weight_h: its weight.
-        statistics_2r: means, which an RMSNorm does without, and inverse deviations.
-        grad: of the norm [..., h].
-        stream_grad: of another use of ``x``.
-        has_bias: it is a LayerNorm, else an RMSNorm.
+        x: input of the norm [..., h].
+        weight_h: weight of the norm.
+        statistics_2r: means, which are not read for an RMSNorm, and inverse deviations of the rows.
+        grad: gradient of the norm's output [..., h].
+        stream_grad: gradient of ``x`` from its other use; ``None``: no other use.
+        has_bias: whether the norm is a LayerNorm; otherwise it is an RMSNorm.
     """
     x_rh = as_rows(x)
     r, h = x_rh.shape

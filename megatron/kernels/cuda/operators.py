@@ -1,9 +1,9 @@
-"""The Triton programs as PyTorch's operators, which say what they read and what they write.
+"""The Triton programs as operators of PyTorch, whose schemas say which tensors they write.
 
-An operator writes into tensors that its caller has made, so that it needs no shape rule: on fake
-tensors it does nothing. On a CPU the programs run in Triton's interpreter (``TRITON_INTERPRET=1``),
-for tests. Sizes of blocks are fixed: nothing is tuned while a model trains, and sums come out the
-same on every GPU.
+An operator writes into tensors that its caller has made. So it needs no rule for shapes, and does
+nothing on tensors without values. On a CPU the programs run in Triton's interpreter
+(``TRITON_INTERPRET=1``), for tests. Sizes of blocks are fixed: nothing is tuned while a model
+trains, and sums come out the same on every GPU.
 
 Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows, p shards; r rows, f
 channels.
@@ -21,12 +21,13 @@ gradient_programs = Programs("gradients")
 softmax_programs = Programs("softmax")
 
 TILE: Final = {"ROWS": 16, "COLUMNS": 128}
-"""Logits that a program has at a time: 16 for each of 128 threads, 256 bytes in a row."""
+"""Logits that a program works on at a time: 16 for each of 128 threads, 256 bytes in a row."""
 BLOCK: Final = 1024
-"""Channels that a program has at a time: 8 for each of 128 threads."""
+"""Channels that a program works on at a time: 8 for each of 128 threads."""
 
 LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": True}
-"""Of all programs: threads, and that a product and a sum may be one instruction, rounded once."""
+"""Options of all launches: 4 warps of 32 threads; a product and a sum may be one instruction,
+rounded once."""
 
 
 def spans(rows: int) -> int:
@@ -41,7 +42,7 @@ def _over_logits(logits_vn: Tensor) -> tuple[int, int]:
 
 
 def over_rows(x: Tensor) -> tuple[int, int]:
-    """Return the grid of programs that have ``BLOCK`` numbers of a row each."""
+    """Return the grid of programs that each work on ``BLOCK`` numbers of a row."""
     assert x.is_contiguous()
     return len(x), quotient(x.shape[1], BLOCK)
 
@@ -86,7 +87,7 @@ def exponentials_(
     slopes_vn: Tensor | None,
     cap: float,
 ) -> None:
-    """See ``programs.softmax``; what is not given is not formed."""
+    """See ``programs.softmax``; a result whose tensor is ``None`` is not formed."""
     softmax_programs.exponentials[_over_logits(logits_vn)](
         logits_vn,
         shift_n,
@@ -208,7 +209,7 @@ def _write_gradient(
     target_logits_n: Tensor,
     form: tuple[int, float, float, float, float],
 ) -> None:
-    """Launch the program of both; without shards to be merged the statistics are merged."""
+    """Launch the program of both operators; with 0 ``shards`` the statistics are merged already."""
     *_, z_loss, cap = form
     assert raw_nh.is_contiguous()
     assert weight_vh.is_contiguous()

@@ -1,10 +1,10 @@
 """The output layer of one shard on a GPU: the passes S, E and T, and the arithmetic of C1.
 
-The logits of all the shard's rows are one matrix [v, n], [vocabulary, tokens]. It is written by one
-product, read once for its columns' maxima, turned into exponentials in place, and read by the other
-products: a maximum that is known before the first exponential needs no running one. The targets
-subtract in C1 and in T, straight from W and X. Where logits are not kept, the same is done for
-slices of the tokens, one after the other, in the memory of one.
+The logits of all the shard's rows are one matrix [v, n], [vocabulary, tokens]. One product writes
+it. Then it is read once for its columns' maxima, turned into exponentials in place, and read by the
+other products. The maxima are known before the first exponential, so no running maximum is needed.
+C1 and T subtract the targets' part, straight from W and X. Where logits are not kept, slices of the
+tokens go through the same steps one after the other, all in the memory of one slice.
 
 Shapes: n tokens, h hidden size, v rows of the shard without padding, k spans of rows.
 """
@@ -30,7 +30,7 @@ class CudaOutput:
     """The part of ``Kernels`` about the output layer.
 
     Args:
-        products: of the device.
+        products: matrix products of the device.
     """
 
     def __init__(self, products: Products) -> None:
@@ -114,7 +114,7 @@ class CudaOutput:
         weight_n: Tensor,
         options: LossOptions,
     ) -> tuple[Merged, Tensor | None]:
-        """See ``Kernels``: one kernel."""
+        """See ``Kernels``; it is one kernel."""
         assert isinstance(state, CudaState)
         return gradients.merge(statistics_p4n, state, weight_vh, weight_n, options)
 
@@ -203,7 +203,7 @@ class CudaOutput:
         slopes_vn: Tensor | None,
         part: slice,
     ) -> None:
-        """Form A of some tokens, and where logits are capped what label smoothing subtracts."""
+        """Form A of some tokens, and their ``spread_nh`` if label smoothing meets capped logits."""
         raw_nh, spread_nh = state.raw_gradient_nh, state.spread_nh
         assert raw_nh is not None
         self._products.form(raw_nh[part], exp_vn.T, weight_vh)
@@ -219,7 +219,7 @@ class CudaOutput:
         part: slice,
         options: LossOptions,
     ) -> None:
-        """Subtract what label smoothing pulls in T where logits are capped."""
+        """Subtract label smoothing's part from the weight gradient if logits are capped."""
         if slopes_vn is not None:
             pulled_nh = (-options.spread * weight_n[part]).unsqueeze(1) * state.x_nh[part]
             self._products.accumulate_(gradient_vh, slopes_vn, pulled_nh.to(state.x_nh.dtype))
@@ -231,7 +231,7 @@ class CudaOutput:
         options: LossOptions,
         room: Sequence[Tensor] | None,
     ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield which tokens, their exponentials relative to the state's maximum, and slopes."""
+        """Yield slices of the tokens, exponentials relative to the state's maximum, and slopes."""
         if not len(weight_vh):
             return
         if room is None:
@@ -251,7 +251,7 @@ class CudaOutput:
 
 
 def _slices(tokens: int, room_vn: Tensor) -> Iterator[slice]:
-    """Yield slices of the tokens for which there is room."""
+    """Yield slices of the tokens, each as large as the room allows."""
     at_once = max(1, room_vn.shape[1])
     for begin in range(0, tokens, at_once):
         yield slice(begin, min(tokens, begin + at_once))

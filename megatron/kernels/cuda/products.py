@@ -20,16 +20,17 @@ Add = Callable[[Tensor, Tensor, Tensor], object]
 _LOG = logging.getLogger(__name__)
 
 _APEX = "fused_weight_gradient_mlp_cuda"
-"""The module that apex calls its kernel's, and that Megatron-LM looks for by the same name."""
+"""The module of apex with the kernel; Megatron-LM looks for the same name."""
 
 
 class Products:
-    """Products on one device; what it can do is found out once.
+    """Products on one device, whose abilities are found out once.
 
     Args:
         device: where the factors live.
-        dtype: of the factors.
-        add: adds a product of 16-bit factors to a sum in fp32; ``None``: it is found by a try.
+        dtype: type of the factors.
+        add: function that adds a product of 16-bit factors to a sum in fp32; ``None``: it is found
+            by trial.
 
     Attributes:
         way: how 16-bit products are added to sums in fp32.
@@ -50,19 +51,19 @@ class Products:
 
     @property
     def accumulates(self) -> bool:
-        """Whether sums are not read and written by a kernel of their own."""
+        """Whether a product adds to the sum itself, without a second kernel for the addition."""
         return self.way != "separately"
 
     def accumulate_(
         self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
     ) -> None:
-        """``total += left @ right``, or ``total = left @ right`` if the sum begins with it.
+        """``total += left @ right``, or ``total = left @ right`` if the sum begins here.
 
         Args:
             total: [i, j], contiguous; fp32, or of the type of the factors.
             left: [i, n].
             right: [n, j].
-            begins: what ``total`` holds does not count.
+            begins: the sum begins with this product, and the old content of ``total`` is ignored.
         """
         if not left.numel() or not right.numel():
             if begins:
@@ -79,7 +80,7 @@ class Products:
             total.add_(left @ right)
 
     def form(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """``total = left @ right``; arguments as of ``accumulate_``, with at least one product."""
+        """``total = left @ right``; arguments as in ``accumulate_``, none of them empty."""
         if total.dtype == left.dtype:
             torch.mm(left, right, out=total)
         elif self._add is not None:
@@ -94,19 +95,19 @@ def _add_matrix(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _add_batch_of_one(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Do the same by the function for batches, which takes such a sum since 2.8.
+    """Add a product to a wider sum by the function for batches, which takes such a sum since 2.8.
 
-    Of one matrix it is the same call of cuBLAS. Sum and result are one tensor here: before 2.10 the
-    function reads what the result holds, and never the sum.
+    For one matrix it makes the same call of cuBLAS. Sum and result are one tensor here, because
+    before 2.10 the function reads the old content of the result in place of the sum.
     """
     one = total.unsqueeze(0)
     torch.baddbmm(one, left.unsqueeze(0), right.unsqueeze(0), out_dtype=total.dtype, out=one)
 
 
 def add_of_this_version() -> Add | None:
-    """Return what adds products of 16 bits to fp32 on a GPU with this PyTorch; ``None``: nothing.
+    """Return this PyTorch's function that adds 16-bit products to fp32 on a GPU, or ``None``.
 
-    Its operators tell, so that no GPU is asked.
+    The overloads of PyTorch's operators tell, so no GPU is needed.
     """
     for packet, add in (
         (torch.ops.aten.addmm, _add_matrix),
@@ -118,7 +119,7 @@ def add_of_this_version() -> Add | None:
 
 
 def _widening(device: torch.device, dtype: torch.dtype) -> Add | None:
-    """Return what adds products of 16 bits to fp32 here, found by a try; ``None``: nothing."""
+    """Return a function that adds 16-bit products to fp32 here, found by trial, or ``None``."""
     for add in (_add_matrix, _add_batch_of_one):
         try:
             total = torch.ones(16, 16, device=device)
@@ -126,7 +127,7 @@ def _widening(device: torch.device, dtype: torch.dtype) -> Add | None:
             add(total, factor, factor)
             if bool((total == 17).all()):
                 return add
-        except (AssertionError, RuntimeError, TypeError):  # not there, not for these, no GPU
+        except (AssertionError, RuntimeError, TypeError):  # no such overload, type or GPU
             continue
     return None
 
@@ -139,6 +140,6 @@ def _installed(name: str) -> ModuleType | None:
 
 
 def _suits_apex(total: Tensor, left: Tensor, right: Tensor) -> bool:
-    """Whether apex, which goes by pointers, takes these: it wants dense rows of tokens."""
+    """Whether apex can take these tensors: it assumes dense rows of tokens, and a sum in fp32."""
     dense = total.is_contiguous() and right.is_contiguous() and left.T.is_contiguous()
     return dense and total.dtype == torch.float32

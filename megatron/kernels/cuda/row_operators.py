@@ -18,22 +18,22 @@ norms = Programs("norms")
 rotation = Programs("rotation")
 
 WIDEST_ROW: Final = 8192
-"""Longest row of which one program keeps all that the backward of a norm needs in registers."""
+"""Longest row for the backward of a norm: one program keeps the whole row in registers."""
 
 ACTIVATION_SPAN: Final = 64
-"""Rows whose gradients of a bias are added up by one program."""
+"""Rows over which one program adds up the gradient of a bias."""
 
 _LEAST_SPAN, _MOST_SPANS = 16, 512
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[..., h] -> [r, h]; rows may be apart, but each is dense."""
+    """[..., h] -> [r, h]; each row is dense, and there may be gaps between rows."""
     x_rh = x.reshape(-1, x.shape[-1])
     return x_rh if x_rh.stride(1) == 1 else x_rh.contiguous()
 
 
 def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
-    """Return the rows and columns that a program has at a time, and its warps.
+    """Return the rows and columns that a program works on at a time, and its warps.
 
     A thread has 32 bytes of a row, so that the longest row of fp32 does not exceed its registers.
     """
@@ -48,7 +48,7 @@ def norm_span(r: int, h: int) -> int:
 
 
 def rotation_tile(channels: int, pairs: int) -> dict[str, int]:
-    """Return the heads, pairs and other channels that a program has."""
+    """Return the heads, pairs and other channels that a program works on."""
     width = next_power_of_2(pairs)
     others = channels - 2 * pairs
     return {
@@ -74,7 +74,7 @@ def norm(
 ) -> None:
     """See ``programs.norms``; LayerNorm with a bias, else RMSNorm.
 
-    Of tensors that are contiguous only the memory counts, whatever their leading dimensions.
+    Contiguous tensors may have any leading dimensions.
     """
     r, h = x_rh.shape
     tile = norm_tile(h, x_rh.element_size())
@@ -109,9 +109,9 @@ def norm_backward(
     grad: Tensor,
     stream_grad: Tensor | None,
 ) -> None:
-    """See ``programs.norms``; LayerNorm with two sums side by side, else RMSNorm.
+    """See ``programs.norms``; LayerNorm if ``partial_jkh`` has two sums, else RMSNorm.
 
-    Of contiguous tensors only the memory counts, as in ``norm``.
+    Contiguous tensors may have any leading dimensions.
     """
     r, h = x_rh.shape
     norms.norm_backward[(partial_jkh.shape[1],)](
@@ -143,7 +143,7 @@ def column_sums(sums_jh: Tensor, partial_jkh: Tensor) -> None:
 
 @operator("activation(Tensor(a!) out, Tensor x, bool gelu) -> ()")
 def activation(out: Tensor, x: Tensor, gelu: bool) -> None:
-    """See ``programs.activations``; GELU or the square of what is positive."""
+    """See ``programs.activations``; GELU or ``relu(x)^2``."""
     assert x.is_contiguous()
     activations.activation[(quotient(x.numel(), BLOCK),)](
         out, x, x.numel(), GELU=gelu, BLOCK=BLOCK, **LAUNCH
@@ -157,7 +157,7 @@ def activation(out: Tensor, x: Tensor, gelu: bool) -> None:
 def activation_backward(
     x_grad: Tensor, partial_kf: Tensor | None, kept: Tensor, grad: Tensor, gelu: bool
 ) -> None:
-    """See ``programs.activations``; all [..., f], and without partial sums there is no bias."""
+    """See ``programs.activations``; all are [..., f]; ``partial_kf`` is ``None`` without a bias."""
     f = kept.shape[-1]
     r = kept.numel() // f
     grid = quotient(f, TILE["COLUMNS"]), quotient(r, ACTIVATION_SPAN)

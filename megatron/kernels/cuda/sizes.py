@@ -1,4 +1,4 @@
-"""Sizes of the work on a GPU, for those who count memory too: here is neither Triton nor a GPU.
+"""Sizes of the work on a GPU; counts of memory read them too, so they need no Triton and no GPU.
 
 Shapes: n tokens, v rows of a shard.
 """
@@ -6,15 +6,15 @@ Shapes: n tokens, v rows of a shard.
 from typing import Final
 
 SPAN: Final = 512
-"""Rows of the logits that one program goes through. At 32,000 rows and 4,096 tokens 2,016 programs
-share the work, some waves on any GPU."""
+"""Rows of the logits that one program goes through. With 32,000 rows and 4,096 tokens, 2,016
+programs share the work: some waves on any GPU."""
 
 LEAST_SLICES: Final = 4
-"""Slices of the tokens whose logits T forms again, at least."""
+"""The least number of slices into which the tokens are cut where T forms the logits again."""
 
 SLICE_ROWS: Final = 16384
-"""A slice has as many logits as so many rows of a shard have for all tokens, at most: a quarter of
-a GiB with 8,192 tokens, and work enough for a GPU."""
+"""The limit of a slice: it has at most as many logits as this number of rows has for all tokens.
+With 8,192 tokens that is a quarter of a GiB, and work enough for a GPU."""
 
 
 def quotient(amount: int, share: int) -> int:
@@ -34,7 +34,7 @@ def slice_tokens(rows: int, tokens: int, *, again: bool) -> int:
     Args:
         rows: v.
         tokens: n.
-        again: T forms the logits again, so that a shard shall not have all of them at a time.
+        again: T forms the logits again; no pass should then have all logits of a shard in memory.
     """
     slices = max(LEAST_SLICES if again else 1, quotient(rows, SLICE_ROWS))
     return max(1, quotient(tokens, slices))

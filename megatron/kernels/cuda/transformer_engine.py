@@ -1,10 +1,10 @@
-"""Products in 8 bits by the package Transformer Engine, of which functions are used, no modules.
+"""Products in 8 bits by functions of the package Transformer Engine.
 
-Its modules own their weights, and form gradients of weights first in, first out. What they are made
-of fits every schedule: *quantisers*, which round a tensor by rows, by columns or by both, and one
-product. That product adds to a sum, also in 8 bits, and it knows scales of blocks. Its norms round
-what they return in the same pass. The package is not required. It is named by a flag, and whatever
-it lacks is told at the start.
+The package's modules are not used: they own their weights, and form weight gradients first in,
+first out. The parts below its modules fit every schedule: *quantisers*, which round a tensor by
+rows, by columns or by both, and one function for products. That function can add to an earlier sum,
+also in 8 bits, and takes scales of blocks. The package's norms round their results in the same
+pass. The package is optional: a flag asks for it, and a missing part is reported at the start.
 
 Shapes: n rows, k columns of a factor.
 """
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 Layout = Literal["TN", "NN", "NT"]
-"""``right left^T``, ``right left`` and ``right^T left``, as BLAS names them for columns."""
+"""The products ``right left^T``, ``right left`` and ``right^T left``. BLAS, whose matrices lie in
+memory by columns, gave the names."""
 
 Bits: TypeAlias = Any
-"""A factor as the package has it: a tensor by rows, by columns or by both, with its scales."""
+"""A factor in the package's class: a tensor rounded by rows, by columns or by both, with scales."""
 
 OLDEST: Final = (2, 10)
-"""First version whose product brings its own workspace; what is used is the same up to 2.20."""
+"""First version whose product brings its own workspace. The functions used are the same up to
+2.20."""
 NEXT_MAJOR: Final = 3
 
 USED: Final = {
@@ -37,26 +39,27 @@ USED: Final = {
     "Float8BlockQuantizer": "fp8_dtype rowwise columnwise block_scaling_dim",
     "MXFP8Quantizer": "fp8_dtype rowwise columnwise",
 }
-"""What is called, and the names of the arguments that it is given."""
+"""The functions and classes that are called, with the names of the arguments that each gets."""
 
 NORMS: Final = {
     "layernorm_fwd": "input weight bias eps ln_out quantizer otype sm_margin zero_centered_gamma",
     "rmsnorm_fwd": "input weight eps ln_out quantizer otype sm_margin zero_centered_gamma",
 }
-"""The same of what is called if all of it is there."""
+"""The norms, in the same form. They are called only if both exist with these arguments."""
 
 _HOMES: Final = {
     "general_gemm": "transformer_engine.pytorch.cpp_extensions",
     "layernorm_fwd": "transformer_engine_torch",
     "rmsnorm_fwd": "transformer_engine_torch",
 }
-"""Modules of what ``transformer_engine.pytorch`` itself does not have."""
+"""The modules of those functions that ``transformer_engine.pytorch`` itself lacks."""
 
 CUDNN_NORMS: Final = "NVTE_NORM_FWD_USE_CUDNN"
 """The package's environment variable that lets cuDNN form norms."""
 
 TILE: Final = 128
-"""Rows and columns of which cuDNN forms and rounds a norm with scales of blocks."""
+"""cuDNN forms and rounds a norm with scales of blocks only if rows and columns are multiples of
+this."""
 
 _AVAILABLE: Final = {
     "tensorwise": "is_fp8_available",
@@ -64,21 +67,21 @@ _AVAILABLE: Final = {
     "blockwise": "is_fp8_block_scaling_available",
     "mxfp8": "is_mxfp8_available",
 }
-"""The package's own word on whether a GPU has a recipe."""
+"""The package's functions that say whether a GPU supports a recipe, a way to choose scales."""
 
 
 @dataclass(frozen=True)
 class TransformerEngine:
-    """What is used of the package.
+    """The parts of the package that are used.
 
     Attributes:
-        version: of the package.
+        version: version of the package.
         module: ``transformer_engine.pytorch``.
-        gemm: its product.
-        layer_norm: its LayerNorm; ``None``: none that is called as ours is, or no such RMSNorm.
-        rms_norm: its RMSNorm; ``None`` likewise.
-        types: its names of types.
-        has_cudnn_norms: cuDNN forms its norms, as the environment says.
+        gemm: its function for products.
+        layer_norm: its LayerNorm; ``None`` if one of the two norms is missing or lacks an argument.
+        rms_norm: its RMSNorm; ``None`` if ``layer_norm`` is.
+        types: its names of PyTorch's types.
+        has_cudnn_norms: whether cuDNN forms its norms, by the environment variable.
     """
 
     version: str
@@ -90,21 +93,21 @@ class TransformerEngine:
     has_cudnn_norms: bool
 
     def why_not(self, recipe: str) -> str | None:
-        """Return what the current GPU lacks for a recipe; ``None``: nothing."""
+        """Return the reason why the current GPU cannot use a recipe; ``None`` if it can."""
         there, reason = getattr(self.module, _AVAILABLE[recipe])(return_reason=True)
         return None if there else str(reason)
 
     def quantiser(
         self, recipe: str, dtype: torch.dtype, device: torch.device, *, is_weight: bool
     ) -> Any:
-        """Return what rounds tensors by scales of their own.
+        """Return a quantiser that rounds tensors by scales made from their own numbers.
 
         Args:
-            recipe: a scale for a tensor (``tensorwise``), for 128 numbers or 128 x 128 of a weight
-                (``blockwise``), or for 32 numbers (``mxfp8``).
-            dtype: of 8 bits.
-            device: of the tensors.
-            is_weight: rather than an input or a gradient.
+            recipe: numbers that share a scale: a tensor (``tensorwise``), 128 numbers or 128 x 128
+                of a weight (``blockwise``), or 32 numbers (``mxfp8``).
+            dtype: type of 8 bits.
+            device: device of the tensors.
+            is_weight: whether the tensor is a weight, not an input or a gradient.
         """
         kind, both = self.types[dtype], {"rowwise": True, "columnwise": True}
         if recipe == "tensorwise":
@@ -120,12 +123,12 @@ class TransformerEngine:
         return made
 
     def given_scale(self, dtype: torch.dtype, scale: Tensor, seen: Tensor | None) -> Any:
-        """Return what rounds tensors by a scale that is known.
+        """Return a quantiser that rounds tensors by a given scale.
 
         Args:
-            dtype: of 8 bits.
-            scale: fp32 [], numbers are multiplied by it.
-            seen: fp32 [], is raised to the largest magnitude; ``None``: nobody asks for that.
+            dtype: type of 8 bits.
+            scale: fp32 []; numbers are multiplied by it.
+            seen: fp32 []; it is raised to the largest magnitude. ``None``: nobody asks for that.
         """
         largest = torch.zeros_like(scale) if seen is None else seen
         return self.module.Float8Quantizer(
@@ -135,14 +138,14 @@ class TransformerEngine:
     def rounds_norms(self, recipe: str, rows: int, columns: int) -> bool:
         """Return whether a norm is rounded in the pass that forms it.
 
-        Its own norms do so by a scale that is known. Those of cuDNN write the largest magnitude of
-        one norm over that of the others, but they know scales of 32 numbers. In all other cases the
-        package writes the norm in 16 bits, and then rounds it.
+        The package's own norms do so by a given scale (``delayed``). cuDNN's norms do so by scales
+        of 32 numbers (``mxfp8``). By a given scale they would overwrite the largest magnitudes of
+        other norms. In all other cases the package writes the norm in 16 bits, and then rounds it.
 
         Args:
-            recipe: of the scales.
-            rows: of the norm.
-            columns: of the norm.
+            recipe: way to choose scales.
+            rows: number of rows of the norm.
+            columns: number of columns of the norm.
         """
         if self.layer_norm is None or self.rms_norm is None:
             return False
@@ -158,12 +161,12 @@ class TransformerEngine:
         epsilon: float,
         quantiser: Any,
     ) -> tuple[Bits, Tensor | None, Tensor]:
-        """Return a norm in 8 bits by rows and columns, its rows' means, and inverse deviations.
+        """Return a norm in 8 bits by rows and columns, and its rows' means and inverse deviations.
 
         Args:
             x_nk: activations, dense.
-            weight_k: in their type.
-            bias_k: in their type; ``None``: RMSNorm, without means.
+            weight_k: in the type of ``x_nk``.
+            bias_k: in the type of ``x_nk``; ``None``: RMSNorm, without means.
             epsilon: as in ``Kernels``.
             quantiser: rounds the norm.
         """
@@ -199,13 +202,13 @@ class TransformerEngine:
         """Return a product, which is summed up in fp32 and rounded once.
 
         Args:
-            left: a factor by rows for ``T``, by columns for ``N``.
-            right: a factor by rows for ``N``, by columns for ``T``.
+            left: factor; rounded by rows if the layout begins with ``T``, by columns if with ``N``.
+            right: factor; rounded by rows if the layout ends with ``N``, by columns if with ``T``.
             layout: see ``Layout``.
-            dtype: of the result.
-            bias: of the result's columns.
-            out: contiguous, takes the result.
-            adds: to what ``out`` holds.
+            dtype: type of the result.
+            bias: one number for each column of the result.
+            out: contiguous tensor that takes the result; ``None``: a new tensor.
+            adds: add the product to the old content of ``out``.
             quick: sums may have fewer bits where that is faster, as in the package's own layers.
         """
         result, *_ = self.gemm(
@@ -227,7 +230,7 @@ def rounded(quantiser: Any, x_nk: Tensor, *, rows: bool = True, columns: bool = 
     """Return a tensor in 8 bits.
 
     Args:
-        quantiser: of ``TransformerEngine``.
+        quantiser: quantiser from ``TransformerEngine``.
         x_nk: activations, dense.
         rows: round it along k.
         columns: round it along n.
@@ -238,10 +241,10 @@ def rounded(quantiser: Any, x_nk: Tensor, *, rows: bool = True, columns: bool = 
 
 
 def columns_of(bits: Bits) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tensor]], Bits]]:
-    """Return the tensors that the columns of a factor consist of, and what makes it of them.
+    """Return the tensors that hold a factor's columns, and a function that makes a factor of them.
 
     Args:
-        bits: a factor by columns, which may have rows; it stays as it is.
+        bits: a factor rounded by columns, perhaps by rows too; it is not changed.
     """
     kind = type(bits)
     part = kind(**bits.get_metadata())
@@ -294,7 +297,7 @@ def load_transformer_engine() -> TransformerEngine:
 
 
 def _fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
-    """Return what is missing of what is called, or of the arguments that it is given."""
+    """Return a line about the first missing function or arguments; ``None``: all are there."""
     for name, arguments in used.items():
         if called[name] is None:
             return f"its {name} is missing"

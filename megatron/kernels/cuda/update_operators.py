@@ -17,7 +17,8 @@ from megatron.kernels.cuda.sizes import quotient
 update = Programs("update")
 
 BLOCK: Final = 512
-"""Elements that a program has at a time: 4 for each of 128 threads, which are 16 bytes in fp32."""
+"""Elements that a program works on at a time: 4 for each of 128 threads, which are 16 bytes in
+fp32."""
 
 _ALIGNMENT = 16  # bytes that a thread reads at once
 
@@ -28,7 +29,7 @@ def blocks_of(tensors: Sequence[Tensor]) -> int:
 
 
 def _rows(*columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Return a row for every tensor: five addresses, of which some are of nothing, and elements."""
+    """Return a row for every tensor: five addresses, 0 where there is none, and its elements."""
     for column in columns:
         assert all(tensor.is_contiguous() for tensor in column)
         assert len({tensor.dtype for tensor in column}) <= 1
@@ -49,9 +50,9 @@ def _is_aligned(rows: tuple[tuple[int, ...], ...]) -> bool:
 def _tables(
     rows: tuple[tuple[int, ...], ...], kinds: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return the table of tensors and that of blocks, on the device and where they come from.
+    """Return the tables of tensors and of blocks on the device, and their copies on the host.
 
-    They are made when tensors are first used; nobody waits for the device to have them.
+    They are made when tensors are first used. The host does not wait until the device has them.
     """
     table_tc = torch.tensor([(*row, kind) for row, kind in zip(rows, kinds, strict=True)])
     counts_t = -(-table_tc[:, 5] // BLOCK)
@@ -89,7 +90,7 @@ def adamw_(
 ) -> None:
     """See ``programs.update``; without weights nothing is rounded.
 
-    The quotients are the gradients again, or none if the gradients stay.
+    ``quotients`` are the gradients themselves if quotients replace them; otherwise it is empty.
     """
     rows = _rows(gradients, masters, moments, squares, weights)
     table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), masters[0].device)

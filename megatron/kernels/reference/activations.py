@@ -10,7 +10,7 @@ from megatron.kernels.autograd import apply, once_differentiable
 
 
 class Gated(torch.autograd.Function):
-    """``function(gate) * up``, the function silu or GELU by its tanh approximation.
+    """``function(gate) * up``, where the function is silu or the tanh approximation of GELU.
 
     Saves only its input; the backward forms ``function(gate)`` again, to the same bits.
     """
@@ -26,7 +26,7 @@ class Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Write both halves of the gradient where they belong."""
+        """Return the gradient of ``gate_up``; each half is written in its place."""
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         gate_up_grad = torch.empty_like(gate_up)
@@ -45,9 +45,10 @@ def _gate(gate: Tensor, gelu: bool) -> Tensor:
 
 
 class SquaredReLU(torch.autograd.Function):
-    """Saves its output, which the next linear layer keeps anyway.
+    """``relu(x)^2``; it saves its output, which the next linear layer keeps anyway.
 
-    The slope is ``2 relu(x)``, and the root of a correctly rounded square is the number itself.
+    The slope is ``2 relu(x)``. The backward takes the root of the output for ``relu(x)``: the root
+    of a correctly rounded square is the number itself.
     """
 
     @staticmethod
@@ -68,13 +69,13 @@ class SquaredReLU(torch.autograd.Function):
 
 
 def with_bias(x: Tensor, bias_f: Tensor | None) -> Tensor:
-    """Return ``x``, which holds a bias that was added without autograd's knowledge.
+    """Return ``x``, and tell autograd about a bias that was added to it unrecorded.
 
-    The bias' gradient is that of ``x`` summed over all rows.
+    The gradient of the bias is the gradient of ``x``, summed over all rows.
 
     Args:
         x: [..., f].
-        bias_f: the bias, or ``None``.
+        bias_f: the bias; ``None``: there is none.
     """
     return x if bias_f is None else apply(_WithBias, x, bias_f)
 

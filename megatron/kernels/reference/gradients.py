@@ -1,8 +1,8 @@
 """Sums of gradients, products in 8 bits and steps of AdamW, in PyTorch's own operations.
 
 Numbers of 8 bits are emulated: factors are rounded as a GPU rounds them, and multiplied in fp32.
-Every number of 8 bits is one of fp32, and so is every product of two. So the results differ from a
-GPU's in the order of the sums only.
+fp32 holds every 8-bit number exactly, and every product of two. So the results differ from a GPU's
+only by the order of the sums.
 
 Shapes and types: as in ``megatron.kernels.face``; r rows, k numbers of a row.
 """
@@ -19,27 +19,27 @@ from megatron.kernels.reference import optimizer
 
 
 class GradientOperations:
-    """Operations that are not differentiable; they work in the calling thread."""
+    """Operations without a gradient; they run in the calling thread."""
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """``total += part``: one microbatch's gradient joins the sum over microbatches.
 
         Args:
             total: the sum so far, of any shape with a first dimension, with any strides.
-            part: of the same shape; an activation, or of the type of ``total``.
+            part: of the same shape, in the type of activations or of ``total``.
         """
         total.add_(part)
 
     def accumulate_product_(
         self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
     ) -> None:
-        """``total += left @ right``, the product rounded to the activations' type at most.
+        """``total += left @ right``; the product may be rounded to the activations' type.
 
         Args:
             total: [i, j], as in ``accumulate_``.
             left: activations [i, n].
             right: activations [n, j].
-            begins: the sum begins with this product: what ``total`` holds does not count.
+            begins: the sum begins with this product, and the old content of ``total`` is ignored.
         """
         if begins:
             total.copy_(left @ right)
@@ -51,13 +51,13 @@ class GradientOperations:
 
         Args:
             x_si: activations; the rows of a group lie one after the other, in the groups' order.
-            weight_gio: activations, a matrix for each of g groups; it may be a transposed view.
-            ends_g: int32, the row behind the last one of every group; the last of them is s.
+            weight_gio: activations, one matrix for each of g groups; it may be a transposed view.
+            ends_g: int32, for every group the row after its last one; the last number is s.
         """
         return grouped.product_by_group(x_si, weight_gio, ends_g)
 
     def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
-        """Return ``grad.T @ x`` of the rows of every group, [g, o, i]; without rows it is zero.
+        """Return ``grad.T @ x`` of every group's rows, [g, o, i]; a group without rows gets zeros.
 
         Args:
             grad_so: activations, contiguous.
@@ -81,18 +81,18 @@ class GradientOperations:
         turned: bool,
         seen: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """``x * scale``, rounded to the nearest number of 8 bits.
+        """Return ``x * scale``, rounded to the nearest 8-bit numbers.
 
-        What is too large becomes the largest number; infinity and NaN become NaN, so that what is
-        computed with them shows it.
+        A number that is too large becomes the largest one. Infinity and NaN become NaN, so that
+        later results show the fault.
 
         Args:
             x_rk: activations.
             scale: fp32 [].
             dtype: e4m3 or e5m2.
-            straight: whether [r, k] is asked for.
-            turned: whether [k, r] is asked for, as dense.
-            seen: fp32 [], is raised to the largest magnitude in x if that is greater.
+            straight: return the result [r, k] first; otherwise ``None``.
+            turned: return its transpose [k, r] second, dense; otherwise ``None``.
+            seen: fp32 []; it is raised to the largest magnitude in ``x`` if that is greater.
         """
         if seen is not None:
             torch.maximum(seen, self.largest(x_rk), out=seen)
@@ -110,14 +110,14 @@ class GradientOperations:
         *,
         quick: bool = False,
     ) -> Tensor:
-        """``left @ right.T + bias`` by rows of both, rounded once.
+        """Return ``left @ right.T + bias``, rounded once.
 
         Args:
             left: [i, k]; all sizes are multiples of ``MULTIPLE``.
-            right: [j, k]; not both are e5m2.
-            dtype: of the result [i, j]: an activation or a statistic.
+            right: [j, k]; at most one of the two factors is e5m2.
+            dtype: type of the result [i, j]: that of activations or of statistics.
             bias: activations [j].
-            quick: sums may be formed in fewer bits than fp32 where that is faster: on Hopper.
+            quick: sums may have fewer bits than fp32 where that is faster, which is on Hopper.
         """
         total = left.bits_rk.float() @ right.bits_rk.float().T
         total.mul_(left.worth).mul_(right.worth)
@@ -132,13 +132,13 @@ class GradientOperations:
         *,
         begins: bool = False,
     ) -> None:
-        """``total += left @ right.T``, the product rounded to ``dtype`` at most.
+        """``total += left @ right.T``; the product may be rounded to ``dtype``.
 
         Args:
             total: [i, j], as in ``accumulate_``.
             left: [i, k].
             right: [j, k].
-            dtype: of activations.
+            dtype: type of activations.
             begins: as in ``accumulate_product_``.
         """
         product = self.eight_bit_product(left, right, total.dtype)
@@ -148,7 +148,7 @@ class GradientOperations:
             self.accumulate_(total, product)
 
     def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the squares of all elements, float64 [], in an order that is fixed.
+        """Return the sum of the squares of all elements, float64 [], added up in a fixed order.
 
         Args:
             tensors: at least one, contiguous, of any floating types; read once.
@@ -162,7 +162,7 @@ class GradientOperations:
         """Take a step of AdamW and round the masters to the weights.
 
         Args:
-            tensors: at least one of each; the masters are statistics.
-            step: its numbers.
+            tensors: at least one master; the masters have the type of statistics.
+            step: the numbers of the step.
         """
         optimizer.adamw_(tensors, step)

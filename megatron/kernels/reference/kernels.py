@@ -1,4 +1,4 @@
-"""All kernels in PyTorch's own operations, for any device and type; the others must match them.
+"""All kernels in PyTorch's own operations, for any device and type; all others must match these.
 
 Shapes and types: as in ``megatron.kernels.face``.
 """
@@ -21,26 +21,29 @@ from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
 
 TILE_ROWS = 16384
-"""Vocabulary rows of a tile: it should fill a GPU, where more tiles only cost launches."""
+"""Vocabulary rows of a tile: enough to fill a GPU, where more and smaller tiles only cost
+launches."""
 
 
 class ReferenceKernels(TiledOutput):
-    """The operations of one device for one type of activations, here of any.
+    """All operations in PyTorch, for any device and any type of activations.
 
-    The operations of layers are differentiable and stand here. Those of gradients, of tiles and of
-    the output layer stand in the classes that this one inherits.
+    The operations of layers are differentiable and stand here. Operations on gradients, on tiles
+    and of the output layer stand in the base classes.
 
     Args:
-        tile_rows: vocabulary rows that are best worked on at a time.
+        tile_rows: vocabulary rows that the output layer works on at a time.
 
     Attributes:
-        accumulates_products: ``accumulate_product_`` adds while it multiplies, so that it is
-            quicker than a product and an addition.
-        activations_form_bias_gradients: ``gelu`` and ``squared_relu`` form the gradient of a bias
-            beside that of their input, so that a layer with such a bias had better not form it.
-        updates_at_once: ``adamw_`` reads and writes every tensor once, so that it is quicker than
-            PyTorch's optimizer with what must happen before and after it.
-        longest_norm: longest row that ``norm_backward`` takes as quickly as autograd's own.
+        accumulates_products: whether ``accumulate_product_`` adds while it multiplies, and so is
+            quicker than a product followed by an addition.
+        activations_form_bias_gradients: whether the backward of ``gelu`` and ``squared_relu`` forms
+            the gradient of a bias together with that of the input. If so, the layer with the bias
+            should leave this gradient to them.
+        updates_at_once: whether ``adamw_`` reads and writes every tensor once, and so is quicker
+            than PyTorch's optimizer with the work before and after it.
+        longest_norm: longest row for which ``norm_backward`` is as quick as autograd's own
+            backward.
     """
 
     accumulates_products = False
@@ -56,8 +59,8 @@ class ReferenceKernels(TiledOutput):
 
         Args:
             x: activations of any shape.
-            bias_f: a bias that has been added to x [..., f], but not recorded by autograd: its
-                gradient is formed here, beside that of x, and not by a pass of its own.
+            bias_f: a bias that is already in ``x`` [..., f], but was added without autograd. The
+                backward forms the gradient of the bias together with the gradient of ``x``.
 
         Returns:
             A tensor of the shape and type of ``x``.
@@ -66,7 +69,7 @@ class ReferenceKernels(TiledOutput):
         return value
 
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
-        """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps nothing but its output.
+        """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps only its output.
 
         Args:
             x: activations of any shape.
@@ -125,12 +128,12 @@ class ReferenceKernels(TiledOutput):
     def add_layer_norm(
         self, x: Tensor, part: Tensor | None, weight_h: Tensor, bias_h: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """``x + part`` and its ``layer_norm``: a branch joins the stream, and the next reads it.
+        """Return ``x + part`` and its ``layer_norm``: the stream and the input of the next branch.
 
         Args:
             x: the stream [..., h].
-            part: what a branch adds, of the same shape; ``None``: nothing. Its gradient is that of
-                the sum, where the sum's own use and the norm meet.
+            part: output of a branch, of the same shape; ``None``: nothing is added. Its gradient is
+                the gradient of the sum, to which the norm and the later use of the sum contribute.
             weight_h: as in ``layer_norm``.
             bias_h: as in ``layer_norm``.
             epsilon: as in ``layer_norm``.
@@ -141,7 +144,7 @@ class ReferenceKernels(TiledOutput):
     def add_rms_norm(
         self, x: Tensor, part: Tensor | None, weight_h: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """``x + part`` and its ``rms_norm``; arguments as those of ``add_layer_norm``."""
+        """Return ``x + part`` and its ``rms_norm``; arguments as in ``add_layer_norm``."""
         total = x if part is None else x + part
         return total, self.rms_norm(total, weight_h, epsilon)
 
@@ -154,15 +157,17 @@ class ReferenceKernels(TiledOutput):
         grad: Tensor,
         stream_grad: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the gradients of a norm that was formed elsewhere: of x, weight and bias.
+        """Return the gradients of x, weight and bias for a norm whose forward ran elsewhere.
 
         Args:
-            x: its input [..., h], which n rows make; dense.
+            x: input of the norm [..., h], dense; it has n rows.
             weight_h: in the type of ``x``.
-            mean_n: fp32, of the rows; ``None``: it is an RMSNorm, without a bias.
-            inverse_n: fp32, ``1 / sqrt(variance + epsilon)``, or of the mean square.
-            grad: of the norm [..., h].
-            stream_grad: of another use of ``x``, which is added to the norm's; ``None``: nothing.
+            mean_n: means of the rows, fp32; ``None``: an RMSNorm, without a bias.
+            inverse_n: ``1 / sqrt(variance + epsilon)`` of the rows, fp32; an RMSNorm has the mean
+                square in place of the variance.
+            grad: gradient of the norm's output [..., h].
+            stream_grad: gradient of ``x`` from its other use, which is added; ``None``: no other
+                use.
         """
         wide = statistics_dtype(x.dtype)
         normed_nh, grad_nh = (t.reshape(-1, x.shape[-1]).to(wide) for t in (x, grad))
@@ -181,14 +186,15 @@ class ReferenceKernels(TiledOutput):
         return x_grad.to(x.dtype), weight_grad_h, bias_grad_h
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-        """Turn pairs of channels by angles (RoPE), which have no gradient.
+        """Turn pairs of channels by angles (RoPE); the angles get no gradient.
 
         Args:
             x_bsad: queries or keys [b, s, a, d], of any strides.
-            cos: of the angles of p pairs, [s, 1, p], or by sample [b, s, 1, p], or [1, s, 1, p] if
-                all have the same; statistics. Each is rounded once, at the end.
-            sin: likewise.
-            interleaved: channels 2i and 2i + 1 make a pair, not i and p + i; those from 2p on stay.
+            cos: cosines of the angles of p pairs, statistics: [s, 1, p], or by sample [b, s, 1, p],
+                or [1, s, 1, p] if all samples share them. Results are rounded once, at the end.
+            sin: sines, of the shape and type of ``cos``.
+            interleaved: channels 2i and 2i + 1 make a pair; otherwise i and p + i do. Channels from
+                2p on stay.
 
         Returns:
             A contiguous tensor of the shape and type of ``x_bsad``.
@@ -207,22 +213,24 @@ class ReferenceKernels(TiledOutput):
     ) -> Tensor:
         """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
 
-        There may be queries of the last positions only, fewer than keys.
+        There may be fewer queries than keys: the queries of the last positions.
 
-        No tensor of [s, s] for every head outlives the forward if nothing is dropped.
+        Without dropout, most kernels keep no tensor [s, s] per head for the backward. The C++
+        kernel for short sequences on a CPU keeps probabilities.
 
         Args:
-            q_basd: queries [b, a, s, d], or those of the last positions; transposed views are taken
-                as they are.
+            q_basd: queries [b, a, s, d], or the queries of the last positions. Queries, keys and
+                values may be transposed views.
             k_bgsd: keys [b, g, s, d]; a is a multiple of g.
             v_bgsd: values [b, g, s, d].
             dropout: probability of dropping an attention weight, 0 outside training.
             scores: how products of queries and keys become scores.
-            documents: of s positions or more, none of which sees another; ``None``: every position
-                sees all earlier ones.
+            documents: documents in samples of s positions or more; no document sees another
+                document. ``None``: every position sees all earlier positions.
 
         Returns:
-            The shape of the queries, laid out in memory as [b, s, a, d] where the kernel allows.
+            A tensor of the queries' shape, laid out in memory as [b, s, a, d] where the kernel
+            allows.
         """
         if documents is None:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
@@ -248,13 +256,13 @@ class ReferenceKernels(TiledOutput):
         scores: Scores,
         documents: Documents,
     ) -> Tensor:
-        """Return attention within documents where ``_packs``; see ``packed_attention``."""
+        """Return attention within documents; it is called only where ``_packs`` says so."""
         return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
     ) -> Tensor:
-        """Return causal attention whose scores are products; see ``scaled_dot_product``."""
+        """Return causal attention whose scores are scaled products; see ``scaled_dot_product``."""
         return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scale)
 
     def causal_self_attention(
@@ -265,7 +273,7 @@ class ReferenceKernels(TiledOutput):
         scores: Scores = PLAIN,
         documents: Documents | None = None,
     ) -> Tensor:
-        """``causal_attention`` of a fused projection's output, with no operation between the two.
+        """Return ``causal_attention`` of the output of a fused projection, without RoPE between.
 
         Args:
             qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
@@ -284,8 +292,8 @@ class ReferenceKernels(TiledOutput):
 
 
 def causal_lower_right(queries: int, keys: int) -> Tensor:
-    """Return the mask of queries that are those of the last positions, as PyTorch makes it."""
-    from torch.nn.attention import bias  # a third of all imports of a rank, and few need it
+    """Return PyTorch's causal mask for queries of the last positions only."""
+    from torch.nn.attention import bias  # here: a third of a rank's import time
 
     mask: Tensor = bias.causal_lower_right(queries, keys)
     return mask
@@ -296,7 +304,7 @@ def scaled_dot_product(
 ) -> Tensor:
     """Causal attention by PyTorch's kernel; see ``Kernels.causal_attention`` and ``Scores``.
 
-    On a CPU a mask of all positions would be made if there were fewer queries than keys.
+    With fewer queries than keys PyTorch makes a mask of all positions on a CPU.
     """
     grouped = q_basd.shape[1] != k_bgsd.shape[1]
     if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:

@@ -14,7 +14,7 @@ from megatron.kernels.adamw import AdamWStep, AdamWTensors
 BLOCK_ELEMENTS = 4096
 
 ELEMENTS_AT_ONCE: Final = 1 << 22
-"""Elements of a master that are wide at the same time: 16 MiB for each of three."""
+"""Elements that are widened to fp32 at a time: 16 MiB for each of gradient, mean and square."""
 
 
 def sum_of_squares(tensor: Tensor) -> Tensor:
@@ -29,13 +29,13 @@ def sum_of_squares(tensor: Tensor) -> Tensor:
 
 
 def adamw_(tensors: AdamWTensors, step: AdamWStep) -> None:
-    """See ``Kernels.adamw_``: PyTorch's fused kernel.
+    """See ``Kernels.adamw_``; it is PyTorch's fused kernel here.
 
-    The kernel makes one pass over master, gradient and both moments, and divides by the last
-    divisor in it. On one CPU core (17 GB/s) a step takes 160 ms per 100M bf16 parameters, of which
-    rounding takes 45 ms. Slices that stay in cache were no faster, since the kernel already runs at
-    the speed of memory. What has 16 bits is widened to fp32 and rounded back, some elements at a
-    time, so that the wide copies need little memory.
+    The kernel makes one pass over master, gradient and both moments. In this pass it also divides
+    by the last divisor. On one CPU core (17 GB/s) a step takes 160 ms per 100M bf16 parameters, of
+    which rounding takes 45 ms. Slices that stay in cache were no faster, since the kernel already
+    runs at the speed of memory. Gradients and moments of 16 bits are widened to fp32 and rounded
+    back, some elements at a time, so that the wide copies need little memory.
     """
     gradients = tensors.gradients
     if not step.keeps_quotients:
@@ -63,9 +63,9 @@ def _is_narrow(columns: Sequence[Sequence[Tensor]]) -> bool:
 def _update_narrow(
     operands: Sequence[Tensor], step: AdamWStep, decays: bool, in_vocabulary: bool
 ) -> None:
-    """Update one master whose gradient or moments are narrower; operands as of ``_update``."""
+    """Update one master whose gradient or moments are narrower; operands as in ``_update``."""
     for slices in in_slices(operands, ELEMENTS_AT_ONCE):
-        wide = [each.to(operands[0].dtype) for each in slices]  # itself, if it is wide
+        wide = [each.to(operands[0].dtype) for each in slices]  # no copy if it is wide already
         _update([[each] for each in wide], step, decays, in_vocabulary)
         for moment, updated in zip(slices[2:], wide[2:], strict=True):
             if moment is not updated:
@@ -81,14 +81,15 @@ def _update(
 ) -> None:
     """Update masters by PyTorch's kernel.
 
-    It is PyTorch's function: the class imports the compiler, a second at every start.
+    This calls PyTorch's function, because PyTorch's class imports the compiler, which takes a
+    second at every start.
 
     Args:
         operands: masters, their gradients, first and second moments, all of one type.
-        step: its numbers.
+        step: the numbers of the step.
         decays: whether the weight decay applies.
-        in_vocabulary: whether the rate is that of the vocabulary layers.
-        divisor: by which gradients are divided in the same pass.
+        in_vocabulary: whether the learning rate of the vocabulary layers applies.
+        divisor: the kernel divides gradients by it in the same pass; ``None``: it does not divide.
     """
     masters, gradients, means, squares = operands
     before = torch.full((len(masters),), step.number - 1.0, device=masters[0].device)
@@ -98,7 +99,7 @@ def _update(
         means,
         squares,
         [],
-        list(before.unbind()),  # the kernel counts on
+        list(before.unbind()),  # the kernel adds 1 to each
         fused=True,
         grad_scale=divisor,
         amsgrad=False,
@@ -112,16 +113,16 @@ def _update(
 
 
 def in_slices(tensors: Sequence[Tensor], elements: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield tensors of one shape some elements at a time, the same of each, as flat views."""
+    """Yield flat views of the same slice of all tensors, which have one shape, slice by slice."""
     flat = (tensor.detach().view(-1).split(elements) for tensor in tensors)
     return zip(*flat, strict=True)
 
 
 def last_divisor(gradients: Sequence[Tensor], divisors: Sequence[float]) -> Tensor | None:
-    """Divide by all divisors but the last; return that one as a scalar, or ``None`` for 1.
+    """Divide by all divisors except the last; return the last as a scalar, ``None`` without any.
 
-    Fused kernels divide gradients by a scale, which is meant for loss scaling, and keep the
-    quotients. This saves the pass over memory that a division before would take.
+    PyTorch's fused kernels divide gradients by a scale, which is meant for loss scaling, and store
+    the quotients. This saves a pass over memory for a separate division.
     """
     if not divisors:
         return None
@@ -130,6 +131,6 @@ def last_divisor(gradients: Sequence[Tensor], divisors: Sequence[float]) -> Tens
 
 
 def divide(gradients: Sequence[Tensor], divisors: Sequence[float]) -> None:
-    """Divide gradients, of which there may be none, by one number after the other, in place."""
+    """Divide gradients by one number after the other, in place; there may be no gradients."""
     for divisor in divisors if gradients else ():
         torch._foreach_div_(list(gradients), torch.full((), divisor, device=gradients[0].device))

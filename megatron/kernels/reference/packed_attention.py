@@ -1,7 +1,7 @@
 """Attention within documents by CUDA's flash kernel for sequences of unequal length.
 
-Documents of all samples lie one behind the other, as if each were a sample of its own, so that work
-grows with the squares of their lengths and not with that of the sample's.
+The documents of all samples lie one behind the other, and the kernel treats each document as a
+sample. So the work grows with the squares of the documents' lengths, not of the sample's length.
 
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
@@ -18,11 +18,11 @@ from megatron.kernels.scores import Scores
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
 LEAST_CAPABILITY = (8, 0)
-"""Of GPUs that PyTorch's flash attention runs on."""
+"""The least compute capability of a GPU that PyTorch's flash attention runs on."""
 
 
 def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
-    """Whether the kernel is there, and computes such attention."""
+    """Whether this PyTorch and this GPU have the kernel, and the kernel computes this attention."""
     return (
         q_basd.is_cuda
         and knows_packed(q_basd, scores, dropout)
@@ -32,7 +32,7 @@ def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
 
 
 def knows_packed(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
-    """Whether the kernel, if it is there, computes such attention: scale and window, no more."""
+    """Whether the kernel, if it is here, computes this attention: it has scale and window only."""
     return (
         q_basd.dtype in (torch.bfloat16, torch.float16)
         and q_basd.shape[3] <= _WIDEST_HEAD
@@ -43,7 +43,7 @@ def knows_packed(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
 
 @cache
 def _kernel() -> Callable[..., object] | None:
-    """Return PyTorch's function; ``None`` before 2.10, and where it knows no window or groups."""
+    """Return PyTorch's function; ``None`` before 2.10, or if it lacks scale, window or groups."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # here, since it takes seconds to import
     except ImportError:
@@ -71,6 +71,6 @@ def packed_attention(
         window_size=(-1 if scores.window is None else scores.window, 0),
         enable_gqa=q_basd.shape[1] != k_bgsd.shape[1],
     )
-    assert isinstance(out_nad, Tensor)  # and not together with statistics
+    assert isinstance(out_nad, Tensor)  # without statistics beside it
     out_bsad: Tensor = out_nad.unflatten(0, (len(q_basd), -1))
     return out_bsad.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The rotation of queries and keys, and how PyTorch turns them.
+"""The rotation of queries and keys (RoPE), with an implementation in PyTorch's operations.
 
 Shapes: b batch, s sequence, a heads, d channels of a head, p rotated pairs.
 """
@@ -12,20 +12,21 @@ from torch import Tensor
 from megatron.kernels.autograd import once_differentiable
 
 Turn: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
-"""Returns a dense tensor of queries or keys [b, s, a, d] of any strides, turned by angles.
+"""A function that returns queries or keys [b, s, a, d], turned by angles, as a dense tensor.
 
-It is given cosines and sines, whether pairs are neighbours, and whether it turns back.
+Its arguments are the queries or keys (of any strides), cosines, sines, whether the channels of a
+pair are neighbours, and whether to turn back.
 """
 
 
 class Rotation(torch.autograd.Function):
-    """Its backward rotates back, since a rotation is orthogonal; only the angles are saved."""
+    """Its backward rotates back, since a rotation is orthogonal; it saves only the angles."""
 
     @staticmethod
     def forward(
         ctx: Any, x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, turn: Turn
     ) -> Tensor:
-        """See ``Kernels.rotate``; ``turn`` is a device's."""
+        """See ``Kernels.rotate``; ``turn`` is the function of the device."""
         ctx.save_for_backward(cos, sin)
         ctx.interleaved, ctx.turn = interleaved, turn
         return turn(x_bsad, cos, sin, interleaved, False)
@@ -41,7 +42,7 @@ class Rotation(torch.autograd.Function):
 def turn(x_bsad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     """As ``Turn``, in PyTorch's operations."""
     sin = -sin if back else sin
-    # fp32 for bf16 inputs, float64 for float64 ones
+    # fp32 for bf16 inputs, float64 for float64 inputs
     wide_type = torch.promote_types(x_bsad.dtype, cos.dtype)
     pairs, rotated = cos.shape[-1], 2 * cos.shape[-1]
     channels = (

@@ -1,9 +1,9 @@
 """Causal attention with any ``Scores``, and within documents, in PyTorch on any device.
 
-PyTorch's own kernels know none of them but a mask, which would be a matrix of all positions. Here
-one block of queries after the other meets only the keys that it sees, so that windows and documents
-save work as well as memory, and the backward forms the block's probabilities anew. Scores and the
-softmax are in fp32 or better; the operands of products are in the type of activations.
+PyTorch's own kernels would need a mask, a matrix of all positions. Here each block of queries is
+multiplied only by the keys that it sees, so windows and documents save work and memory. The
+backward forms the probabilities of a block again. Scores and the softmax are in fp32 or better; the
+operands of products are in the type of activations.
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s sequence, d channels of a head,
 x = b g; q positions of a block, y = r q, k keys that a block sees.
@@ -23,7 +23,8 @@ from megatron.kernels.scores import Scores
 from megatron.kernels.softmax import statistics_dtype
 
 BLOCK = 256
-"""Positions of a block. With a window, a block sees so many keys more than a query does."""
+"""Positions of a block. With a window, a block sees up to this many keys more than one query
+does."""
 
 
 def scored_attention(
@@ -34,24 +35,24 @@ def scored_attention(
     dropout: float,
     documents: Documents | None = None,
 ) -> Tensor:
-    """See ``Kernels.causal_attention``. The backward draws what is dropped a second time."""
+    """See ``Kernels.causal_attention``. The backward draws the same random numbers again."""
     return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, _Seen(scores, documents), dropout)
 
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What decides which keys a query sees, and how well.
+    """The scores and documents, which decide how much a query sees of each key.
 
     Attributes:
         scores: how products become scores.
-        documents: none of which sees another, if there are any.
+        documents: documents that do not see each other; ``None``: there are none.
     """
 
     scores: Scores
     documents: Documents | None
 
     def first_key(self, start: int) -> int:
-        """Return the first key that any query from a position on sees."""
+        """Return the first key that any query from position ``start`` on sees."""
         window, documents = self.scores.window, self.documents
         first = 0 if window is None else max(0, start - window)
         if documents is None:
@@ -64,7 +65,7 @@ class _ScoredAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, seen: _Seen, dropout: float
     ) -> Tensor:
-        batch, heads, seq_length, size = q_basd.shape  # of the queries
+        batch, heads, seq_length, size = q_basd.shape  # seq_length counts queries
         ctx.seen, ctx.dropout = seen, dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
@@ -124,9 +125,9 @@ class _Block:
 
     Attributes:
         start: first position.
-        end: position after the last, and after the last key.
+        end: position after the last one, which is also the position after the last key.
         first_key: first key that a query of the block sees.
-        first_query: position of the first of all queries.
+        first_query: position of the first query of all blocks.
         groups: key/value heads g.
         seen: which keys queries see.
     """
@@ -140,11 +141,11 @@ class _Block:
 
     @property
     def own(self) -> slice:
-        """The places of its queries among all queries."""
+        """The indices of the block's queries among all queries."""
         return slice(self.start - self.first_query, self.end - self.first_query)
 
     def queries(self, t_basd: Tensor) -> Tensor:
-        """Return the block of a tensor like the queries as a dense [x, y, d]."""
+        """Return the block's part of a tensor of the queries' shape, as a dense [x, y, d]."""
         t_bgrqd: Tensor = t_basd[:, :, self.own].unflatten(1, (self.groups, -1))
         return t_bgrqd.flatten(0, 1).flatten(1, 2)
 
@@ -153,16 +154,16 @@ class _Block:
         return t_bgsd[:, :, self.first_key : self.end].flatten(0, 1)
 
     def write(self, t_xyd: Tensor, out_basd: Tensor) -> None:
-        """Write what ``queries`` would return to its place in ``out_basd``."""
+        """Write the block's part, in the form of ``queries``, to its place in ``out_basd``."""
         heads = out_basd.shape[1]
         t_bgrqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
         out_basd[:, :, self.own] = t_bgrqd.flatten(1, 2)
 
     def probabilities(self, q_xyd: Tensor, k_xkd: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the softmax of the scores, and the slopes of the scores over the products.
+        """Return the softmax of the scores, and the derivatives of the scores by the products.
 
-        Both are [x, y, k], in the type of statistics. The slopes are ``None`` without a cap: each
-        is the scale then.
+        Both are [x, y, k], in the type of statistics. Without a cap the derivatives are ``None``:
+        each is the scale.
         """
         scores = self.seen.scores
         scale, cap = scores.scale_of(q_xyd.shape[-1]), scores.softcap
@@ -184,12 +185,12 @@ class _Block:
         return prob_xyk, slope_xyk
 
     def _distances(self, device: torch.device) -> Tensor:
-        """Return how far each query of the block is behind each key, [q, k]."""
+        """Return the distance from each key to each query of the block, [q, k]."""
         keys_k = torch.arange(self.first_key, self.end, device=device)
         return keys_k[self.start - self.first_key :, None] - keys_k
 
     def _hidden_elsewhere(self, hidden_qk: Tensor) -> Tensor:
-        """Return what is hidden anyway, and the keys of other documents, to fit [x, r, q, k]."""
+        """Return ``hidden_qk``, and hide the keys of other documents too, to fit [x, r, q, k]."""
         if self.seen.documents is None:
             return hidden_qk
         first_bq1 = self.seen.documents.first_bs[:, self.start : self.end, None]
@@ -207,7 +208,7 @@ class _Block:
 
 
 def _blocks(queries: int, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
-    """Yield the blocks of the last positions, of which there are queries, in order."""
+    """Yield the blocks of all positions that have queries, in order."""
     groups, seq_length = k_bgsd.shape[1:3]
     first_query = seq_length - queries
     for start in range(first_query, seq_length, BLOCK):
@@ -224,7 +225,7 @@ def slopes_on(slopes_a: tuple[float, ...], device: torch.device, dtype: torch.dt
 
 
 def _drop(prob_xyk: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:
-    """Return what is left of the probabilities, and the factor of each; ``None``: all stay."""
+    """Return probabilities after dropout, and the factor of each; ``None`` without dropout."""
     if not dropout:
         return prob_xyk, None
     used_xyk, kept_xyk = torch.ops.aten.native_dropout(prob_xyk, dropout, True)
@@ -238,7 +239,7 @@ def _generator_state(device: torch.device) -> Tensor:
 
 @contextmanager
 def _repeating(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Draw once more what was drawn from ``state`` on, and go on as if nothing had been drawn."""
+    """Let the block draw the numbers after ``state`` again, then restore the generator."""
     if state is None:
         yield
         return

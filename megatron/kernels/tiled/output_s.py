@@ -1,12 +1,13 @@
-"""The output layer up to its barriers, passes S and E and C1 (arXiv 2411.05288, section 4).
+"""The output layer up to its barriers: passes S and E, and C1 (arXiv 2411.05288, section 4).
 
 Every rank holds a shard of the vocabulary. S does all work that needs no other rank, C1 merges a
 few statistics per token, T (in ``output_t``) does the rest. The [v, n] matrix of exponentials
-exists once, in the activation dtype, in tiles of vocabulary rows; or only a tile of it at a time,
-if T is to form the tiles again. On a CPU a tile stays in cache while it is in use. As in flash
-attention, each tile is relative to the running maximum at the time it was computed; a factor per
-token and tile corrects this wherever the tile is used. Vocabulary is the first dimension and tokens
-the second, so that two of the three products read the large matrices in their memory order.
+exists once, in the activation dtype, in tiles of vocabulary rows. If T forms the tiles again, only
+one tile exists at a time. On a CPU a tile stays in cache while it is in use. As in flash attention,
+the exponentials of a tile are relative to the running maximum at the time of their computation. A
+factor per token and tile corrects this wherever the tile is used. Vocabulary is the first dimension
+and tokens the second, so that two of the three products read the large matrices in their memory
+order.
 
 The naive treatment is the textbook's softmax, with a barrier wherever it needs all shards: S forms
 the logits, C1 takes their maximum m over ranks, E forms the exponentials relative to m, C2 sums
@@ -35,22 +36,22 @@ from megatron.kernels.tiled.state import TiledState
 from megatron.kernels.tiled.tiles import TileOperations
 
 LEAST_TILES: Final = 4
-"""Tiles of a shard whose logits T forms again, at least: otherwise one tile could be all of a shard
-of a GPU."""
+"""The least number of tiles of a shard where T forms the logits again. Otherwise one tile could be
+the whole shard of a GPU."""
 
 
 class OutputS(TileOperations):
-    """The output layer of one shard but for T."""
+    """The output layer of one shard, except pass T."""
 
     def kept_room(self, x_nh: Tensor, rows: int) -> Sequence[Tensor]:
-        """Return memory for what S keeps for T of one microbatch; it may be used again after T.
+        """Return memory for the logits that S keeps for T in one microbatch; it is free after T.
 
         Args:
-            x_nh: input of the output layer, of which only shape, type and device count.
+            x_nh: input of the output layer; only its shape, type and device count.
             rows: v.
 
         Returns:
-            Contiguous activations [., n], one after the other [v, n]: a tile each.
+            Tiles: contiguous activations [t, n], which together have v rows.
         """
         heights = tile_heights(rows, self.tile_rows)
         return [x_nh.new_empty(height, len(x_nh)) for height in heights]
@@ -61,10 +62,11 @@ class OutputS(TileOperations):
         Args:
             x_nh: as in ``kept_room``.
             rows: v.
-            again: T forms the logits again, so that a shard shall not have all of them at a time.
+            again: T forms the logits again; no pass should then have all logits of a shard in
+                memory.
 
         Returns:
-            Tiles that share the memory of one.
+            Tiles that all share the memory of the largest one.
         """
         at_most = tile_rows(rows, self.tile_rows) if again else self.tile_rows
         heights = tile_heights(rows, at_most)
@@ -91,10 +93,10 @@ class OutputS(TileOperations):
             targets_n: target ids over the whole vocabulary, int64.
             first_row: vocabulary id of ``weight_vh[0]``.
             options: form of the loss.
-            room: of ``kept_room``, or of ``scratch_room`` where nothing is kept.
+            room: memory from ``kept_room``, or from ``scratch_room`` if nothing is kept.
             form_gradient: also begin the input gradient (A and D), as Algorithm 2 does.
-            keep: the exponentials, for T. An evaluation needs only the statistics, and so does a T
-                that forms the exponentials again.
+            keep: keep the exponentials for T. An evaluation needs only the statistics, and so does
+                a T that forms the exponentials again.
         """
         kept = room if keep else ()
         state, target_nh = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(kept))
@@ -132,10 +134,10 @@ class OutputS(TileOperations):
         options: LossOptions,
         room: Sequence[Tensor],
     ) -> ShardState:
-        """Pass S of the naive treatment: the logits, the targets' and ``maximum_n``.
+        """Pass S of the naive treatment: form the logits, the targets' logits and ``maximum_n``.
 
-        The maximum is -inf without a real row. Args: as those of ``output_s``, the room of
-        ``kept_room``.
+        A shard without real rows has a maximum of -inf. Arguments are as in ``output_s``; ``room``
+        is from ``kept_room``.
         """
         state, _ = _initial_state(x_nh, weight_vh, targets_n, first_row, options, len(room))
         state.exp_tiles = room
@@ -149,10 +151,10 @@ class OutputS(TileOperations):
         return state
 
     def naive_e(self, state: ShardState, maximum_n: Tensor, options: LossOptions) -> None:
-        """Pass E of the naive treatment: exponentials relative to m, and ``sums_kn``.
+        """Pass E of the naive treatment: form exponentials relative to m, and ``sums_kn``.
 
         Args:
-            state: the state that ``naive_s`` left; afterwards T takes it.
+            state: the state that ``naive_s`` left; T takes it next.
             maximum_n: m, the maximum over all ranks.
             options: form of the loss.
         """
@@ -166,7 +168,7 @@ class OutputS(TileOperations):
             slope_tn = None
             if options.logit_softcap:
                 slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
-            self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m stays
+            self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m is not raised
             if slope_tn is not None:
                 tile_tn.mul_(slope_tn)
                 if options.label_smoothing:
@@ -214,7 +216,7 @@ def tile_rows(rows: int, at_most: int) -> int:
     """Return the rows of a tile of logits that are not kept.
 
     Args:
-        rows: of the shard.
+        rows: number of rows of the shard.
         at_most: rows that the device's kernels like to work on at a time.
     """
     return max(1, min(at_most, -(-rows // LEAST_TILES)))
@@ -247,7 +249,7 @@ def _initial_state(
 
 
 def target_rows(weight_vh: Tensor, row_n: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the targets' rows of W [n, h]: any row for other shards' targets, 0 if W has none."""
+    """Return the targets' rows of W [n, h]: any row for another shard's target, 0 for empty W."""
     if not len(weight_vh):
         return weight_vh.new_zeros((len(row_n), weight_vh.shape[1]), dtype=dtype)
     return rows_of(weight_vh, row_n).to(dtype)
@@ -266,10 +268,10 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
 def target_gradient(
     state: TiledState, target_nh: Tensor, weight_vh: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return D: the weighted rows of W of the targets, and of the spread without soft-capping.
+    """Return D: the targets' weighted rows of W, and without a cap label smoothing's part.
 
     Args:
-        state: of the microbatch.
+        state: state of the microbatch.
         target_nh: result of ``target_rows``; is changed in place.
         weight_vh: this rank's rows, without padding.
         options: form of the loss.

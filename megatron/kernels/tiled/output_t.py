@@ -4,11 +4,11 @@ The statistics of the whole vocabulary give a factor per token and tile. This fa
 exponentials that S left into the gradient of the logits. It scales the rows of X and of the
 products, never the [v, n] matrix.
 
-Where S has kept no exponentials, T forms the logits again, a tile at a time. Between S and T there
-are then only a few numbers for each token, and in no pass are all logits of a shard in memory. It
-costs one more product. The maximum m over all shards is known by now, so that all exponentials are
-relative to m at once, and no tile has factors of its own. Both gradients come from one tile while
-it is there.
+Where S has kept no exponentials, T forms the logits again, a tile at a time. Then only a few
+numbers per token are kept between S and T, and no pass has all logits of a shard in memory. The
+price is one more product. The maximum m over all shards is known by now, so all exponentials are
+relative to m at once, and tiles need no factors of their own. Both gradients take their part from a
+tile while it is in memory.
 
 Shapes and types: as in ``megatron.kernels.face``; k tiles.
 """
@@ -45,13 +45,16 @@ class TiledOutput(OutputS):
         Args:
             state: the state that S or E left.
             weight_vh: as in ``output_s``, and unchanged since.
-            gradient_vh: sum of the gradients of these rows, statistics; ``None``: none is formed.
+            gradient_vh: sum of the weight gradients of these rows, statistics; ``None``: no weight
+                gradient is formed.
             merged: statistics over the whole vocabulary.
             weight_n: g, the weight of each token's loss, statistics.
             options: form of the loss.
-            room: of ``scratch_room`` if the state has no exponentials, which are then formed again.
+            room: memory from ``scratch_room`` to form the exponentials again; ``None``: the state
+                has them.
             form_gradient: also form this shard's part of the input gradient, as Algorithm 1 does.
-            begins: the sum begins with this microbatch: what ``gradient_vh`` holds does not count.
+            begins: the sum begins with this microbatch, and the old content of ``gradient_vh`` is
+                ignored.
 
         Returns:
             The input gradient [n, h], activations, or ``None`` without ``form_gradient``.
@@ -62,7 +65,7 @@ class TiledOutput(OutputS):
             gradient_nh = _targets_input_gradient(state, weight_vh, weight_n, options)
         if gradient_vh is not None:
             if begins:
-                gradient_vh.zero_()  # the targets subtract before there is a product
+                gradient_vh.zero_()  # the targets' part is subtracted before any product
             _subtract_target_gradient(gradient_vh, state, weight_n, options)
         gradients = gradient_vh, gradient_nh
         if room is None:
@@ -106,7 +109,7 @@ class TiledOutput(OutputS):
         options: LossOptions,
         room: Sequence[Tensor],
     ) -> None:
-        """Do the same with tiles that are formed again, in ``room``."""
+        """Form the tiles again in ``room``, and add their part of the gradients."""
         gradient_vh, gradient_nh = gradients
         x_nh, factor_n = state.x_nh, weight_n * row_factor(merged, options)
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
@@ -130,7 +133,7 @@ class TiledOutput(OutputS):
 
 
 def _with_rows(tiles: Sequence[Tensor]) -> list[tuple[slice, Tensor]]:
-    """Return the rows of the shard that every tile has, and the tile."""
+    """Return every tile with its rows of the shard."""
     ends = list(accumulate(map(len, tiles), initial=0))
     return [(slice(*rows), tile) for rows, tile in zip(pairwise(ends), tiles, strict=True)]
 
@@ -154,7 +157,7 @@ def _subtract_spread_from_input(
 def _subtract_target_gradient(
     gradient_vh: Tensor, state: TiledState, weight_n: Tensor, options: LossOptions
 ) -> None:
-    """Subtract the part of targets and label smoothing from the weight gradient."""
+    """Subtract the parts of the targets and of label smoothing from the weight gradient."""
     if not len(gradient_vh):
         return
     pull_n = weight_n * ((1 - options.label_smoothing) * state.target_slope_n)
@@ -175,7 +178,7 @@ def _subtract_spread(
     """Subtract a tile's part of label smoothing from the weight gradient of capped logits.
 
     Args:
-        gradient_th: of the tile's rows.
+        gradient_th: weight gradient of the tile's rows.
         slope_tn: derivative of the soft-capping.
         weighted_nh: g X.
         options: form of the loss.

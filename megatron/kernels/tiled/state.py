@@ -1,4 +1,4 @@
-"""What S leaves for T where it works on tiles.
+"""The state that pass S leaves for T where the output layer works on tiles.
 
 Shapes: as in ``output_s``.
 """
@@ -16,11 +16,11 @@ class TiledState(ShardState):
     """The state of one microbatch.
 
     The exponentials in ``exp_tiles`` are relative to the tile's maximum in ``tile_max_kn``, times
-    the derivative of the soft-capping if there is one.
+    the derivative of the soft-capping if logits are capped.
 
     Attributes:
         slope_tiles: for each tile [t, n], this derivative; kept only if label smoothing needs it.
-        tile_max_kn: for each kept tile, the running maximum at the time it was computed.
+        tile_max_kn: for each kept tile, the running maximum at the time of its computation.
         target_row_n: row of the target in this shard; any row if another shard has the target.
         target_slope_n: derivative of the soft-capping at the target (1 without soft-capping); 0 if
             another shard has the target.

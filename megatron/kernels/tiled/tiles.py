@@ -1,4 +1,4 @@
-"""Operations on a tile of vocabulary rows, of which the tiled output layer consists.
+"""Operations on a tile of vocabulary rows; the tiled output layer consists of these.
 
 Shapes and types: as in ``megatron.kernels.face``.
 """
@@ -19,7 +19,7 @@ class TileOperations(GradientOperations):
     """The operations on one tile.
 
     Attributes:
-        tile_rows: vocabulary rows that are best worked on at a time.
+        tile_rows: the most vocabulary rows of a tile.
     """
 
     tile_rows: int
@@ -52,7 +52,7 @@ class TileOperations(GradientOperations):
 
         Args:
             logits_tn: contiguous activations.
-            shift_n: statistics; no logit exceeds it but by rounding.
+            shift_n: statistics; a logit exceeds it by rounding at most.
         """
         for part_tn in _slices(logits_tn):
             part_tn.copy_((part_tn - shift_n).exp_())
@@ -60,7 +60,7 @@ class TileOperations(GradientOperations):
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """``total = total * shrink + Eᵀ W``: A of Algorithm 2, rows of the vocabulary at a time.
+        """``total = total * shrink + Eᵀ W``: A of Algorithm 2, one tile at a time.
 
         Args:
             total_nh: statistics.
@@ -100,5 +100,5 @@ class TileOperations(GradientOperations):
 
 
 def _slices(logits_tn: Tensor) -> Iterator[Tensor]:
-    """Yield parts of a tile whose exponentials may be in fp32 at the same time."""
+    """Yield parts of a tile, each small enough for its exponentials to be in fp32."""
     yield from logits_tn.split(max(1, EXPONENTIALS_AT_ONCE // logits_tn.shape[1]))

@@ -1,1 +1,1 @@
-"""What runs on the GPU, in Triton; ``operators`` launches it."""
+"""Triton programs, which run on the GPU; ``operators`` launches them."""

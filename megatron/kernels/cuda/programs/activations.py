@@ -1,7 +1,7 @@
-"""Triton programs of activations, with the gradient of a bias added before those without a gate.
+"""Triton programs of activations; without a gate they also form the gradient of a bias.
 
-Of a gated activation the halves lie side by side in the last dimension, the gate first. Arithmetic
-is fp32.
+The two halves of a gated activation's input lie side by side in the last dimension, the gate first.
+Arithmetic is fp32.
 
 Shapes: r rows, f channels of the result, k spans of rows.
 """

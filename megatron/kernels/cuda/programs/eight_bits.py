@@ -33,8 +33,8 @@ def _rounded(x, E5M2: tl.constexpr):
     return tl.where(size < least_normal, subnormal, normal) | sign
 
 
-# Each layer's numbers lie elsewhere, some at a multiple of 16 bytes. With delayed scaling they are
-# first used in the second iteration, in which no further form may have to be compiled.
+# ``seen`` and ``scale`` of some layers lie at multiples of 16 bytes, for which Triton would compile
+# another form. With delayed scaling it would do so as late as in the second iteration.
 @triton.jit(do_not_specialize=["seen", "scale"])
 def quantise(
     straight_rk,

@@ -1,7 +1,7 @@
-"""Triton programs of C1 and T: merged statistics, and what gradients take beside products.
+"""Triton programs of C1 and T: they merge statistics, and form gradients, except the products.
 
-A program of a matrix [n, h] has some channels of one token. Offsets into matrices have 64 bits.
-Arithmetic is fp32.
+A program on a matrix [n, h] works on some channels of one token. Offsets into matrices have 64
+bits. Arithmetic is fp32.
 
 Shapes: v rows of the shard, n tokens, h hidden size, p shards.
 """

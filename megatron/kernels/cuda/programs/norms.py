@@ -1,8 +1,8 @@
 """Triton programs of norms over the last dimension, and of the sums over rows that they need.
 
-A program of the forward has some rows, each of them whole; one of the backward goes through a span
-of rows and writes what they give to the gradients of weight and bias, which a second program adds
-up in a fixed order. Arithmetic is fp32.
+A program of the forward works on some whole rows. A program of the backward goes through a span of
+rows and writes their part of the gradients of weight and bias. A second program adds up the parts
+in a fixed order. Arithmetic is fp32.
 
 Shapes: r rows, h their length, k spans of rows, j sums side by side.
 """

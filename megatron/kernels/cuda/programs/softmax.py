@@ -1,8 +1,8 @@
 """Triton programs of pass S: maxima of logits, exponentials in place, and their sums.
 
-A matrix of logits is [v, n], vocabulary entries by tokens, contiguous. A program has some tokens
-(columns) and a span of rows, so that what it reads is contiguous, and what it finds per token is
-one of few partial results. Offsets into matrices have 64 bits. Arithmetic is fp32.
+A matrix of logits is [v, n], vocabulary entries by tokens, contiguous. A program works on some
+tokens (columns) and a span of rows. So it reads contiguous memory, and every token has only a few
+partial results. Offsets into matrices have 64 bits. Arithmetic is fp32.
 
 Shapes: v rows of the shard, n tokens.
 """
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""Of fp32: takes the place of a maximum of -inf, from which no difference could be taken."""
+"""The lowest fp32. It replaces a maximum of -inf, since the difference of two of these is NaN."""
 
 
 @triton.jit

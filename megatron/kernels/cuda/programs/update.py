@@ -1,8 +1,8 @@
 """Triton programs over many tensors at once: AdamW, and sums of squares.
 
-A program has a block of one tensor. Which, a table says: a row for every tensor, of addresses, its
-number of elements and its kind, and a row for every block. So a step is one launch, and every
-tensor is read once and written once. Arithmetic is fp32.
+A program works on a block of one tensor, which it finds by two tables. One has a row for every
+tensor: addresses, number of elements, kind. The other has a row for every block. So a step is one
+launch, and every tensor is read once and written once. Arithmetic is fp32.
 
 Shapes: t tensors, k blocks.
 """
@@ -15,7 +15,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 """Triton's names of the types that tensors of a step have."""
 
 COLUMNS = tl.constexpr(7)
-"""Of the table: gradient, master, first and second moment, rounded weight, elements, kind."""
+"""Of a tensor's row: gradient, master, first and second moment, rounded weight, elements, kind."""
 
 
 @triton.jit
