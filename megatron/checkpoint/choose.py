@@ -23,8 +23,8 @@ def choose(
         root: folder of all checkpoints.
         step: iteration of the checkpoint; ``None``: the last checkpoint.
         checked: whether to compare the files.
-        each: yields the names that it is given, one per file compared, and may show the progress;
-            its second argument describes the work.
+        each: yields its file names one by one while the files are compared, and may show the
+            progress; its second argument describes the work.
 
     Raises:
         DamagedError: the checkpoint is missing or damaged.

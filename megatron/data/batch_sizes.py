@@ -1,4 +1,4 @@
-"""How many samples an iteration has: a constant number, or one that grows as the run begins.
+"""How many samples an iteration has: a constant number, or a number that grows at the start.
 
 Sizes grow as with Megatron's ``--rampup-batch-size`` and ``--step-batch-size-schedule``: the size
 of a batch depends only on the number of samples consumed before it.

@@ -66,8 +66,8 @@ class Microbatch:
 class MicrobatchLoader:
     """Reads a replica's microbatches of every global batch.
 
-    The order is Megatron-LM's: the first microbatch of every replica, then the second microbatch
-    of every replica, and so on, each take the next ``micro_batch_size`` samples.
+    The order is Megatron-LM's: the first microbatches of all replicas take ``micro_batch_size``
+    samples each, then the second microbatches of all replicas, and so on.
 
     Args:
         dataset: the samples; every rank reads the same ones.

@@ -22,7 +22,7 @@ from megatron.data.indexed import IndexedDataset
 
 _SAMPLE_BYTES, _DOCUMENT_BYTES = 24, 4  # per sample and per document, in SampleIndices
 _FORMAT = 1  # raise when the meaning of a cached array changes
-_FINAL_EPOCH_THRESHOLD = 0.80  # a last epoch of which this share is needed is mixed in
+_FINAL_EPOCH_THRESHOLD = 0.80  # if this share of the last epoch is needed, it is mixed in
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 

@@ -92,8 +92,8 @@ class TikTokenizer(Tokenizer):
     ends with ``</s>``.
 
     Args:
-        config: with ``tokenizer_model``, of which at most ``vocab_size`` entries are read, special
-            tokens included.
+        config: with ``tokenizer_model``; as many of its first entries are read as fit into
+            ``vocab_size`` beside the special tokens.
 
     Raises:
         ValueError: the file is missing or damaged, the special tokens do not fit, or there is no
