@@ -1,7 +1,7 @@
 """The values of a checkpoint that are not tensors, checked before they are used.
 
-A digest shows that the file of values is as it was written. It does not find wrong values of a
-person who has edited both the file and the manifest.
+A digest shows that the file of values is as it was written. It does not detect wrong values if a
+person has edited both the file and the manifest.
 """
 
 import json

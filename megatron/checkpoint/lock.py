@@ -24,7 +24,7 @@ LOCK: Final = ".lock"
 """Name of the locked file."""
 
 PATIENCE: Final = 10.0
-"""Seconds to wait for the last job on a folder: a launcher may start a job before that one ends."""
+"""Seconds to wait for the lock: a launcher may start a job before the last job has ended."""
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 """Error numbers of a file system that has no locks."""

@@ -56,7 +56,7 @@ class SizeSteps:
         return self.begins[-1]
 
     def at(self, consumed: int, final: int) -> int:
-        """Return the batch size after ``consumed`` samples; ``final`` is the last size anyway."""
+        """Return the batch size after ``consumed`` samples; ``final`` equals the last size."""
         return self.sizes[bisect_right(self.begins, consumed) - 1]
 
     def are_multiples(self, unit: int) -> bool:

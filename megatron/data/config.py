@@ -104,7 +104,7 @@ class DataConfig:
         mock_data: generate samples instead of reading a corpus.
         added_entries: entries that the tokenizer adds to ``--vocab-size``.
         cache_path: folder of the sample indices; ``None`` puts them beside the data.
-        own_paths: a blend for every split, used in place of ``data_path``.
+        own_paths: blends for every split, used in place of ``data_path``.
         full_validation: every evaluation reads each validation set whole, once.
         prefetch: read the next global batch while the model trains on the current batch.
         fill: how middles of documents are moved to their ends; ``None``: they stay in place.

@@ -42,7 +42,7 @@ class Corpus:
 def standard_library() -> Corpus:
     """Every ``.py`` file of the running Python's standard library, one document each.
 
-    About 31 MB with CPython's own tests; some Linux distributions package those separately.
+    About 31 MB with CPython's own tests; some Linux distributions package the tests separately.
 
     Raises:
         ValueError: this Python came without sources.

@@ -133,7 +133,7 @@ class MicrobatchLoader:
         return batch
 
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
-        """Start to read the batch that ``next_prepared`` will return; this class does nothing."""
+        """Do nothing; a subclass may start to read the batch that ``next_prepared`` returns."""
 
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
         """Reads microbatches, with all their tokens, of the global batch from sample ``first``.

@@ -235,7 +235,7 @@ def _shuffled(random: np.random.RandomState, array: NDArray[_Integer]) -> NDArra
 
 
 def _check_room(cache: Path, samples: int, documents: int, asked_by: str) -> None:
-    """Refuse indices that fit neither memory nor disk, before minutes are spent on them.
+    """Refuse indices that are too large for memory or disk, before minutes are spent on them.
 
     Raises:
         ValueError: memory or disk is too small; the message names the flags.

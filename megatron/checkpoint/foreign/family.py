@@ -1,6 +1,6 @@
 """Families of Hugging Face's models: tensor names, and ``config.json`` as fields of our model.
 
-"Our" names and fields are those of this program, "their" ones those of Hugging Face.
+"Our" names and fields belong to this program, "their" names and fields to Hugging Face.
 """
 
 from collections.abc import Callable, Mapping

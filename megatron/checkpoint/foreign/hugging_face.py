@@ -1,6 +1,6 @@
 """Import from and export to folders in Hugging Face's form: config.json and safetensors files.
 
-"Our" names and tensors are those of this program, "their" ones those of Hugging Face's form.
+"Our" names and tensors belong to this program, "their" names and tensors to Hugging Face's form.
 """
 
 import json

@@ -1,8 +1,8 @@
 """How a tensor of this program is made of tensors of another program, and back.
 
-"Our" tensors are tensors of this program, "their" tensors those of the other program. A family's
-table names the layout of each of our tensors. A layout moves numbers and changes none, so an
-imported model is exported bit for bit.
+"Our" tensors belong to this program, "their" tensors to the other program. A family's table names
+the layout of each of our tensors. A layout moves numbers and changes none, so an imported model is
+exported bit for bit.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 """Reads checkpoints of Megatron-Core in its format ``torch_dist``: its tensors and its arguments.
 
-"Our" tensors are those of this program, "their" tensors those of Megatron-Core. Both have
-Megatron's names, with three differences. Layers may be stacked: they then share a tensor whose
+"Our" tensors belong to this program, "their" tensors to Megatron-Core. Both have Megatron's names.
+Three things may differ in their tensors. Layers may be stacked: they then share a tensor whose
 first dimension counts the layers. Norms may be part of the linear layer behind them, as in
-Transformer Engine. Their vocabulary is padded, ours is not.
+Transformer Engine. The vocabulary is padded.
 
 All other values are in ``common.pt``, an archive with a pickle that may ask for any class. The
 pickle is read here and not by ``torch.load``, which would execute an archive of TorchScript.

@@ -131,7 +131,7 @@ class TikTokenizer(Tokenizer):
         return list(self._backend.encode_ordinary(text))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
+        """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode(list(ids)))
 
 
