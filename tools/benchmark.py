@@ -47,7 +47,7 @@ with in_environment():
 
 
 class Layout(NamedTuple):
-    """Ranks of the three axes."""
+    """Numbers of ranks on the three axes."""
 
     tensor: int
     pipeline: int
@@ -55,15 +55,15 @@ class Layout(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.tensor * self.pipeline * self.replicas
 
 
 def parse_layout(text: str) -> Layout:
-    """Read ``p=2``, ``d=2`` or ``t=2,p=2,d=4``; what is left out is 1.
+    """Read ``p=2``, ``d=2`` or ``t=2,p=2,d=4``; an axis that is left out is 1.
 
     Raises:
-        ValueError: the text is no layout.
+        ValueError: the text is not a layout.
     """
     sizes = dict(word.partition("=")[::2] for word in text.split(","))
     known = {"t", "p", "d"}.issuperset(sizes) and len(sizes) == len(text.split(","))
@@ -116,7 +116,7 @@ class BenchmarkFlags:
 
 
 def check_layouts(flags: Flags) -> Iterator[str]:
-    """Yield what is wrong with ``--layout``, if anything."""
+    """Yield the faults of ``--layout``."""
     own = flags[BenchmarkFlags]
     if len({layout.processes for layout in own.layout}) > 1:
         yield "--layout: all layouts must have as many ranks, to be compared"
@@ -136,7 +136,7 @@ def parse_arguments(argv: Sequence[str]) -> BenchmarkFlags:
 
 
 def measure(case: BenchmarkCase) -> dict[str, object]:
-    """Run one case in fresh processes and return what rank 0 wrote.
+    """Run one case in new processes and return the result that rank 0 wrote.
 
     Raises:
         RuntimeError: if the job fails; its output has been printed.
@@ -175,7 +175,7 @@ def work(case: BenchmarkCase, result: Path) -> None:
 
 
 def choose_cases(cases: Sequence[BenchmarkCase]) -> tuple[list[BenchmarkCase], list[str]]:
-    """Return the cases that can be run, each once, and remarks on those that cannot.
+    """Return the cases that can be run, each once, and remarks on the cases that cannot.
 
     ``auto`` is replaced by the schedule that it chooses.
     """
@@ -197,7 +197,7 @@ def _resolved(case: BenchmarkCase) -> BenchmarkCase:
     """Return ``case`` with ``auto`` replaced by the schedule that it chooses.
 
     Raises:
-        ValueError: if there is no plan for it.
+        ValueError: if there is no plan for the case.
     """
     if case.is_reference:
         return case
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.worker is not None and options.result is not None:
         work(BenchmarkCase.from_json(options.worker), options.result)
         return
-    # not in the workers
+    # imported here, because the workers do not need it
     from tools.benchmarking.report import Report, table, write_report
     from tools.benchmarking.summary import rates_of, summarise
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def wanted_cases(options: BenchmarkFlags) -> Iterator[BenchmarkCase]:
-    """Yield every case that the options name; for each V the references come first."""
+    """Yield every case that the options name; for each vocabulary the references come first."""
     layouts = options.layout or [Layout(1, options.pipeline_model_parallel_size, 1)]
     one_axis = Layout(1, layouts[0].processes, 1)
     wanted = [(reference, "none", one_axis) for reference in options.references]

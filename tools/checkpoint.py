@@ -48,9 +48,9 @@ with in_environment():
 
 ALONE = ConnectedAxis("world", 0, (0,))
 PLAN_LINES, PLAN_WIDTH = 12, 100
-"""Lines of a plan that are shown, and characters of each."""
+"""Lines of a plan that are shown, and characters of each line."""
 AT_ONCE = 1 << 30
-"""Bytes of tensors that are in memory at once, where they need not all be."""
+"""Most bytes of tensors in memory at once, where the work can be done in batches."""
 
 
 def list_all(root: Path) -> None:
@@ -67,7 +67,7 @@ def list_all(root: Path) -> None:
 
 
 def show(where: Path, *, plan_alone: bool = False) -> None:
-    """Print what a checkpoint holds, or its plan alone as ``--schedule-file`` reads it."""
+    """Print the content of a checkpoint, or only its plan, as ``--schedule-file`` reads it."""
     common = read_common(where)
     if plan_alone:
         print(common["plan"], end="")
@@ -90,7 +90,7 @@ def show(where: Path, *, plan_alone: bool = False) -> None:
 
 
 def beginning(plan: str) -> Iterator[str]:
-    """Yield the first lines of a plan as far as they go, and a line on what is left out."""
+    """Yield the first lines of a plan, cut off, and a line about the rest."""
     lines = plan.splitlines()
     for line in lines[:PLAN_LINES]:
         yield line if len(line) <= PLAN_WIDTH else line[:PLAN_WIDTH].rsplit(" ", 1)[0] + " ..."
@@ -99,7 +99,7 @@ def beginning(plan: str) -> Iterator[str]:
 
 
 def verify(where: Path) -> bool:
-    """Compare every file with the manifest; return whether all are as written."""
+    """Compare every file with the manifest; return whether all files agree."""
     right = True
     for name in shown(sorted(folder.read_manifest(where)), f"comparing {where.name}"):
         for problem in folder.problems(where, [name], threads=threads_of_rank()):
@@ -114,10 +114,10 @@ class Difference:
     """A tensor in which two checkpoints differ.
 
     Attributes:
-        name: of the tensor.
-        fault: what is different, in words that do not depend on the tensor.
-        told: the same in words that do.
-        size: by which values differ at most.
+        name: name of the tensor.
+        fault: kind of the difference, in words that are the same for all tensors.
+        told: the difference in words about this tensor.
+        size: largest difference between two values.
     """
 
     name: str
@@ -127,14 +127,14 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """What the tensor is to its parameter: its weight, or one of its moments."""
+        """The role of the tensor for its parameter: weight, or one of the moments."""
         return self.name.split(".")[0]
 
 
 def difference(one: Path, other: Path, *, every: bool = False) -> bool:
-    """Print in what two checkpoints differ; return whether they are the same.
+    """Print how two checkpoints differ; return whether they are the same.
 
-    Tensors of a kind with the same fault get one line, unless ``every`` one is to be named.
+    Tensors of a kind with the same fault share a line; with ``every`` each tensor has a line.
     """
     lines = [*_other_facts(read_common(one), read_common(other))]
     groups: dict[object, list[Difference]] = {}
@@ -164,7 +164,7 @@ def differences(one: Path, other: Path) -> Iterator[Difference]:
 
 
 def _told(group: Sequence[Difference]) -> str:
-    """Return the line on tensors of a kind with the same fault."""
+    """Return the line about tensors of a kind with the same fault."""
     most = max(group, key=lambda found: (isnan(found.size), found.size))
     if len(group) == 1:
         return f"{most.name}: {most.told}"
@@ -175,10 +175,10 @@ def _told(group: Sequence[Difference]) -> str:
 
 
 def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
-    """Write the tensors of a checkpoint to another folder, in so many files.
+    """Write the tensors of a checkpoint to another folder, in ``files`` files.
 
     Raises:
-        DamagedError: the folder has that checkpoint already, or there are fewer tensors than files.
+        DamagedError: the folder already has this checkpoint, or there are fewer tensors than files.
     """
     common = read_common(where)
     iteration = int(common["iteration"])
@@ -198,7 +198,7 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
 
 
 def tensors(where: Path) -> dict[str, TensorStorageMetadata]:
-    """Return what is known of every tensor, by name; the files must have been checked."""
+    """Return the metadata of every tensor, by name; the files must have been checked."""
     known = read_metadata(where).state_dict_metadata
     return {
         name: saved
@@ -208,7 +208,7 @@ def tensors(where: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def batches(sizes: Mapping[str, TensorStorageMetadata]) -> Iterator[list[str]]:
-    """Yield names of tensors that together have at most ``AT_ONCE`` bytes, or are one."""
+    """Yield batches of names of tensors: at most ``AT_ONCE`` bytes, or one larger tensor."""
     batch: list[str] = []
     total = 0
     for name, saved in sizes.items():
@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(flags: ListFlags) -> bool:
-    """Do what the command line asks for; return whether all is right."""
+    """Run the command of the command line; return whether it found no fault."""
     match flags:
         case ShowFlags():
             show(choose(flags.root, flags.step, each=shown), plan_alone=flags.plan)

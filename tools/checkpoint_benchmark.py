@@ -47,16 +47,16 @@ with in_environment():
 HIDDEN = 2048
 WAYS = ("plain save", "save", "stall", "background", "plain load", "load")
 BASES = {"save": "plain save", "stall": "plain save", "load": "plain load"}
-"""What a way is compared with."""
+"""The way that each way is compared with."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a way took.
+    """Times of one way to save or load.
 
     Attributes:
-        seconds: until the slowest rank had ended.
-        cpu: seconds of all ranks and threads.
+        seconds: seconds until the slowest rank ended.
+        cpu: CPU seconds of all ranks and threads together.
     """
 
     seconds: float
@@ -67,7 +67,7 @@ Round = dict[str, Taken]
 
 
 def own_tensors(rank: int, ranks: int, gigabytes: float) -> dict[str, BoxedTensor]:
-    """Return a rank's share: matrices of 4 h x h and h x h in fp32, its rows of every one."""
+    """Return a rank's share: its rows of fp32 matrices of 4 h x h and h x h."""
     pair = 5 * HIDDEN * HIDDEN * 4
     found = {}
     for number in range(max(1, round(gigabytes * 1e9 / pair))):
@@ -84,7 +84,7 @@ class Bench:
     """The ways to save and load on one rank.
 
     Args:
-        tensors: of this rank.
+        tensors: tensors of this rank.
         scratch: folder to write to.
         hosts: all ranks.
     """
@@ -95,7 +95,7 @@ class Bench:
         self._tensors, self._scratch, self._hosts = dict(tensors), scratch, hosts
         self._plain_tensors = {n: t.as_subclass(torch.Tensor) for n, t in tensors.items()}
         self._copies: dict[str, BoxedTensor] = {}
-        self._copy()  # a run takes the memory before it trains
+        self._copy()  # a run allocates this memory before it trains
 
     def round(self, number: int) -> Round:
         """Time every way once."""
@@ -109,7 +109,7 @@ class Bench:
         return found
 
     def _timed(self, work: Callable[[], object]) -> Taken:
-        os.sync()  # what the way before has left
+        os.sync()  # writes that the way before has left behind
         self._hosts.barrier()
         begun, cpu = time.perf_counter(), _cpu()
         work()
@@ -153,7 +153,7 @@ class Bench:
         storage.read(where, self._tensors, self._hosts)
 
     def _clear(self) -> None:
-        """Remove what a round has written, so that all ways write new files in the next one."""
+        """Remove the files of a round, so that all ways write new files in the next round."""
         self._hosts.barrier()
         self._plain_file().unlink()
         if self._hosts.rank == 0:
@@ -182,7 +182,7 @@ class SpeedFlags:
 def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
     """Time all rounds; rank 0 prints."""
     torch.set_num_threads(1)
-    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # as torchrun says
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # as torchrun sets it
     hosts = ConnectedAxis("world", rank, tuple(range(ranks)))
     if ranks > 1:
         dist.init_process_group(
@@ -200,7 +200,7 @@ def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
 
 
 def report(rounds: Sequence[Round]) -> Iterator[str]:
-    """Yield a Markdown table: medians and ranges, ratios formed within each round."""
+    """Yield a Markdown table of medians and ranges; ratios are formed within each round."""
     yield "| way | seconds, median (range) | CPU seconds | to plain, median (range) |"
     yield "|---|---|---|---|"
     for way in WAYS:

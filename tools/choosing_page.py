@@ -39,10 +39,10 @@ JOB: Final = (
 
 SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
 TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}
-"""The treatments of the vocabulary, each with the kind of passes whose colour it has."""
+"""The treatments of the vocabulary, each with the kind of passes that lends it its colour."""
 DEVICE: Final = "H100"
 ERROR: Final = error_of(across=False)
-"""Share of the time by which predictions for one machine err: what differs by less is a tie."""
+"""Mean error of predictions for one machine, as a share of the time: a smaller gap is a tie."""
 
 INTRODUCTION: Final = f"""# Choosing a schedule
 
@@ -76,13 +76,13 @@ SPLITTING: Final = "## When does splitting the vocabulary pay?"
 
 
 class Choice(NamedTuple):
-    """A schedule with a treatment of the vocabulary, and what is predicted of it.
+    """A schedule with a treatment of the vocabulary, and the predictions for both.
 
     Attributes:
-        schedule: its name.
-        treatment: of the vocabulary.
-        seconds: of an iteration.
-        mfu: share of the device's peak rate.
+        schedule: name of the schedule.
+        treatment: treatment of the vocabulary.
+        seconds: predicted seconds of an iteration.
+        mfu: model FLOPs as a share of the device's peak rate.
         idle: share of the time in which a rank runs no pass.
         memory: GiB of the fullest rank.
     """
@@ -95,13 +95,13 @@ class Choice(NamedTuple):
     memory: float
 
     def is_beaten_by(self, other: "Choice") -> bool:
-        """Whether another one is at least as good in time and memory, and better in one."""
+        """Whether ``other`` is at least as good in time and memory, and better in one of them."""
         own, its = (self.seconds, self.memory), (other.seconds, other.memory)
         return its != own and all(one >= two for one, two in zip(own, its, strict=True))
 
     @property
     def row(self) -> str:
-        """Its cells of the table but for the first."""
+        """The cells of its row of the table, without the first."""
         return (
             f"| `{self.schedule}` | {self.treatment} | {self.seconds:.3f} | {self.mfu:.1%} | "
             f"{self.idle:.1%} | {self.memory:.1f} |"
@@ -139,12 +139,12 @@ def _choice(schedule: str, treatment: str, found: RunForecast) -> Choice:
 
 
 def front(found: Sequence[Choice]) -> list[Choice]:
-    """Return those that no other one beats in both time and memory (the Pareto front)."""
+    """Return the choices that no other choice beats in time and memory (the Pareto front)."""
     return [one for one in found if not any(one.is_beaten_by(other) for other in found)]
 
 
 def advice(found: Sequence[Choice]) -> str:
-    """Return what follows from the figures, in a paragraph.
+    """Return a paragraph of advice that follows from the figures.
 
     Args:
         found: all choices, the fastest first.
@@ -192,7 +192,7 @@ _DOT: Final = 9
 
 
 class _Axis(NamedTuple):
-    """From figures to pixels: ``low`` and ``high`` lie at two places."""
+    """An axis of a chart: maps the figures ``low`` and ``high`` to two places in pixels."""
 
     low: float
     high: float
@@ -205,7 +205,7 @@ class _Axis(NamedTuple):
 
     @property
     def ticks(self) -> list[float]:
-        """Four to ten round numbers within the axis."""
+        """Return four to ten round numbers within the axis."""
         step = next(
             digit * 10.0**power
             for power in range(-4, 6)
@@ -218,16 +218,16 @@ class _Axis(NamedTuple):
 
     @classmethod
     def around(cls, values: Sequence[float], begin: float, end: float) -> "_Axis":
-        """Return one with all values in it, and some room beside them."""
+        """Return an axis that holds all values, with some room beside them."""
         room = 0.06 * (max(values) - min(values)) or 1.0
         return cls(min(values) - room, max(values) + room, begin, end)
 
 
 def chart(name: str, found: Sequence[Choice]) -> str:
-    """Return an SVG with seconds to the right and memory upwards, and the front's names.
+    """Return an SVG chart of memory over seconds, with the names of the choices on the front.
 
     Args:
-        name: of the vocabulary.
+        name: name of the vocabulary.
         found: all choices.
     """
     x = _Axis.around([one.seconds for one in found], _LEFT, _WIDTH - _RIGHT)
@@ -257,7 +257,7 @@ def chart(name: str, found: Sequence[Choice]) -> str:
 
 
 def _steps(best: Sequence[Choice], x: _Axis, y: _Axis) -> Iterator[Line]:
-    """Yield the front as steps: what lies above and to the right of them is beaten."""
+    """Yield the front as steps: choices above and to the right of the steps are beaten."""
     for one, other in itertools.pairwise(best):
         corner = x(other.seconds)
         yield Line(x(one.seconds), y(one.memory), corner, y(one.memory))
@@ -291,7 +291,7 @@ def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
 
 
 def picture_of(name: str) -> Path:
-    """The chart of a vocabulary."""
+    """Return the file of the chart of a vocabulary."""
     return ROOT / "images" / f"choosing-{name}.svg"
 
 

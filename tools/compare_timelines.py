@@ -31,7 +31,7 @@ CAUSES = ("for a peer", "for a barrier", "for replicas", "host gaps", "done")
 """Why a rank idles, in the order of ``Bubble``."""
 
 NOTABLE = 0.05
-"""A rank is named if its ratio differs by more than this share from that of all."""
+"""A rank is named if its ratio differs from the ratio of all ranks by more than this share."""
 
 
 def report(comparison: Comparison) -> str:
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: if the files hold no timelines, or those of different plans, or nothing runs in
-            the window.
+        ValueError: if the files hold no timelines, or timelines of different plans, or nothing runs
+            in the window.
         OSError: if a file cannot be read or written.
     """
     options = read(argv, __doc__, CompareFlags)[CompareFlags]

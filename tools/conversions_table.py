@@ -30,7 +30,7 @@ BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
 END: Final = "<!-- end -->"
 
 VOCABULARY: Final = 99
-"""Entries: a number that no number of ranks divides."""
+"""Entries of the vocabulary: a number that the usual numbers of ranks do not divide."""
 
 _SIZES: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -102,15 +102,15 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"num_hidden_layers": 7, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }
-"""By family: the class of the configuration, and its fields."""
+"""The class of the configuration and its fields, by family."""
 
 
 class Measured(NamedTuple):
-    """How far a family's logits are apart.
+    """How far the logits of a family's original and converted models are apart.
 
     Attributes:
         kind: class of the model in transformers.
-        largest: absolute value of the largest logit of the original.
+        largest: largest absolute value of the original's logits.
         imported: largest difference between our logits and the original's.
         exported: largest difference between the exported model's logits and the original's.
     """
@@ -122,7 +122,7 @@ class Measured(NamedTuple):
 
 
 def random_model(family: str) -> Any:
-    """A model without a special value among its parameters: no zero bias, no norm of one."""
+    """Return a model whose parameters are all random, also biases (not 0) and norms (not 1)."""
     kind, values = CONFIGS[family]
     config = getattr(transformers, kind)(**values)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -138,26 +138,26 @@ def random_model(family: str) -> Any:
 
 
 def loaded_model(folder: Path) -> Any:
-    """The model of ``transformers`` in a folder."""
+    """Return the model of ``transformers`` in a folder."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     return load(folder, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
 def their_logits(model: Any, tokens_bs: torch.Tensor) -> torch.Tensor:
-    """Logits [b, s, V] of a model of ``transformers``."""
+    """Return the logits [b, s, V] of a model of ``transformers``."""
     found: torch.Tensor = model(tokens_bs).logits
     return found
 
 
 def some_tokens(length: int = 20) -> torch.Tensor:
-    """Two samples of tokens [2, length]."""
+    """Return two samples of tokens [2, length]."""
     generator = torch.Generator().manual_seed(3)
     return torch.randint(VOCABULARY, (2, length), generator=generator)
 
 
 def run_logits(where: Path, tokens_bs: torch.Tensor) -> torch.Tensor:
-    """Logits [b, s, V] of a checkpoint of ours, as tools/generate.py computes them, in fp32."""
+    """Return fp32 logits [b, s, V] of our checkpoint, computed as in tools/generate.py."""
     groups = make_groups(Grid(), torch.device("cpu"), timedelta(seconds=60), (0, 0))
     model = InferenceModel(where, groups, torch.float32, tokens_bs.shape[1])
     rows = model.start(torch.zeros(len(tokens_bs), dtype=torch.int64), tokens_bs.shape[1])
@@ -166,7 +166,7 @@ def run_logits(where: Path, tokens_bs: torch.Tensor) -> torch.Tensor:
 
 
 def measure(family: str, folder: Path) -> Measured:
-    """Convert a family's random model there and back, with files in ``folder``."""
+    """Import and export a family's random model, with files in ``folder``."""
     theirs, tokens_bs = random_model(family), some_tokens()
     theirs.save_pretrained(folder / "theirs", max_shard_size="30KB")  # several files
     convert(["import", str(folder / "theirs"), str(folder / "ours"), "--seq-length", "20"])
@@ -198,7 +198,7 @@ def table() -> Iterator[str]:
 
 
 def rewritten(text: str, lines: Iterator[str]) -> str:
-    """Return a page with other lines between the marks."""
+    """Return a page with ``lines`` in place of the lines between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n".join([before + BEGIN, "", *lines, "", END]) + after

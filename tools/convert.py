@@ -58,7 +58,7 @@ with in_environment():
     from megatron.schedules.counted import counted
 
 QUIET_SECONDS = 1.0
-"""Work that takes no longer shows no bar."""
+"""Work that takes no longer than this shows no bar."""
 
 NOT_FINITE = "Import NaN and infinite weights as they are; without it they are refused by name."
 
@@ -66,10 +66,10 @@ UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def byte_count(text: str) -> int:
-    """Read a number of bytes, as 5GB.
+    """Read a number of bytes such as 5GB.
 
     Raises:
-        ValueError: it is no such number.
+        ValueError: the text is not a number of bytes.
     """
     for unit, factor in UNITS.items():
         digits = text.removesuffix(unit)
@@ -150,7 +150,7 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 
 def told_flags(root: Path, model: ModelConfig) -> str:
-    """Return the flags that train from an import."""
+    """Return the flags with which a training starts from an import."""
     flags = model_flags(asdict(model))
     written = " ".join(" ".join([option, *words]) for option, words in flags.items())
     return (
@@ -162,7 +162,7 @@ def told_flags(root: Path, model: ModelConfig) -> str:
 
 
 def check_empty(root: Path) -> None:
-    """Refuse to put an import beside the checkpoints of a run."""
+    """Refuse a folder that already has checkpoints: an import must stand alone."""
     if found := folder.complete(root):
         raise ForeignError(
             f"{root} has {counted(len(found), 'checkpoint')} already: name another folder"

@@ -16,13 +16,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 BESIDE: Final = ("images/*.*", "examples/*.*", "Dockerfile")
-"""Files of the repository that the site has too."""
+"""Files of the repository outside ``docs/`` that the site has too."""
 
 _LINK: Final = re.compile(r"\]\((?P<up>(?:\.\./)+)(?P<rest>[^)\s]+)\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the files of ``BESIDE`` to those of the site."""
+    """Add the files of ``BESIDE`` to the files of the site."""
     root = Path(config.docs_dir).parent
     for path in sorted(path for pattern in BESIDE for path in root.glob(pattern)):
         name = path.relative_to(root).as_posix()
@@ -31,7 +31,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that leave ``docs/`` to the same files within the site."""
+    """Point links that leave ``docs/`` to the copies of the files within the site."""
     depth = page.file.src_uri.count("/")
 
     def turned(link: re.Match[str]) -> str:
@@ -47,14 +47,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Add the schedule explorer as ``explore/``, if it is asked for.
+    """Add the schedule explorer as ``explore/``, if ``DOCS_EXPLORER`` is set.
 
-    ``DOCS_EXPLORER`` is 1, so that npm fetches Pyodide, or a folder with its unpacked package.
+    ``DOCS_EXPLORER`` is 1 (npm fetches Pyodide), or a folder with Pyodide's unpacked package.
     """
     asked = os.environ.get("DOCS_EXPLORER")
     if not asked:
         return
     sys.path.insert(0, str(Path(config.docs_dir).parent))
-    from tools.explorer.export import export  # a site without it may be built from less
+    from tools.explorer.export import export  # a site without the explorer needs fewer files
 
     export(Path(config.site_dir) / "explore", None if asked == "1" else Path(asked))

@@ -19,9 +19,10 @@ FRONT_PAGE = ROOT / "README.md"
 
 
 def with_figures(front: str, gallery: str) -> str:
-    """Return the text of the front page with the figures that the gallery's page has.
+    """Return the text of the front page with the figures of the gallery's page.
 
-    A schedule's row there has, in its fourth and fifth cell, time and idle share of both panels.
+    On the front page, the fourth and the fifth cell of a schedule's row give time and idle share,
+    each of one panel.
 
     Args:
         front: text of the front page.
@@ -36,7 +37,7 @@ def with_figures(front: str, gallery: str) -> str:
 
 
 if __name__ == "__main__":
-    # Installed, the command must be told where to draw; a checkout has a folder for the pictures.
+    # The installed command must be told where to draw; a checkout has a folder for the pictures.
     main(sys.argv[1:] or ["--into", str(IMAGES)])
     if not sys.argv[1:]:
         gallery = (IMAGES / "README.md").read_text()

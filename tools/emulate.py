@@ -56,7 +56,7 @@ THREADS = 2
 """Threads of a rank that work at the same time; replicas have one more."""
 HEADER = "row what                            simulated ms emulated ms to simulated"
 WARM_UP = 0.1
-"""Share of the iterations with jitter after which memory should no longer grow."""
+"""Memory should no longer grow after this share of the iterations with jitter."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -98,8 +98,8 @@ class Emulation:
 
     Attributes:
         seconds: time of the iteration, the median of the rounds.
-        overheads: for every pass, the seconds that the executor took.
-        checksums: for every rank, its checksum, the same in all rounds.
+        overheads: seconds that the executor itself took for every pass.
+        checksums: checksum of every rank, the same in all rounds.
     """
 
     seconds: float
@@ -111,7 +111,7 @@ def emulate(cluster: Cluster, case: EmulatedCase, rounds: int, slow_down: float)
     """Run ``case`` on ``cluster``.
 
     Args:
-        cluster: as many ranks as the case has.
+        cluster: cluster with as many ranks as the case.
         case: the case to run.
         rounds: number of rounds.
         slow_down: factor by which all times are longer than they should be.
@@ -137,14 +137,14 @@ def shake(
     """Run ``case`` with jitter and report on it.
 
     Args:
-        cluster: as many ranks as the case has.
+        cluster: cluster with as many ranks as the case.
         case: the case to run.
         expected: the checksum of every rank without jitter.
         slow_down: factor by which all times are longer than they should be.
         flags: the amount of jitter, the number of iterations and the seed.
 
     Raises:
-        ClusterError: if a rank fails, or an iteration has other results than without jitter.
+        ClusterError: if a rank fails, or an iteration's results differ from those without jitter.
     """
     count, jitter = flags.iterations or JITTERED_ITERATIONS, flags.jitter
     job = replace(_job(case, slow_down, count), jitter=jitter, seed=flags.seed or 0)
@@ -167,7 +167,7 @@ def _job(case: EmulatedCase, slow_down: float, iterations: int) -> EmulatedJob:
 
 
 def _iterations(outcomes: Sequence[Outcome]) -> list[float]:
-    """Return the seconds of every iteration, to the end on the last rank."""
+    """Return the seconds of every iteration, until the last rank ends."""
     return list(map(max, zip(*(outcome.seconds for outcome in outcomes), strict=True)))
 
 
@@ -187,7 +187,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Flags:
 
 
 def check_source(flags: Flags) -> Iterator[str]:
-    """Yield a line if nothing says what is emulated."""
+    """Yield a fault if no flag says which runs or costs to emulate."""
     if flags[EmulateFlags].csv is None and flags[EmulateFlags].measured_costs is None:
         yield "nothing to emulate: give --csv FILE.csv or --measured-costs FILE.json"
 

@@ -20,7 +20,7 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from lm_eval.__main__ import cli_evaluate
 
-    import megatron.inference.harness  # noqa: F401 (registers the model)
+    import megatron.inference.harness  # noqa: F401 (the import registers the model)
     from megatron.parallel.environment import launched
 
 

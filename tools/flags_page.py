@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 
 
 def page() -> str:
-    """The page in Markdown: our flags by group, then what becomes of Megatron's others."""
+    """Return the page in Markdown: our flags by group, then the treatment of Megatron's others."""
     return "\n".join([*_ours(), *_others()]) + "\n"
 
 

@@ -84,7 +84,7 @@ class TextFlags(TokenizerFlags):
 
 
 def check_words(flags: Flags) -> Iterator[str]:
-    """Yield what is missing to make words of tokens, and to begin with."""
+    """Yield the flags that are missing: a tokenizer (or ``--ids``), and a text to start from."""
     own = flags[GenerateFlags]
     if not own.ids and flags[TextFlags].tokenizer_type is None:
         yield "give --tokenizer-type and --tokenizer-model, or --ids for token ids"
@@ -93,7 +93,7 @@ def check_words(flags: Flags) -> Iterator[str]:
 
 
 def words_of(flags: Flags, vocab_size: int) -> Words:
-    """Return what turns text to tokens and back.
+    """Return the converter between text and tokens.
 
     Raises:
         ValueError: the tokenizer has more tokens than the model.
@@ -108,7 +108,7 @@ def prompts_of(args: GenerateFlags) -> list[str]:
     """Return the prompts that the flags give.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no prompts.
     """
     found = list(args.prompt)
     if args.prompts_file is not None:
@@ -120,7 +120,7 @@ def prompts_of(args: GenerateFlags) -> list[str]:
 
 
 def answer(model: InferenceModel, words: Words, args: GenerateFlags, how: Sampling) -> None:
-    """Print the answers to all prompts, a batch at a time; every rank calls it."""
+    """Print the answers to all prompts, batch by batch; every rank calls this function."""
     texts = prompts_of(args)
     for begin in range(0, len(texts), args.batch_size):
         batch = texts[begin : begin + args.batch_size]
@@ -141,9 +141,9 @@ def answer(model: InferenceModel, words: Words, args: GenerateFlags, how: Sampli
 
 
 def stream(steps: Iterator[list[int | None]], words: Words, prompt: str, *, spoken: bool) -> None:
-    """Print a prompt and its answer as it comes.
+    """Print a prompt, and its answer token by token.
 
-    What a few tokens more may still change, such as half a character, is held back.
+    Text that the next tokens may still change, such as half a character, is held back.
     """
     found: list[int] = []
     shown = ""
@@ -161,12 +161,12 @@ def stream(steps: Iterator[list[int | None]], words: Words, prompt: str, *, spok
 
 
 def joined(prompt: str, text: str, words: Words) -> str:
-    """Return a prompt with its answer; ids have blanks between them."""
+    """Return a prompt and its answer as one text; ids are separated by a blank."""
     return prompt + (" " if words.are_ids and text else "") + text
 
 
 def judge(model: InferenceModel, words: Words, text: Path, longest: int, stride: int) -> None:
-    """Print the perplexity of a text; every rank calls it."""
+    """Print the perplexity of a text; every rank calls this function."""
     tokens = words.tokens(text.read_text(encoding="utf-8"))
     found = perplexity(model, tokens, longest, stride)
     if model.is_first:
@@ -177,7 +177,7 @@ def judge(model: InferenceModel, words: Words, text: Path, longest: int, stride:
 
 
 def run(flags: Flags, place: Launched) -> None:
-    """Do what the flags ask for; every rank calls it.
+    """Generate or score as the flags say; every rank calls this function.
 
     Raises:
         ValueError: a flag is wrong, or a file is damaged.

@@ -37,9 +37,9 @@ class Part:
     """A section of the report.
 
     Attributes:
-        title: its heading.
+        title: heading of the section.
         function: module in ``tools.gpu_sections`` and function in it, as ``module:function``.
-        seconds: after which it is ended, and what the sections before have left of theirs.
+        seconds: time limit; the section may also use time that earlier sections have left.
     """
 
     title: str
@@ -58,20 +58,20 @@ PARTS: Final[Mapping[str, Part]] = {
     "links": Part("Links beside products, and their memory", "links:measure", 35),
     "contract": Part("Contract tests of the kernels", "machine:contract", 75),
 }
-"""All sections, the quickest to tell something first; together they take 479 s at most. The first
-one reads PyTorch from a disk that may be slow."""
+"""All sections, beginning with those that give results soonest; together they take 479 s at most.
+The first section also loads PyTorch, from a disk that may be slow."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a section.
+    """The result of a section.
 
     Attributes:
-        title: its heading.
-        lines: of its Markdown.
-        values: the same for programs; empty if it failed.
-        seconds: that it took.
-        failed: whether it failed.
+        title: heading of the section.
+        lines: lines of its Markdown.
+        values: the results for programs; empty if the section failed.
+        seconds: seconds that the section took.
+        failed: whether the section failed.
     """
 
     title: str
@@ -82,7 +82,7 @@ class Told:
 
 
 def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
-    """Run a section in a process of its own; whatever becomes of it, return what to write."""
+    """Run a section in a process of its own; return its result, also if the process fails."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
@@ -98,7 +98,7 @@ def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
             printed, _ = process.communicate(timeout=seconds)
             reason = f"it failed with status {process.returncode}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # and all processes that it has started
             printed, _ = process.communicate()
             reason = f"it was not done after {seconds:g} s"
         took = time.monotonic() - begin

@@ -42,7 +42,7 @@ _FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHO
 _LIMIT: Final = timedelta(minutes=20)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From hidden states [n, h], matrix [V, h] and targets [n] to the mean loss."""
+"""Takes hidden states [n, h], a matrix [V, h] and targets [n]; returns the mean loss."""
 
 
 def _cross_entropy(x_nh: Tensor, weight_vh: Tensor, targets_n: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _sizes(text: str) -> Sequence[int]:
     """Read sizes such as 32k,64k.
 
     Raises:
-        ValueError: they are no sizes.
+        ValueError: the text holds no sizes.
     """
     try:
         found = [int(w[:-1]) * 1000 if w.endswith("k") else int(w) for w in text.split(",")]
@@ -112,12 +112,12 @@ class HeadFlags:
 
 @dataclass(frozen=True)
 class Found:
-    """What a way took.
+    """Time, memory and loss of one way.
 
     Attributes:
-        seconds: of every round, on the slowest rank.
-        processor: seconds of all ranks' processors in a round, on average.
-        bytes: at most on a rank, beyond input and matrix.
+        seconds: seconds of every round on the slowest rank.
+        processor: mean CPU seconds of all ranks together in a round.
+        bytes: largest memory of a rank beyond input and matrix.
         loss: the mean loss.
     """
 
@@ -160,7 +160,7 @@ def run_rank(arguments: HeadFlags) -> dict[str, Any]:
         started, begun = time.perf_counter(), time.process_time()
         result = call()
         result.backward()
-        loss = float(result.detach())  # waits for a GPU too
+        loss = float(result.detach())  # on a GPU this waits for the result
         if device.type == "cuda":
             torch.cuda.synchronize()
         del result
@@ -182,7 +182,7 @@ def run_rank(arguments: HeadFlags) -> dict[str, Any]:
 def _problem(
     arguments: HeadFlags, device: torch.device
 ) -> tuple[Callable[[], Tensor], Tensor, list[Tensor]]:
-    """Return the forward of a way, its input, and its matrix."""
+    """Return the forward of a way, its input, and the tensors of its matrix."""
     v, h, n = arguments.vocab_sizes[0], arguments.hidden_size, arguments.tokens
     dtype = getattr(torch, arguments.dtype)
     generator = torch.Generator().manual_seed(1)
@@ -202,7 +202,7 @@ def _problem(
 
 
 def _fill(rows_vh: Tensor, first: int) -> None:
-    """Give every row of the matrix its values, whoever holds it."""
+    """Fill rows of the matrix with values that do not depend on the rank that holds them."""
     h = rows_vh.shape[1]
     columns = torch.arange(h, device=rows_vh.device) * 0.7
     for some in range(0, len(rows_vh), 4096):
@@ -212,7 +212,7 @@ def _fill(rows_vh: Tensor, first: int) -> None:
 
 
 def _held(device: torch.device) -> float:
-    """Return the bytes in use now; the peak is counted from here on."""
+    """Return the bytes in use now, and restart the measurement of the peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
@@ -221,7 +221,7 @@ def _held(device: torch.device) -> float:
 
 
 def measure(argv: Sequence[str], way: str, ranks: int, vocab_size: int, on_cpu: bool) -> Found:
-    """Run a way, once for its times, and on a CPU once more for its memory."""
+    """Run a way for its times, and on a CPU a second time for its memory."""
     timed = _run(argv, way, ranks, vocab_size, allocator() if on_cpu else {})
     memory = timed
     if on_cpu:
@@ -238,7 +238,7 @@ def measure(argv: Sequence[str], way: str, ranks: int, vocab_size: int, on_cpu: 
 def _run(
     argv: Sequence[str], way: str, ranks: int, vocab_size: int, variables: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """Return what every rank of a way has measured."""
+    """Return the measurements of every rank of a way."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--way", way, "--ranks", str(ranks), "--vocab-sizes", str(vocab_size)]
         command = [sys.executable, __file__, *argv, *words, "--meeting", f"{folder}/meeting"]
@@ -281,7 +281,7 @@ def report(arguments: HeadFlags, argv: Sequence[str]) -> Iterator[str]:
 
 
 def parse_arguments(argv: Sequence[str]) -> HeadFlags:
-    """Read the command line; a report overwrites flags of its ranks, which is worth no note."""
+    """Read the command line; a report overrides flags of its ranks without a note."""
     return read(argv, __doc__, HeadFlags, speak="--way" not in argv)[HeadFlags]
 
 

@@ -60,7 +60,7 @@ LAYERS: Final = 4
 
 
 class PlainLayer(nn.Module):
-    """A GPT layer in PyTorch's own words, of the same shapes and biases as ours."""
+    """A GPT layer of PyTorch's own modules, with the same shapes and biases as our layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,15 +82,15 @@ class PlainLayer(nn.Module):
 
 @dataclass
 class Subject:
-    """Layers in a row that are timed.
+    """Several layers, one after the other, that are timed together.
 
     Attributes:
-        name: of its row of the table.
-        layers: [b, s, h] -> [b, s, h].
-        splits: whether its backward leaves work.
+        name: name of the row of the table.
+        layers: the layers, [b, s, h] -> [b, s, h].
+        splits: whether the backward leaves weight gradients to W.
         deferred: work that a split backward has left for W.
-        slot: of passes that are replayed.
-        taken: seconds of every pass through a layer, one entry a round.
+        slot: slot of passes that are replayed as graphs.
+        taken: seconds per layer of every kind of pass, one entry per round.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Subject:
     taken: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run F, B and W once, and note how long each took."""
+        """Run F, B and W once, and note the time of each."""
         x_bsh = torch.full((1, TOKENS, HIDDEN), 0.5, requires_grad=True)
         marks = self._launch(x_bsh) if self.slot is None else self._replay(x_bsh, self.slot)
         for kind, begin in (("F", 0), ("B", 2), ("W", 3)):
@@ -124,7 +124,7 @@ class Subject:
         return marks
 
     def _replay(self, x_bsh: Tensor, slot: Slot) -> list[float]:
-        """Return the same of passes that are replayed."""
+        """Return the times at which replayed passes began and ended."""
         marks = [time.thread_time()]
         y_bsh = slot.forward(x_bsh.detach())
         marks.append(time.thread_time())
@@ -197,7 +197,7 @@ def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
 
 
 def replayed(kernels: Kernels, *, splits: bool) -> Subject:
-    """Return our layers, run as graphs."""
+    """Return our layers, replayed as graphs."""
     subject = ours("replayed", kernels, splits=splits)
     subject.slot = Slot(
         lambda x_bsh, _: subject.layers(x_bsh),
@@ -210,7 +210,7 @@ def replayed(kernels: Kernels, *, splits: bool) -> Subject:
 
 
 def subjects() -> list[Subject]:
-    """Return all layers, the plain one first."""
+    """Return all subjects, the plain layers first."""
     of_gpu = CudaKernels(CPU, torch.float32)
     return [
         Subject("plain", nn.Sequential(*(PlainLayer() for _ in range(LAYERS)))),
@@ -221,7 +221,7 @@ def subjects() -> list[Subject]:
 
 
 def measure(rounds: int) -> list[Subject]:
-    """Run all layers in turn, so many times and some more to warm up."""
+    """Run all subjects in turn, ``rounds`` times after some rounds to warm up."""
     with patch.object(Programs, "__getattr__", lambda *_: _Nothing()):
         found = subjects()
         for _ in range(WARM_UPS + rounds):

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "launch-lines.md"
 LISTS = ROOT / "tests" / "config" / "launch_lists.json"
 
-# Needs no ranks, devices, data and tokenizer, which are not here.
+# A dry run needs no ranks, devices, data or tokenizer; this tool has none of them.
 DRY_RUN = ("--dry-run", "--vocab-size", "32000")
 
 _HEAD = """# Launch lines of others
@@ -50,10 +50,10 @@ class LaunchList:
     """The flags of a public launch script.
 
     Attributes:
-        name: a few words.
-        source: where the script is.
-        flags: each with its words; values of the script's variables are 1, or a letter.
-        values: for the variables where 1 makes no model, what stands for them here.
+        name: name of the script in a few words.
+        source: where the script is published.
+        flags: each flag with its values; variables of the script have the value 1 or a letter.
+        values: other values for variables where 1 makes no valid model.
     """
 
     name: str
@@ -73,12 +73,12 @@ class LaunchList:
 
 @dataclass(frozen=True)
 class Told:
-    """What becomes of one flag of a line.
+    """How this program treats one flag of a command line.
 
     Attributes:
-        flag: the flag with its words.
-        verdict: whether it is accepted in silence, noted or refused.
-        line: what is printed; empty if nothing is.
+        flag: the flag with its values.
+        verdict: whether the flag is accepted silently, noted or refused.
+        line: the line that is printed; empty: nothing is printed.
     """
 
     flag: str
@@ -87,12 +87,12 @@ class Told:
 
     @property
     def feature(self) -> str:
-        """The name of what is missing; empty for a mistake of another kind."""
+        """The name of the missing feature; empty for a mistake of another kind."""
         return next((f.name for f in FEATURES if self.line.endswith(f": {f.reason}")), "")
 
 
 def launch_lists() -> list[LaunchList]:
-    """The lists, in the order of their file."""
+    """Return the lists, in the order of their file."""
     lists = json.loads(LISTS.read_text(encoding="utf-8"))
     return [
         LaunchList(name, entry["source"], tuple(map(tuple, entry["flags"])), entry["values"])
@@ -101,7 +101,7 @@ def launch_lists() -> list[LaunchList]:
 
 
 def told(launch: LaunchList) -> list[Told]:
-    """What becomes of every flag, and of flags of ours that the line lacks; one replica."""
+    """Return the treatment of every flag, and of our flags that the line lacks; one replica."""
     found = read([*launch.words, *DRY_RUN], world_size=1)
     lines: list[tuple[Verdict, Sequence[str]]] = [
         ("refused", found.mistakes),
@@ -123,7 +123,7 @@ def _is_of(line: str, option: str) -> bool:
 
 
 def page() -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -32,7 +32,7 @@ class MergeFlags:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Merge.
+    """Merge the files.
 
     Returns:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.

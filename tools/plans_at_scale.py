@@ -51,7 +51,7 @@ COMPARED: Final = (*SCHEDULES, "auto")
 
 
 class Case(NamedTuple):
-    """A plan to make: the costs by name, and what ``Request`` has under the same names."""
+    """A plan to make: the name of its costs, and fields of ``Request`` under the same names."""
 
     costs: str
     schedule: str
@@ -68,13 +68,13 @@ class Case(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a plan is like, and what it took.
+    """The quality of a plan, and the time of planning.
 
     Attributes:
         bubble: share of the ranks' time in which they idle.
         seconds: CPU seconds that planning took.
-        unit: CPU seconds that the same small piece of Python took, before and after in the mean;
-            ``None`` in files that are older than this column.
+        unit: CPU seconds of ``work_unit``, the mean of runs before and after planning; ``None``:
+            the file is older than this column.
     """
 
     bubble: float
@@ -97,7 +97,7 @@ def measure(case: Case) -> Measured:
 
 
 def work_unit() -> float:
-    """Return the CPU seconds of some work of the kind that planning does: a heap and long lists."""
+    """Return the CPU seconds of fixed work that resembles planning: a heap and long lists."""
     begun = time.process_time()
     numbers = [i * 7919 % 50_021 for i in range(50_000)]
     heap: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def bubble(plan: Plan, costs: Costs) -> float:
 
 
 def load(path: Path) -> dict[Case, Measured]:
-    """Return the measurements of a file; none if there is no such file.
+    """Return the measurements of a file; a missing file has no measurements.
 
     Raises:
         ValueError: if the file holds no measurements.
@@ -167,8 +167,8 @@ def cases(options: "MeasureFlags") -> Iterator[Case]:
 def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> Iterator[str]:
     """Yield a table in Markdown for each kind of costs, treatment and share of microbatches.
 
-    A row is a schedule and a column p; a cell says "bubble before → after, seconds before → after",
-    with "?" for what was not measured. Seconds are those of the least unit, where it is known.
+    A row is a schedule, a column a number of ranks p. A cell says "bubble before → after, seconds
+    before → after", with "?" for a missing measurement. Seconds are scaled as in ``_of_one_unit``.
     """
     before, after = _of_one_unit(before, after)
     every = list(dict.fromkeys([*after, *before]))
@@ -185,7 +185,7 @@ def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> 
 
 
 def _of_one_unit(*files: Mapping[Case, Measured]) -> list[Mapping[Case, Measured]]:
-    """Return the measurements with seconds as if every unit had been the least of all."""
+    """Return the measurements with seconds scaled as if all had the smallest ``unit``."""
     units = [one.unit for found in files for one in found.values() if one.unit]
     least = min(units, default=0.0)
     return [

@@ -52,8 +52,8 @@ class Compared:
 
     Attributes:
         cell: the cell.
-        mfu: predicted, in percent.
-        gib: predicted memory of the fullest rank.
+        mfu: predicted MFU, in percent.
+        gib: predicted memory of the fullest rank, in GiB.
     """
 
     cell: Cell
@@ -80,7 +80,7 @@ class Compared:
 
     @property
     def kind(self) -> RunClass:
-        """The class of runs to which it belongs."""
+        """The class of runs to which the cell belongs."""
         return RunClass("A100", shared=False, across=self.cell.gpus > MACHINE)
 
 
@@ -102,7 +102,7 @@ def line(own: Compared) -> str:
 
 
 def error_rows(found: Sequence[Compared]) -> Iterator[str]:
-    """Yield the errors of every table and number of GPUs, of every class, and of all."""
+    """Yield the errors by table and number of GPUs, by class of runs, and of all cells."""
     groups: dict[str, list[Compared]] = {}
     for own in found:
         if own.cell.mfu is not None:
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: for files that are no such tables, or a selection that is empty.
+        ValueError: for files that are not the paper's tables, or a selection that is empty.
     """
     arguments = read(argv, __doc__, PaperFlags)[PaperFlags]
     cells = _selected(arguments)

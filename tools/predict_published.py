@@ -36,8 +36,8 @@ def line(index: int, found: Sequence[Prediction]) -> str:
     """Return the line of a run.
 
     Args:
-        index: of the row, from 0 on.
-        found: its predictions, the fastest first.
+        index: index of the row, from 0 on.
+        found: predictions of the run, the fastest first.
     """
     best, run = found[0], found[0].run
     errors = [each.error for each in found]
@@ -69,7 +69,7 @@ def class_of(run: PublishedRun) -> RunClass:
 
 
 def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Yield the errors of the rows calibrated with, of those kept out, and of every class."""
+    """Yield the errors of rows used in the calibration, of rows kept out, and of every class."""
     groups: dict[str, list[float]] = {"calibrated": [], "kept out": []}
     for index, each in enumerate(predictions):
         names = ("kept out" if is_kept_out(index) else "calibrated", str(class_of(each.run)))
@@ -82,10 +82,10 @@ def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 
 def update(page: Path, heading: str, lines: Sequence[str]) -> None:
-    """Replace the lines of the table of ``page`` that has this heading.
+    """Replace the lines of the table under ``heading`` in ``page``.
 
     Raises:
-        ValueError: if the page cannot be read, or has no such table.
+        ValueError: if the page cannot be read, or has no table under the heading.
     """
     try:
         rows = page.read_text(encoding="utf-8").splitlines()
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: for files that are no such tables.
+        ValueError: for files that are not such tables.
     """
     arguments = read(argv, __doc__, PublishedFlags)[PublishedFlags]
     lines, best = [], []

@@ -51,12 +51,12 @@ NAMES = {
 
 @dataclass
 class Taken:
-    """The seconds of a way, of every round.
+    """The seconds of a way in every round.
 
     Attributes:
-        command: from the start of its process to its end.
-        work: after its imports.
-        processors: what the processors worked after its imports, in all its processes together.
+        command: seconds from the start of the way's process to its end.
+        work: seconds after its imports.
+        processors: CPU seconds after its imports, of all its processes together.
     """
 
     command: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Taken:
 
 
 def write_text(corpus: Corpus, path: Path, size: int) -> int:
-    """Write documents as JSON lines up to a size, and return how many."""
+    """Write documents as JSON lines up to a size, and return the number of documents."""
     documents = [text for text in corpus.documents() if text.strip()]
     count = 0
     with path.open("w", encoding="utf-8") as file:
@@ -127,10 +127,10 @@ def run(way: str, text: Path, model: Path, output: Path, workers: int, megatron:
 
 
 def compare(folder: Path) -> None:
-    """Make sure that ours wrote what Megatron's builder wrote.
+    """Check that our files equal the files of Megatron's builder.
 
     Raises:
-        ValueError: it did not.
+        ValueError: the files differ.
     """
     for ending in (".bin", ".idx"):
         one, other = (folder / way / f"out_text_document{ending}" for way in ("ours", "megatron"))
@@ -170,7 +170,7 @@ def measure(given: RaceFlags, text: Path, model: Path) -> dict[str, Taken]:
 def report(
     given: RaceFlags, words: Sequence[str], size: int, results: dict[str, dict[str, Taken]]
 ) -> str:
-    """The report in Markdown."""
+    """Return the report in Markdown."""
     rows = [
         f"    {' '.join(['python', 'tools/preprocess_benchmark.py', *words])}",
         "",

@@ -34,7 +34,7 @@ with in_environment():
     from megatron.flags.declare import COUNT, flag, required
     from megatron.flags.groups import Flags, declarations
 
-_SECONDS = 10.0  # between two lines of progress where there is no terminal
+_SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
 
 
 # The formatter is off so that the flags read as a table.
@@ -113,7 +113,7 @@ class Reporter:
         self._bar.stop()
 
     def __call__(self, status: Status) -> None:
-        """Take the status after a block; the first one is that of the beginning."""
+        """Show the status after a block; the first call gives the status at the start."""
         if self._first is None:
             self._first = status
             if status.done_bytes or status.documents:
@@ -136,10 +136,10 @@ class Reporter:
 
 
 def config_of(flags: Flags) -> PreprocessConfig:
-    """What the command line asks for.
+    """Return the configuration that the flags describe.
 
     Raises:
-        ValueError: flags do not go together, or a number is out of range.
+        ValueError: flags contradict one another, or a number is out of range.
     """
     data, run, text = flags[DataFlags], flags[RunFlags], flags[TextFlags]
     tokenizer = tokenizer_config(text, text.tokenizer_type)

@@ -62,12 +62,12 @@ class ScaleFlags:
 
 
 class Case(NamedTuple):
-    """What is simulated.
+    """One simulation.
 
     Attributes:
-        schedule: by name.
-        bandwidth: of the link between replicas, in GB/s.
-        replicas: d.
+        schedule: name of the schedule.
+        bandwidth: bandwidth of the link between replicas, in GB/s.
+        replicas: number of replicas d.
         bucket_size: parameters after which a bucket is full.
     """
 
@@ -78,13 +78,13 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the simulation of a case gives.
+    """The result of a simulation.
 
     Attributes:
-        seconds: of an iteration.
-        reduced: share of RG that is hidden.
-        gathered: share of AG that is hidden.
-        buckets: of the rank that has most.
+        seconds: seconds of an iteration.
+        reduced: share of RG (the reduction of gradients) that is hidden behind passes.
+        gathered: share of AG (the gathering of parameters) that is hidden behind passes.
+        buckets: most buckets of a rank.
     """
 
     seconds: float
@@ -106,9 +106,9 @@ def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
     """Return a run of the replicas of ``case``, each with the microbatches of ``config``.
 
     Args:
-        config: of one replica.
-        case: how many there are to be, and how they exchange.
-        latency: of a step between them, in microseconds.
+        config: run of one replica.
+        case: number of replicas, their link and their buckets.
+        latency: latency of a step between replicas, in microseconds.
     """
     assert config.dry_run is not None, "nothing is started here"
     replicas = ReplicaConfig(
@@ -131,7 +131,7 @@ def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
 
 
 def simulated(options: ScaleFlags) -> Results:
-    """Return what all cases give that the flags ask for."""
+    """Return the results of all cases that the flags ask for."""
     found: Results = {}
     for schedule in options.pipeline_schedule:
         config = one_replica(schedule, options)
@@ -154,7 +154,7 @@ def _found(forecast: RunForecast) -> Found:
 
 
 def report(found: Results, options: ScaleFlags) -> Iterator[str]:
-    """Yield the tables: first what a size of buckets costs, then what is hidden by schedule."""
+    """Yield the tables: first by size of the buckets, then by schedule."""
     for bandwidth in options.bandwidth:
         yield f"\n## {bandwidth:g} GB/s and {options.latency:g} us a step\n"
         yield "An iteration is longer than with the best size by, in the mean over schedules:\n"

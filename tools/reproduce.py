@@ -29,7 +29,7 @@ def predict(
         run: measured pass times.
         hop: microseconds of a message between neighbours.
         microbatches: microbatches of the iteration.
-        share_of_s: share of ST that is S; by default that of its matrix products.
+        share_of_s: share of ST that is S; by default the share of its matrix products.
     """
     program, costs = lowered(run, hop, microbatches, share_of_s)
     return simulate(program, costs).end / 1000
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: for a file that is no table of runs, or numbers out of range.
+        ValueError: for a file that is not a table of runs, or numbers out of range.
     """
     arguments = read(argv, __doc__, ReproduceFlags)[ReproduceFlags]
     share = arguments.share_of_s

@@ -37,14 +37,14 @@ from tools.predictions.paper_tables import (
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 ITERATIONS: Final = 12
-"""Of every job; the first ones warm up."""
+"""Iterations of every job; the first iterations warm up."""
 
 MEASURED_FROM: Final = 5
 """First iteration that counts."""
 
 SMALL_RANKS: Final = 2
 SMALL: Final = 100
-"""The small form's vocabularies are so many times smaller."""
+"""Factor by which the vocabularies are smaller in the small form of the runs."""
 
 COLUMNS: Final = (
     "schedule", "gpus", "seq_length", "method", "vocabulary",
@@ -54,13 +54,13 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell.
+    """The result of a cell of the paper's tables.
 
     Attributes:
         cell: the setup, with the published figures.
-        mfu: percent; ``None``: it did not end.
-        peak_gib: memory of the fullest rank.
-        note: why there are no figures, or how they differ in kind from the published ones.
+        mfu: MFU in percent; ``None``: the job did not end.
+        peak_gib: memory of the fullest rank, in GiB.
+        note: why there are no figures, or how their meaning differs from the published figures.
     """
 
     cell: Cell
@@ -69,7 +69,7 @@ class Outcome:
     note: str = ""
 
     def row(self) -> dict[str, object]:
-        """Return it as a row of the table."""
+        """Return the result as a row of the table."""
         cell = self.cell
         values = (
             cell.schedule, cell.gpus, cell.seq_length, cell.method, cell.vocabulary,
@@ -84,7 +84,7 @@ def flags_of(cell: Cell, records: Path, *, small: bool) -> list[str]:
     Args:
         cell: the setup.
         records: file for the records of the job.
-        small: for a model of a few thousand parameters on CPUs, with the cell's methods.
+        small: use a model of a few thousand parameters on CPUs, with the cell's methods.
     """
     layers, hidden, heads = (4, 64, 4) if small else MODELS[cell.schedule][cell.gpus]
     sequence = 32 if small else cell.seq_length
@@ -116,9 +116,9 @@ def flags_of(cell: Cell, records: Path, *, small: bool) -> list[str]:
 
 
 def outcome_of(cell: Cell, records: Path, note: str = "") -> Outcome | None:
-    """Read what a job has recorded; ``None`` if it has not come to its end.
+    """Return the result from a job's records; ``None``: the job did not finish.
 
-    The peak of memory is that of tensors, as in the paper.
+    The peak of memory counts tensors only, as in the paper.
     """
     if not records.is_file():
         return None
@@ -132,7 +132,7 @@ def outcome_of(cell: Cell, records: Path, note: str = "") -> Outcome | None:
 
 
 def run(cell: Cell, folder: Path, launch: Sequence[str], *, small: bool) -> Outcome:
-    """Return what became of a cell; its job runs if it has not ended in ``folder`` before."""
+    """Return the result of a cell; its job runs unless ``folder`` has its complete records."""
     name = f"{cell.schedule}-{cell.gpus}-{cell.seq_length}-{cell.method}-{cell.vocabulary}"
     records = folder / f"{name}.jsonl"
     note = "small model on CPUs: not to be compared" if small else ""
@@ -174,7 +174,7 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw MFU and memory over the size of the vocabulary, ours and published."""
+    """Draw our and the published MFU and memory over the size of the vocabulary."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -229,7 +229,7 @@ class CellFlags:
 
 
 def selected(arguments: CellFlags) -> Iterator[Cell]:
-    """Yield the cells that are asked for."""
+    """Yield the cells that the flags select."""
     for schedule, file in TABLES.items():
         for cell in read_cells(schedule, ROOT / "docs/reference" / file):
             if (

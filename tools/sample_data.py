@@ -31,14 +31,14 @@ with in_environment():
     from megatron.flags.declare import flag, required
     from megatron.native.files import cache_root
 
-_SMALLEST, _LARGEST = 261, 1_000_000  # the bytes and the special tokens are 260
+_SMALLEST, _LARGEST = 261, 1_000_000  # bytes and special tokens alone are 260 entries
 
 
 def parse_vocab_size(text: str) -> int:
-    """Reads ``32k`` or ``32000`` and so on.
+    """Reads a size such as ``32k`` or ``32000``.
 
     Raises:
-        ValueError: it is no such size.
+        ValueError: the text is not a size, or the size is out of range.
     """
     found = re.fullmatch(r"([1-9]\d*)(k?)", text.lower(), re.ASCII)
     size = int(found[1]) * (1000 if found[2] else 1) if found else 0
@@ -52,7 +52,7 @@ def parse_vocab_size(text: str) -> int:
 
 
 class Reporter:
-    """Progress on stderr: bars on a terminal, a line per stage and tenth elsewhere."""
+    """Shows progress on stderr: bars on a terminal, else a line for every tenth of a stage."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -80,7 +80,7 @@ class Reporter:
         self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Takes one step's report, as `megatron.data.prepare.Progress` defines it."""
+        """Shows a report of progress; see `megatron.data.prepare.Progress`."""
         if self._console.is_terminal:
             self._show(stage, done, total)
         else:
@@ -88,7 +88,7 @@ class Reporter:
 
     def _show(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._tasks:
-            for task in self._bars.tasks:  # the stage before this one is over, known total or not
+            for task in self._bars.tasks:  # the stage before has ended
                 self._bars.update(task.id, total=task.total or 1, completed=task.total or 1)
             self._tasks[stage] = self._bars.add_task(stage, total=total)
         self._bars.update(self._tasks[stage], completed=done, total=total)

@@ -25,8 +25,8 @@ from megatron.schedules.request import DEFAULT_SECONDS, Request
 from megatron.simulator.scenario import Scenario, Simulation, run
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
-"""Chunks of a rank of 1F1B-I in table 5: each transformer layer is one (section 5.1), so
-there are as many as a stage has layers. In table 8 there are two, as ZB-V has."""
+"""Chunks of a rank of 1F1B-I in table 5: each transformer layer is a chunk (section 5.1), so a rank
+has as many chunks as layers. In table 8 a rank has two chunks, as in ZB-V."""
 NAMES: Final[Mapping[str, str]] = {
     "1F1B": "1f1b",
     "1F1B-I": "interleaved",
@@ -37,11 +37,11 @@ NAMES: Final[Mapping[str, str]] = {
     "ZB-V": "zb-v",
 }
 PROVEN: Final = ((2, 4), (2, 8), (3, 6), (3, 9), (4, 8))
-"""(p, m) that CP-SAT is asked about."""
+"""Pairs (p, m) for which the solver CP-SAT searches a proof."""
 
 
 def published(folder: Path) -> Iterator[str]:
-    """Yield the table of published bubbles and ours, in percent."""
+    """Yield the table of the published bubbles and our bubbles, in percent."""
     columns = list(NAMES)
     yield "| model | p | m | " + " | ".join(columns) + " |"
     yield "|---|--:|--:|" + "--:|" * len(columns)
@@ -53,13 +53,13 @@ def published(folder: Path) -> Iterator[str]:
 
 
 def _against(row: Mapping[str, str], name: str, table: str) -> str:
-    """Return ours beside the published bubble."""
+    """Return our bubble beside the published bubble."""
     simulated = run(Scenario(_published_request(row, name, table)))
     return f"{simulated.timeline.bubble_rate():.2%} ({float(row[name]):.2%})"
 
 
 def _published_request(row: Mapping[str, str], name: str, table: str) -> Request:
-    prefix, whole = ("", 1) if table == "5" else ("chunk_", 2)  # table 8 gives half a stage
+    prefix, whole = ("", 1) if table == "5" else ("chunk_", 2)  # table 8 has half stages
     if name == "1F1B-I":
         chunks = CHUNKS[row["model"]] if table == "5" else 2
     else:
@@ -80,7 +80,7 @@ def _published_request(row: Mapping[str, str], name: str, table: str) -> Request
 
 
 def anchors() -> Iterator[str]:
-    """Yield what vocabulary parallelism costs in bubble, at F = B = W = 1 and S = T = 0.25."""
+    """Yield the bubble of every treatment of the vocabulary, at F = B = W = 1, S = T = 0.25."""
     yield "| schedule | m | none | vocab-2 | vocab-1 | naive | interlaced |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for name in (name for name, known in SCHEDULES.items() if not known.searched):
@@ -112,7 +112,7 @@ def _unit(
 
 
 def proven(seconds: float) -> Iterator[str]:
-    """Yield what CP-SAT proves for one chunk a rank, beside what we find without it."""
+    """Yield the bounds that CP-SAT proves for one chunk per rank, beside our own plans."""
     yield "| p | m | vocabulary | limit | zb-auto | optimal | bound | seconds |"
     yield "|--:|--:|---|--:|--:|--:|--:|--:|"
     for ranks, microbatches in PROVEN:
@@ -140,7 +140,7 @@ class TableFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables as they come."""
+    """Print every table as soon as it is ready."""
     options = read(argv, __doc__, TableFlags)[TableFlags]
     for title, lines in (
         ("Published bubbles: ours (published)", published(options.tables)),

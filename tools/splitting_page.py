@@ -33,14 +33,14 @@ MACHINE: Final = 8
 
 
 def told(asked_for: tuple[Job, str]) -> Row:
-    """Return the row of a job with a vocabulary, given by name, and print it for who waits."""
+    """Return the row of a job with a vocabulary, given by name, and print it as progress."""
     found = row_of(asked_for)
     print(summary(*asked_for, found), file=sys.stderr, flush=True)
     return found
 
 
 def summary(job: Job, name: str, found: Row) -> str:
-    """Return a row of the table of seconds: the fastest is bold."""
+    """Return a row of the table of seconds, the fastest treatment in bold."""
     fastest = min((own.seconds for own in found.values() if own), default=0.0)
     cells = [
         "-" if own is None else f"**{own.words}**" if own.seconds == fastest else own.words
@@ -50,11 +50,11 @@ def summary(job: Job, name: str, found: Row) -> str:
 
 
 def gain(found: Row, job: Job) -> str:
-    """Return by how much the faster split of the vocabulary is faster than the faster whole one.
+    """Return how much faster the best split vocabulary is than the best whole vocabulary.
 
     Args:
-        found: the row.
-        job: its job; predictions for several machines err more.
+        found: the row of the job.
+        job: the job; predictions for several machines have larger errors.
     """
     whole, split = (
         min((own.seconds for name in names if (own := found[name])), default=None)
@@ -109,7 +109,7 @@ class PageFlags:
 
 
 def main() -> None:
-    """Predict all rows by two processes, and print or write the tables."""
+    """Predict all rows with two processes, and print or write the tables."""
     update = read(None, __doc__, PageFlags)[PageFlags].update
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:

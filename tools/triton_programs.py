@@ -40,7 +40,7 @@ from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 
 TYPES = ("bf16", "fp16", "fp32")
-"""Of activations."""
+"""Dtypes of activations."""
 
 _WIDE = (
     "statistics_p4n",
@@ -55,18 +55,18 @@ _WIDE = (
 )
 _STATISTICS = ("maxima_kn", "target_logits_n", "sums_kn", "logit_sums_kn")
 RANKS = 16
-"""Shards whose statistics C1 merges; the kernels have a form for every power of two."""
+"""Vocabulary shards whose statistics C1 merges; the kernels have a form for every power of two."""
 
 _FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
 _ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
 _TABLES = ("table_tc", "blocks_k2")
 _EIGHT_BITS = {"straight_rk": "*u8", "turned_kr": "*u8", "seen": "*i32", "scale": "*fp32"}
 _EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
-"""Integers that are multiples of 16 where a model's sizes are; strides among them."""
+"""Integer arguments (sizes and strides) that are multiples of 16 if a model's sizes are."""
 
 _ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
 _ROW_SIZES = (128, 8192)
-"""Of the rows of norms: the channels of a head, and the longest row that the programs take."""
+"""Sizes of the rows of norms: channels of a head, and the longest row that the programs take."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,16 @@ class Form:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a form takes.
+    """The resources that a form uses.
 
     Attributes:
-        program: its name.
-        form: activations' type and the options that are on.
-        registers: of a thread.
-        shared_bytes: shared memory of a block.
-        spilled_bytes: of a thread.
-        short_offsets: matrices into which offsets of 32 bits lead; they may have 2^31 elements.
+        program: name of the program.
+        form: dtype of activations and the options that are on.
+        registers: registers of a thread.
+        shared_bytes: bytes of shared memory of a block.
+        spilled_bytes: bytes that a thread spills.
+        short_offsets: matrices that are addressed with 32-bit offsets, which are too short for 2^31
+            elements.
     """
 
     program: str
@@ -135,7 +136,7 @@ def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
 
 
 def _eight_bit_forms(kind: str) -> Iterator[Form]:
-    """Yield those that find the largest number, that quantise, and that do both."""
+    """Yield forms that find the largest number, that quantise, and that do both."""
     for rounds, seen, e5m2 in ((False, True, False), (True, False, False), (True, True, True)):
         options = {"STRAIGHT": rounds, "TURNED": rounds, "SEEN": seen, "E5M2": e5m2}
         own = {**options, "MOST": 57344.0 if e5m2 else 448.0, **eight_bit_operators.TILE}
@@ -143,7 +144,7 @@ def _eight_bit_forms(kind: str) -> Iterator[Form]:
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
-    """Yield those of norms and activations."""
+    """Yield the forms of norms and activations."""
     for size, on in product(_ROW_SIZES, (False, True)):
         tile = norm_tile(size, 4 if kind == "fp32" else 2)
         warps = tile.pop("num_warps")
@@ -161,14 +162,14 @@ def _row_forms(kind: str) -> Iterator[Form]:
 
 
 def _rotation_forms(kind: str) -> Iterator[Form]:
-    """Yield those of heads of 128 channels, of which all or half turn."""
+    """Yield the forms of RoPE for heads of 128 channels, of which all or half are rotated."""
     for back, interleaved in product((False, True), repeat=2):
         options = {"BACK": back, "INTERLEAVED": interleaved}
         yield Form(rotation.rotate, {**options, **rotation_tile(128, 32 if back else 64)}, kind)
 
 
 def _update_forms(kind: str) -> Iterator[Form]:
-    """Yield those of a step: moments in fp32, all in bf16, and gradients that stay scaled."""
+    """Yield the forms of an optimizer step: fp32 moments, all in bf16, gradients kept scaled."""
     wide, narrow = tl.float32, tl.bfloat16
     types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
     rounds = {"WEIGHT": types[kind], "ROUNDS": kind != "fp32"}
@@ -190,7 +191,7 @@ def compiled(form: Form, capability: int) -> Resources:
 
     Args:
         form: what to compile.
-        capability: of the GPU, 10 times its number.
+        capability: compute capability of the GPU, times 10.
     """
     names = [parameter.name for parameter in form.program.params]
     signature = {name: _type_of(name, form) for name in names}
@@ -223,7 +224,7 @@ def compiled(form: Form, capability: int) -> Resources:
 
 
 def _type_of(name: str, form: Form) -> str:
-    """Return the type of a program's argument in Triton's words."""
+    """Return the type of a program's argument by Triton's name."""
     if name in form.constants:
         return "constexpr"
     if name in _EIGHT_BITS:
@@ -238,9 +239,9 @@ def _type_of(name: str, form: Form) -> str:
 
 
 def _short_offsets(ttir: str, form: Form) -> list[str]:
-    """Return the matrices into which offsets of 32 bits lead, in a program in Triton's own code.
+    """Return the matrices that a program in Triton's IR addresses with 32-bit offsets.
 
-    A row that is there once for all tokens is no matrix.
+    A single row that all tokens share does not count as a matrix.
     """
     [arguments] = re.findall(r"tt\.func public @\w+\((.*)", ttir)
     given = [each.name for each in form.program.params if each.name not in form.constants]
@@ -260,7 +261,7 @@ def _short_offsets(ttir: str, form: Form) -> list[str]:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return registers and spilled bytes of a thread, as NVIDIA's tool reads them."""
+    """Return registers and spilled bytes of a thread, as NVIDIA's tool reports them."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -40,10 +40,10 @@ from tools.benchmarking.allocator import allocator
 MB: Final = 1e6
 
 WAYS: Final = tuple((name, again) for name in ("vocab-1", "vocab-2") for again in (False, True))
-"""Treatments, each with and without recomputed logits."""
+"""Treatments of the vocabulary, each with and without recomputed logits."""
 
 _FEW: Final = 1000
-"""Entries of a shard on which everything has run once."""
+"""Entries of a small shard on which all code runs once before memory is measured."""
 
 _FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
@@ -63,14 +63,14 @@ class ShardFlags:
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of the two passes."""
+    """Seconds of the passes S and T."""
 
     s: float
     t: float
 
     @property
     def both(self) -> float:
-        """Their sum."""
+        """The sum of both passes."""
         return self.s + self.t
 
 
@@ -80,7 +80,7 @@ class Shard:
     Args:
         arguments: the sizes.
         treatment: how the vocabulary is treated.
-        recompute: whether T forms the logits again.
+        recompute: whether T computes the logits again.
     """
 
     def __init__(self, arguments: ShardFlags, treatment: str, recompute: bool) -> None:
@@ -89,7 +89,7 @@ class Shard:
         shard = VocabularyShard.of(v, padded, 0, arguments.shards)
         dtype = torch.bfloat16
         weight = nn.Parameter(torch.empty(shard.rows, h, dtype=dtype).normal_(0, 0.02))
-        give_main_grad(weight, torch.full((shard.rows, h), 0.0))  # in memory from now on
+        give_main_grad(weight, torch.full((shard.rows, h), 0.0))  # its memory is allocated now
         kernels = kernels_for(weight.device, dtype)
         self._layer = OutputLayer(shard, weight, LossOptions(v), kernels, recompute)
         self._treatment: Treatment = TREATMENTS[treatment]
@@ -97,14 +97,14 @@ class Shard:
         self._targets_n, self._weight_n = torch.randint(v, (n,)), torch.full((n,), 1 / n)
 
     def s(self) -> ShardState:
-        """Pass S; A and D go with their barrier."""
+        """Run S and drop its parts A and D of the input gradient, as their barrier does."""
         form_gradient = self._treatment.gradient_pass == "S"
         state = self._layer.s(self._x_nh, self._targets_n, form_gradient)
         state.drop_gradient()
         return state
 
     def t(self, state: ShardState) -> Tensor | None:
-        """Pass T, after a barrier of this shard alone."""
+        """Run T, after a barrier with this shard only."""
         merged = merge_statistics(state.statistics_4n.unsqueeze(0))
         form_gradient = self._treatment.gradient_pass == "T"
         return self._layer.t(state, merged, self._weight_n, form_gradient=form_gradient)
@@ -119,16 +119,16 @@ class Shard:
 
 
 def held() -> float:
-    """Return the bytes of this process that are in memory."""
+    """Return the bytes of memory that this process occupies."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def measure_memory(arguments: ShardFlags) -> dict[str, float]:
-    """Return bytes beyond what is always there: between S and T, and at most until T's end."""
+    """Return bytes beyond the memory before S: between S and T, and the peak until T's end."""
     shard = Shard(arguments, arguments.memory_of, arguments.vocab_recompute)
     few = replace(arguments, vocab_size=4 * _FEW, shards=4)
-    Shard(few, arguments.memory_of, arguments.vocab_recompute).timed()  # code is in memory too
+    Shard(few, arguments.memory_of, arguments.vocab_recompute).timed()  # loads code into memory
     before = held()
     state = shard.s()
     between = held() - before
@@ -138,7 +138,7 @@ def measure_memory(arguments: ShardFlags) -> dict[str, float]:
 
 
 def memory_of(argv: Sequence[str], treatment: str, recompute: bool) -> dict[str, float]:
-    """Return what ``measure_memory`` finds in a process of its own."""
+    """Return the result of ``measure_memory`` in a process of its own."""
     command = [sys.executable, __file__, *argv, "--memory-of", treatment]
     done = subprocess.run(
         command + ["--vocab-recompute"] * recompute,
@@ -152,7 +152,7 @@ def memory_of(argv: Sequence[str], treatment: str, recompute: bool) -> dict[str,
 
 
 def measure_times(arguments: ShardFlags) -> dict[tuple[str, bool], list[Taken]]:
-    """Return the seconds of every way in every round, after a round that does not count."""
+    """Return the seconds of every way in every round, after a round to warm up."""
     shards = {way: Shard(arguments, *way) for way in WAYS}
     found: dict[tuple[str, bool], list[Taken]] = {way: [] for way in WAYS}
     for number in range(arguments.rounds + 1):
@@ -196,7 +196,7 @@ def report(arguments: ShardFlags, argv: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Report, in a process whose allocator keeps what is freed, as in training."""
+    """Report, in a process whose allocator keeps freed memory, as in training."""
     argv = sys.argv[1:]
     arguments = read(argv, __doc__, ShardFlags)[ShardFlags]
     torch.set_num_threads(1)

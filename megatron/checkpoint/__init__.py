@@ -1,1 +1,1 @@
-"""Checkpoints that fit any layout: who wrote what, folders that survive a kill, save and load."""
+"""Checkpoints that any grid of ranks can load: tensors by box, folders that survive a kill."""

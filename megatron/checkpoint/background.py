@@ -1,4 +1,4 @@
-"""One piece of work at a time on a thread of its own, for saves that training does not wait for."""
+"""Runs one piece of work at a time on a thread, so that training need not wait for a save."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,14 +17,14 @@ class Background:
         self._work = self._pool.submit(work)
 
     def finished(self) -> str | None:
-        """Return the outcome if the work has ended, else ``None``; as ``wait``, without waiting."""
+        """Return the outcome if the work has ended, else ``None``; raises errors as ``wait``."""
         return self.wait() if self._work is not None and self._work.done() else None
 
     def wait(self) -> str | None:
         """Wait for the work, and return its outcome; ``None`` if there is no work.
 
         Raises:
-            BaseException: what the work has raised.
+            BaseException: the exception that the work has raised.
         """
         if self._work is None:
             return None

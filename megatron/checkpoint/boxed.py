@@ -1,8 +1,9 @@
 """A rank's part of a tensor of the whole model, as PyTorch's distributed checkpoints understand it.
 
-``torch.distributed.checkpoint`` asks a tensor for its parts by three methods: what to write, what
-to read, and the memory of one part. Its planner then finds out by itself which parts of which files
-a rank needs, whatever layout has written them. Parts that several ranks hold are written once.
+``torch.distributed.checkpoint`` asks a tensor for its parts by three methods: the parts to write,
+the parts to read, and the memory of one part. Its planner then finds out which parts of which files
+a rank needs, for a checkpoint of any grid of ranks. Parts that several ranks hold are written once.
+A box is the range of indices that a part has in the whole model's tensor.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,12 +24,12 @@ from megatron.parallel.box import Box, Piece, Shape
 class BoxedTensor(Tensor):
     """The pieces of a tensor of the whole model that lie in one tensor of this rank.
 
-    It shares its memory with that tensor, and has the size of the whole model's.
+    The memory is shared with this rank's tensor; ``size`` is the size of the whole model's tensor.
 
     Args:
-        tensor: of this rank.
-        global_shape: of the whole model's tensor.
-        pieces: which boxes are here, and where.
+        tensor: tensor of this rank.
+        global_shape: shape of the whole model's tensor.
+        pieces: the boxes that this rank holds, and their places in ``tensor``.
     """
 
     _global_shape: Shape
@@ -43,18 +44,18 @@ class BoxedTensor(Tensor):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The boxes that are here, none empty, and where."""
+        """The boxes that this rank holds, without empty boxes, and their places in the tensor."""
         return self._pieces
 
     def only(self, pieces: Iterable[Piece]) -> "BoxedTensor":
-        """Return some pieces in the same memory; they may be parts of these."""
+        """Return some pieces, or parts of pieces, in the same memory."""
         return BoxedTensor(self.as_subclass(Tensor), self._global_shape, pieces)
 
     def copied(self, to: "BoxedTensor | None" = None) -> "BoxedTensor":
-        """Return the same pieces in memory of the host, as much as they need.
+        """Return a copy of the pieces in the host's memory, without the space around them.
 
         Args:
-            to: an earlier copy of the same pieces, whose memory is used again.
+            to: an earlier copy of the same pieces, whose memory is reused.
         """
         outer = _around([piece.local for piece in self._pieces])
         source = self.as_subclass(Tensor)[outer.slices]
@@ -69,7 +70,7 @@ class BoxedTensor(Tensor):
         return shape if dim is None else shape[dim]
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        """Return what is to be written: every box that is here, its rows one after the other."""
+        """Return the parts to write: every box of this rank, its rows one after the other."""
         assert self.as_subclass(Tensor).is_contiguous(), f"the reader relies on it for {fqn}"
         properties = TensorProperties(dtype=self.dtype)
         return [
@@ -82,7 +83,7 @@ class BoxedTensor(Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return what is to be read: every box that is here."""
+        """Return the parts to read: every box of this rank."""
         return [_chunk(piece.box) for piece in self._pieces]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
@@ -95,14 +96,14 @@ class BoxedTensor(Tensor):
 
 
 class StreamedTensor(Tensor):
-    """A whole tensor of the model that is made when it is written, and forgotten thereafter.
+    """A whole tensor of the model that is made when it is written, and freed afterwards.
 
-    It has a shape and a type, and no memory.
+    Until then it has a shape and a dtype, and no memory.
 
     Args:
-        shape: of the tensor.
-        dtype: of its elements.
-        make: returns it, on the host; called once, by the thread that writes it.
+        shape: shape of the tensor.
+        dtype: dtype of its elements.
+        make: returns the tensor, on the host; the thread that writes the tensor calls it once.
     """
 
     _make: Callable[[], Tensor]
@@ -116,7 +117,7 @@ class StreamedTensor(Tensor):
         return made
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        """Return what is to be written: all of it."""
+        """Return the part to write: the whole tensor."""
         box, properties = Box.whole(self.shape), TensorProperties(dtype=self.dtype)
         data = TensorWriteData(_chunk(box), properties, self.shape)
         return [WriteItem(index=_index(fqn, box), type=WriteItemType.SHARD, tensor_data=data)]
@@ -129,10 +130,10 @@ class StreamedTensor(Tensor):
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Return a tensor in the same memory whose storage ends where it does.
+    """Return a tensor in the same memory, with a storage that holds nothing else.
 
-    PyTorch's writer copies tensors that lie in a larger storage, since ``torch.save`` would write
-    all of that.
+    PyTorch's writer copies tensors that lie in a larger storage, because ``torch.save`` would write
+    the whole storage.
     """
     if not tensor.is_cpu or not tensor.is_contiguous() or not tensor.numel():
         return tensor
@@ -149,7 +150,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def _around(boxes: Sequence[Box]) -> Box:
-    """Return the smallest box that holds all of several."""
+    """Return the smallest box that holds all ``boxes``."""
     start = tuple(map(min, *(box.start for box in boxes), boxes[0].start))
     stop = tuple(map(max, *(box.stop for box in boxes), boxes[0].stop))
     return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))

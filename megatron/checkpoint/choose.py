@@ -1,4 +1,4 @@
-"""Which of the checkpoints in a folder a command works on, and of what model it is."""
+"""Chooses the checkpoint of a folder that a command works on, and reads which model it holds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -17,17 +17,17 @@ Each: TypeAlias = Callable[[Sequence[str], str], Iterable[str]]
 def choose(
     root: Path, step: int | None, *, checked: bool = True, each: Each = lambda names, _: names
 ) -> Path:
-    """Return the folder of a checkpoint, with its files compared with the manifest.
+    """Return the folder of a checkpoint, after its files were compared with the manifest.
 
     Args:
-        root: of the checkpoints.
-        step: iteration; ``None``: the last one.
-        checked: whether to compare at all.
-        each: goes through the names of files while they are compared, and may show how far it is;
-            its second argument tells what is being done.
+        root: folder of all checkpoints.
+        step: iteration of the checkpoint; ``None``: the last checkpoint.
+        checked: whether to compare the files.
+        each: yields its file names one by one while the files are compared, and may show the
+            progress; its second argument describes the work.
 
     Raises:
-        DamagedError: it is not there, or damaged.
+        DamagedError: the checkpoint is missing or damaged.
     """
     found = folder.candidates(root)
     if not found:
@@ -44,7 +44,7 @@ def choose(
 
 
 def _problem_of(where: Path, each: Each) -> str | None:
-    """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is."""
+    """Return the first fault of a checkpoint; ``None``: there is no fault."""
     try:
         names = each(sorted(folder.read_manifest(where)), f"comparing {where.name}")
     except DamagedError as error:
@@ -55,10 +55,10 @@ def _problem_of(where: Path, each: Each) -> str | None:
 def read_model(where: Path) -> ModelConfig:
     """Return the model whose weights a checkpoint holds.
 
-    What the checkpoint does not say has its default, as in the version that wrote it.
+    A field that the checkpoint lacks has its default, as in the version that wrote the checkpoint.
 
     Raises:
-        DamagedError: it tells no model, or one that this version does not know.
+        DamagedError: the checkpoint describes no model, or a model that this version does not know.
     """
     saved: dict[str, Any] = read_checked_common(where)["model"]
     unknown = sorted(saved.keys() - {field.name for field in fields(ModelConfig)})

@@ -1,7 +1,7 @@
-"""What a run must know of a checkpoint besides its tensors, checked before anything is made of it.
+"""The values of a checkpoint that are not tensors, checked before they are used.
 
-A digest shows that the file is as it was written. It does not show that a person who has edited the
-file, and the manifest with it, knew what the values mean.
+A digest shows that the file of values is as it was written. It does not detect wrong values if a
+person has edited both the file and the manifest.
 """
 
 import json
@@ -13,10 +13,10 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.folder import DamagedError
 
 COMMON: Final = "common.json"
-"""File of everything that is not a tensor."""
+"""File of all values that are not tensors."""
 
 Common = Mapping[str, Any]
-"""Values that JSON knows, by name."""
+"""Values that JSON can hold, by name."""
 
 
 def _is_count(value: object) -> bool:
@@ -37,7 +37,7 @@ _SOUND: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def read_common(where: Path) -> dict[str, Any]:
-    """Return what is not a tensor.
+    """Return the values of a checkpoint that are not tensors.
 
     Raises:
         DamagedError: the file cannot be read.
@@ -53,10 +53,11 @@ def read_common(where: Path) -> dict[str, Any]:
 
 
 def read_checked_common(where: Path) -> dict[str, Any]:
-    """Return what is not a tensor in the checkpoint of a training run.
+    """Return the values that are not tensors in the checkpoint of a training run.
 
     Raises:
-        DamagedError: the file cannot be read, or holds values that no run has saved; names it.
+        DamagedError: the file cannot be read, or holds values that no run saves; the message names
+            the file.
     """
     common, path = read_common(where), where / COMMON
     for name, (is_sound, wanted) in _SOUND.items():

@@ -1,4 +1,4 @@
-"""Where checkpoints are written and read, and what becomes of their contents."""
+"""Where checkpoints are written and read, and which of their contents are used."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Saving and loading; by default neither happens.
+    """Saving and loading of checkpoints; by default nothing is saved or loaded.
 
     Attributes:
         save: folder to write checkpoints to.
         save_interval: iterations between two checkpoints; ``None``: only at the end.
         save_retain_interval: older checkpoints are deleted unless their iteration is a multiple of
-            it; ``None`` keeps all.
+            this number; ``None`` keeps all.
         save_optimizer: write the optimizer's state too.
         asynchronous: go on with training while a copy of the state is written.
         load: folder to read a checkpoint from.
-        load_step: iteration of the checkpoint to read; ``None``: the last good one.
+        load_step: iteration of the checkpoint to read; ``None``: the last undamaged checkpoint.
         load_optimizer: read the optimizer's state too.
         finetune: read only the weights, and start from iteration 0.
         must_load: end the run if there is no checkpoint to read.

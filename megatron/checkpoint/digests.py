@@ -1,7 +1,7 @@
 """Digests of files, which show whether a file of a checkpoint is as it was written.
 
-A digest is the BLAKE3 of a file's content. Checkpoints of older programs have SHA-256, which is
-formed here to verify those checkpoints and for nothing else.
+A digest is the BLAKE3 hash of a file's content. Older versions of this program wrote SHA-256
+hashes; they are computed here only to verify such checkpoints.
 """
 
 import hashlib
@@ -14,23 +14,23 @@ from typing import Final, TypeAlias
 from blake3 import blake3
 
 PART: Final = 1 << 16
-"""Bytes of a part of a file, where the digest is the SHA-256 of the SHA-256 of its parts."""
+"""Bytes per part of a file whose digest is the SHA-256 of the SHA-256 hashes of its parts."""
 
 _AT_ONCE: Final = 1 << 22
-"""Bytes that are read and then hashed: few enough to stay in a processor's cache meanwhile, and
-enough for several threads."""
+"""Bytes that are read and then hashed: few enough for a processor's cache, and enough for several
+threads."""
 
 _MOST_THREADS: Final = 4
-"""Together they hash as fast as most storage reads."""
+"""Threads that hash together; this many are as fast as most storage."""
 
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a manifest knows of a file.
+    """Size and digest of a file in a manifest (the list of a checkpoint's files).
 
     Attributes:
-        size: in bytes.
-        blake3: hexadecimal.
+        size: size in bytes.
+        blake3: BLAKE3 hash in hexadecimal.
     """
 
     size: int
@@ -40,24 +40,24 @@ class FileDigest:
         """Read a file and return whether it has this size and digest.
 
         Args:
-            path: of the file.
-            threads: that hash.
+            path: path of the file.
+            threads: number of threads that hash.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         return digest_of(path, threads) == self
 
 
 @dataclass(frozen=True)
 class OlderDigest:
-    """What a manifest before format 3 knows of a file.
+    """Size and digest of a file in a manifest of format 1 or 2.
 
     Attributes:
-        size: in bytes.
-        sha256: hexadecimal.
-        part: bytes that have a SHA-256 each, which are laid end to end and hashed again; 0:
-            ``sha256`` is that of the content.
+        size: size in bytes.
+        sha256: SHA-256 hash in hexadecimal.
+        part: bytes per part; ``sha256`` is the hash of the parts' hashes, laid end to end. 0:
+            ``sha256`` is the hash of the content.
     """
 
     size: int
@@ -65,7 +65,7 @@ class OlderDigest:
     part: int = 0
 
     def fits(self, path: Path, _: int = 1) -> bool:
-        """As ``FileDigest.fits``, on this thread alone."""
+        """Do the work of ``FileDigest.fits`` on this thread alone."""
         size, sha256 = 0, hashlib.sha256()
         for piece in _pieces(path, self.part or _AT_ONCE):
             size += len(piece)
@@ -80,10 +80,10 @@ class RunningDigest:
     """The digest of bytes that come one after the other.
 
     Args:
-        threads: that hash.
+        threads: number of threads that hash.
 
     Attributes:
-        size: bytes so far.
+        size: number of bytes so far.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -91,13 +91,13 @@ class RunningDigest:
         self._hasher = blake3(max_threads=threads)
 
     def update(self, content: memoryview) -> None:
-        """Go on with more bytes; Python's lock is free while many are hashed."""
+        """Hash more bytes; other Python threads run while a large piece is hashed."""
         self._hasher.update(content)
         self.size += len(content)
 
     @property
     def digest(self) -> FileDigest:
-        """Size and digest of what came so far."""
+        """Size and digest of the bytes so far."""
         return FileDigest(self.size, self._hasher.hexdigest())
 
 
@@ -110,7 +110,7 @@ def digest_of(path: Path, threads: int = 1) -> FileDigest:
 
 
 def threads_of_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many threads may form digests on this rank beside those of its neighbours."""
+    """Return how many threads may hash on this rank, beside the other ranks of its machine."""
     ranks = int(environment.get("LOCAL_WORLD_SIZE") or "1")
     return min(_MOST_THREADS, max(1, _cores() // ranks))
 
@@ -123,9 +123,9 @@ def _cores() -> int:
 
 
 def _pieces(path: Path, size: int) -> Iterator[memoryview]:
-    """Yield the content of a file in pieces of this size, each valid until the next one.
+    """Yield the content of a file in pieces of ``size`` bytes, each valid until the next piece.
 
-    Files are not mapped: if one were cut short meanwhile, a signal would end the process.
+    The file is not mapped: if somebody shortened a mapped file, a signal would end the process.
     """
     memory = memoryview(bytearray(size))
     with path.open("rb") as file:

@@ -4,10 +4,10 @@
     ROOT/iter_0000010/manifest.json          size and digest of every other file of the folder
     ROOT/iter_0000010/...
 
-A checkpoint is written to a folder with the ending ``.partial``. Once all its files are on disk, it
-gets the manifest, then its name, and then the pointer moves to it. A checkpoint of the same
-iteration that is already there moves aside first, and comes back if the new one never gets its
-name. One process of the job calls the functions that change folders, the first rank.
+A checkpoint is written to a folder with the ending ``.partial``. Once all its files are on disk,
+the folder gets the manifest, then its final name, and then the pointer names it. An older
+checkpoint of the same iteration moves aside first, and comes back if the new checkpoint never gets
+its name. Only the first rank of the job calls the functions that change folders.
 """
 
 import json
@@ -24,10 +24,10 @@ from megatron.native.files import atomic_path
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 3
-"""Of the manifest and of what it lists; another program may read another one."""
+"""Format of the manifest and of the files that it lists."""
 
 _READ: Final[Mapping[int, type[Digest]]] = {1: OlderDigest, 2: OlderDigest, FORMAT: FileDigest}
-"""What a manifest knows of a file, by the formats that are read."""
+"""The kind of digest in a manifest, by format; other formats are not read."""
 
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
@@ -36,7 +36,7 @@ _ITERATION: Final = re.compile(r"[0-9]{1,18}")
 
 
 class DamagedError(ValueError):
-    """A checkpoint that cannot be read; the message names the file and what is wrong with it."""
+    """A checkpoint that cannot be read; the message names the file and its fault."""
 
 
 def folder_of(root: Path, iteration: int) -> Path:
@@ -58,12 +58,12 @@ def begin(root: Path, iteration: int) -> Path:
 
 
 def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
-    """Give a checkpoint its name and point to it.
+    """Give a checkpoint its final name, and let the pointer name it.
 
     Args:
-        root: of the checkpoints.
+        root: folder of all checkpoints.
         iteration: as in ``begin``.
-        files: every file of the folder. All are on disk (``fsync``) already.
+        files: every file of the folder; all are forced to disk (``fsync``) already.
 
     Returns:
         The folder of the checkpoint.
@@ -80,15 +80,15 @@ def finish(root: Path, iteration: int, files: Mapping[str, FileDigest]) -> Path:
     with atomic_path(root / POINTER) as temporary:
         temporary.write_text(f"{iteration}\n")
     _sync_folder(root)
-    shutil.rmtree(replaced, ignore_errors=True)  # what is left of it is in nobody's way
+    shutil.rmtree(replaced, ignore_errors=True)  # remains of it do no harm
     return final
 
 
 def clean_up(root: Path) -> list[str]:
-    """Put in order what a killed job has left behind.
+    """Remove or bring back the folders that a killed job has left behind.
 
     Returns:
-        What was done, a line each, for the log.
+        A line for the log about every folder that was changed, or could not be changed.
     """
     done = []
     for ending in (_REPLACED, _PARTIAL, _DELETED):
@@ -102,7 +102,7 @@ def clean_up(root: Path) -> list[str]:
 
 
 def _tidied(path: Path, back_to: Path | None) -> str | None:
-    """Put one folder in order; return what was done, if it is worth telling."""
+    """Remove one folder or bring it back; return a line for the log, if it is worth telling."""
     if back_to is None:
         _remove(path)
         return f"{path}: removed, as it was never finished"
@@ -136,9 +136,9 @@ def pointed_to(root: Path) -> int | None:
 def candidates(root: Path) -> list[int]:
     """Return the checkpoints in the order in which a job should try to load them.
 
-    The one that the pointer names comes first, then the older ones, the newest first. Newer ones
-    are of a run that was given up, or whose pointer is lost: they come last. All are complete but
-    perhaps the first: where the pointer names one that is not, ``problem_of`` says what is wrong.
+    The checkpoint that the pointer names comes first, then older checkpoints, the newest first.
+    Newer checkpoints come last: their run was given up, or its pointer is lost. The first one may
+    be incomplete, and ``problem_of`` then says why; all others are complete.
     """
     found, pointer = complete(root)[::-1], pointed_to(root)
     if pointer is None:
@@ -151,7 +151,7 @@ def read_manifest(folder: Path) -> dict[str, Digest]:
     """Return the digests of a checkpoint's files.
 
     Raises:
-        DamagedError: there is no manifest, or it cannot be understood.
+        DamagedError: the manifest is missing or cannot be understood.
     """
     path = folder / MANIFEST
     try:
@@ -203,16 +203,16 @@ def problems(
     sizes_only: bool = False,
     threads: int = 1,
 ) -> Iterator[str]:
-    """Yield what is wrong with the files of a checkpoint, a sentence for each.
+    """Yield a sentence for each fault in the files of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        names: the files to compare; all of them if it is ``None``.
-        sizes_only: do not read the files.
-        threads: that hash them.
+        folder: folder of the checkpoint.
+        names: the files to compare with the manifest; ``None``: all files.
+        sizes_only: compare sizes without reading the files.
+        threads: number of threads that hash.
 
     Raises:
-        DamagedError: there is no manifest, or it cannot be understood.
+        DamagedError: the manifest is missing or cannot be understood.
     """
     expected = read_manifest(folder)
     for name in expected if names is None else names:
@@ -236,9 +236,9 @@ def problem_of(
     sizes_only: bool = False,
     threads: int = 1,
 ) -> str | None:
-    """Return the first thing that is wrong with a checkpoint, ``None`` if nothing is.
+    """Return the first fault of a checkpoint; ``None``: there is no fault.
 
-    Arguments as in ``problems``.
+    The arguments are those of ``problems``.
     """
     try:
         return next(problems(folder, names, sizes_only=sizes_only, threads=threads), None)
@@ -247,7 +247,7 @@ def problem_of(
 
 
 def give_up(root: Path, iteration: int) -> None:
-    """Make room again after ``begin``, if the checkpoint cannot be finished."""
+    """Remove the folder that ``begin`` made, after the checkpoint could not be finished."""
     shutil.rmtree(partial_of(root, iteration), ignore_errors=True)
 
 
@@ -265,7 +265,7 @@ def _aside(root: Path, iteration: int, ending: str) -> Path:
 
 
 def _rename(partial: Path, final: Path, replaced: Path) -> None:
-    """Give a checkpoint its name; if that fails, the one that had it before gets it back."""
+    """Give a checkpoint its final name; on failure the older checkpoint gets the name back."""
     if not final.exists():
         partial.rename(final)
         return
@@ -284,7 +284,7 @@ def _remove(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
+    """Force the file names of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,8 @@
-"""Files whose digest is known when they are written.
+"""Hashes files while they are written.
 
-To read a file again for its digest would make a save much longer. Large pieces are hashed on
-another thread while they are written: neither needs Python's lock.
+Reading a file again for its digest would make a save much longer. Large pieces are hashed on
+another thread while they are written, because neither hashing nor writing needs Python's global
+lock.
 """
 
 import io
@@ -19,17 +20,17 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from megatron.checkpoint.digests import FileDigest, RunningDigest
 
 _ASIDE: Final = 1 << 20
-"""Bytes from which on a piece is worth handing to another thread."""
+"""A piece of at least this many bytes is hashed on another thread."""
 
 
 class HashedStream(io.RawIOBase):
-    """Writes to a file, and hashes what it writes. There is no way back in it.
+    """Writes bytes to a file and hashes them; the stream cannot seek.
 
     Args:
-        file: is closed with the stream.
+        file: the file, which is closed with the stream.
 
     Attributes:
-        failed: why the first piece that could not be written was not.
+        failed: the first error of a write; ``None``: there was none.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -40,11 +41,11 @@ class HashedStream(io.RawIOBase):
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="digest")
 
     def writable(self) -> bool:
-        """Return that it can be written to."""
+        """Return true: the stream can be written to."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write and hash bytes; return how many, which is all of them."""
+        """Write and hash all bytes of ``data``; return their number."""
         try:
             return self._write(memoryview(data).cast("B"))
         except Exception as error:
@@ -59,19 +60,19 @@ class HashedStream(io.RawIOBase):
         try:
             return self._file.write(view)
         finally:
-            hashed.result()  # the memory is the caller's, who may change it
+            hashed.result()  # after the return the caller may change the memory
 
     def tell(self) -> int:
         """Return how many bytes were written."""
         return self._digest.size
 
     def flush(self) -> None:
-        """Hand what was written to the operating system."""
+        """Hand all written bytes to the operating system."""
         if not self._file.closed:
             self._file.flush()
 
     def fileno(self) -> int:
-        """Return the number of the file, for ``fsync``."""
+        """Return the descriptor of the file, for ``fsync``."""
         return self._file.fileno()
 
     def close(self) -> None:
@@ -82,16 +83,16 @@ class HashedStream(io.RawIOBase):
 
     @property
     def digest(self) -> FileDigest:
-        """Size and digest of what was written so far."""
+        """Size and digest of the bytes written so far."""
         return self._digest.digest
 
 
 class HashedFiles(FileSystem):
-    """The file system as PyTorch's checkpoints use it, with the digests of the files written.
+    """PyTorch's file system for checkpoints, which also collects the digests of written files.
 
     Attributes:
-        digests: of every file that was written and closed, by name.
-        failed: why the first file that could not be written was not.
+        digests: digest of every file that was written and closed, by name.
+        failed: the first error of a write; ``None``: there was none.
     """
 
     def __init__(self) -> None:
@@ -102,10 +103,10 @@ class HashedFiles(FileSystem):
     def create_stream(
         self, path: str | os.PathLike[str], mode: str
     ) -> Generator[io.IOBase, None, None]:
-        """Open a new file to write to; this thread's ``torch.save`` forms no CRC meanwhile.
+        """Open a new file for writing; meanwhile ``torch.save`` computes no CRC on this thread.
 
-        The CRC would take longer than the digest, which tells more. Of a piece that cannot be
-        written ``torch.save`` says only that its archive cannot be ended: the reason is raised.
+        The CRC would take longer than the digest and detects less. If a piece cannot be written,
+        ``torch.save`` says only that its archive cannot be ended. Its cause is raised instead.
         """
         assert mode == "wb", f"{path} is opened to be written, and once"
         before = get_crc32_options()  # a setting of this thread
@@ -130,14 +131,14 @@ class HashedFiles(FileSystem):
 
 
 class HashedWriter(dcp.FileSystemWriter):
-    """PyTorch's writer of checkpoints, which also tells the digests of its files.
+    """PyTorch's writer of checkpoints, which also collects the digests of its files.
 
     Args:
         path: folder to write to.
-        files: of tensors, each written by a thread.
-        copy_ahead: bytes that are copied from a GPU while others are written.
-        file_each: give every tensor a file. PyTorch keeps what it writes to a file until the file
-            is complete, so this is what keeps one tensor a thread in memory.
+        files: number of files of tensors, each written by a thread.
+        copy_ahead: bytes that are copied from a GPU while other bytes are written.
+        file_each: give every tensor a file. PyTorch keeps the tensors of a file in memory until
+            the file is complete, so this leaves only one tensor per thread in memory.
     """
 
     def __init__(self, path: Path, files: int, copy_ahead: int, *, file_each: bool = False) -> None:
@@ -157,5 +158,5 @@ class HashedWriter(dcp.FileSystemWriter):
 
     @property
     def failed(self) -> Exception | None:
-        """Why a file could not be written, if one could not."""
+        """The first error of a write; ``None``: there was none."""
         return self.fs.failed

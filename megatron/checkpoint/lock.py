@@ -1,11 +1,11 @@
-"""One job at a time saves to a folder.
+"""A lock that lets only one job at a time save to a folder.
 
-A job holds a lock of the kernel on a file in the folder. The kernel drops it when the process ends,
-however it ends, so that a dead job is in nobody's way. What is in the file only tells people who
-holds the lock.
+A job holds a lock of the kernel on a file in the folder. The kernel drops the lock however the
+process ends, so a dead job blocks nobody. The content of the file only tells people who holds the
+lock.
 
-Somebody may remove the folder while a job runs, and with it the name of the locked file. Another
-job could then lock a new file of that name. So a job looks at the name again before it saves.
+Somebody may remove the folder while a job runs. Another job could then lock a new file of the same
+name. So before every save a job checks that the name still belongs to the file that it has locked.
 """
 
 import errno
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Final, TextIO
 
 LOCK: Final = ".lock"
-"""Name of the file."""
+"""Name of the locked file."""
 
 PATIENCE: Final = 10.0
-"""Seconds that the last job on a folder has to end: a launcher may start the next one at once."""
+"""Seconds to wait for the lock: a launcher may start a job before the last job has ended."""
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-"""What a file system without locks says."""
+"""Error numbers of a file system that has no locks."""
 
 
 class InUseError(OSError):
@@ -42,10 +42,10 @@ class FolderLock:
         patience: seconds to wait for the lock.
 
     Attributes:
-        note: why there is no lock, if the file system has none; else ``None``.
+        note: a warning that the file system has no locks; ``None``: it has.
 
     Raises:
-        InUseError: another job holds it.
+        InUseError: another job holds the lock.
         OSError: the file cannot be written.
     """
 
@@ -55,10 +55,10 @@ class FolderLock:
         self._file = self._locked(patience)
 
     def keep(self) -> None:
-        """Lock the folder again if it was removed since; call it before every save.
+        """Lock the folder again if it was removed meanwhile; call this before every save.
 
         Raises:
-            InUseError: another job has locked it since.
+            InUseError: another job has locked the folder meanwhile.
             OSError: the file cannot be written.
         """
         try:
@@ -71,7 +71,7 @@ class FolderLock:
             self._file = again
 
     def close(self) -> None:
-        """Let another job have the folder."""
+        """Release the folder for other jobs."""
         self._file.close()
 
     def _locked(self, patience: float) -> TextIO:
@@ -93,7 +93,7 @@ class FolderLock:
 
 @contextmanager
 def held(root: Path, patience: float = PATIENCE) -> Iterator[FolderLock]:
-    """Hold the lock of a folder while the block runs; arguments and errors as of ``FolderLock``."""
+    """Hold a ``FolderLock`` (its arguments and errors) while the ``with`` block runs."""
     lock = FolderLock(root, patience)
     try:
         yield lock

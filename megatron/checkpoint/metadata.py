@@ -1,9 +1,9 @@
-"""Which tensors a checkpoint holds, and where: read without executing anything.
+"""Reads which tensors a checkpoint holds, and where, without executing code from the file.
 
-PyTorch keeps it in ``.metadata``, a pickle. Its digest says that the file is as it was written, not
-by whom; so nothing is made of it but the classes that describe tensors. What it says is compared
-with the manifest: PyTorch would read files that nobody has checked, and leave parts of a tensor
-unread for which it finds no file.
+PyTorch keeps this metadata in ``.metadata``, a pickle. The digest shows that the file is as it was
+written, but not who wrote it. So unpickling makes only objects of the classes that describe
+tensors. The metadata is also compared with the manifest: PyTorch would read files that nobody has
+checked, and would silently skip parts of a tensor that no file holds.
 """
 
 import io
@@ -47,19 +47,20 @@ CLASSES: Final = {
     "pathlib._local": {"PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
-"""What a ``.metadata`` may be made of, besides the types of tensors' elements."""
+"""Classes that a ``.metadata`` may contain, besides the dtypes of tensors."""
 
 
 def read_metadata(where: Path) -> Metadata:
-    """Return what a checkpoint's ``.metadata`` says, if it goes with the manifest.
+    """Return the metadata of a checkpoint, if it agrees with the manifest.
 
-    The files must have been compared with the manifest.
+    The files must have been compared with the manifest before.
 
     Args:
         where: folder of the checkpoint.
 
     Raises:
-        DamagedError: it cannot be read, or does not go with the manifest; names the file.
+        DamagedError: ``.metadata`` cannot be read, or contradicts the manifest; the message names
+            the file.
     """
     files, path = folder.read_manifest(where), where / METADATA
     if METADATA not in files:
@@ -74,7 +75,7 @@ def read_metadata(where: Path) -> Metadata:
                 _check(name, saved, metadata.storage_data, files)
     except DamagedError as error:
         raise DamagedError(f"{path}: {error}") from error
-    except Exception as error:  # damaged pickles raise whatever they like
+    except Exception as error:  # damaged pickles raise any exception
         raise DamagedError(f"{path} cannot be read ({error})") from error
     assert isinstance(metadata, Metadata)
     return metadata
@@ -83,17 +84,17 @@ def read_metadata(where: Path) -> Metadata:
 def unpickled(
     file: IO[bytes], known: Mapping[str, Collection[str]] = CLASSES, other: type | None = None
 ) -> Any:
-    """Return the content of a pickle, if it is made of the known classes only.
+    """Return the content of a pickle that contains only known classes.
 
-    Damaged files raise whatever they like.
+    A damaged file may raise any exception.
 
     Args:
-        file: is read.
-        known: names of classes by their modules, besides the types of tensors' elements.
-        other: stands for every other class, and for the storages of tensors, and must do nothing;
-            ``None``: there may be none.
+        file: the file of the pickle.
+        known: names of the known classes by module; the dtypes of tensors are known as well.
+        other: class that replaces every other class and the storages of tensors, and does nothing;
+            ``None``: an unknown class raises ``DamagedError``.
     """
-    if other is not None:  # of strangers, and nobody has noted its digest
+    if other is not None:  # the file is from strangers, and no digest of it is known
         content = file.read()
         check_numbers(content)
         file = io.BytesIO(content)
@@ -101,13 +102,13 @@ def unpickled(
 
 
 def check_numbers(pickled: bytes) -> None:
-    """Check that a pickle numbers its objects as one does that was written from objects.
+    """Check that the object numbers (memo indices) in a pickle fit its size.
 
-    An object with number 10^9 takes memory for all numbers below it, however small the file.
+    An object with number 10^9 takes memory for all numbers below it, even in a small file.
 
     Raises:
-        DamagedError: it does not.
-        ValueError: it is no pickle.
+        DamagedError: a number is larger than the pickle has bytes.
+        ValueError: the bytes are not a pickle.
     """
     for opcode, number, _ in pickletools.genops(pickled):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(number or 0) > len(pickled):
@@ -115,14 +116,14 @@ def check_numbers(pickled: bytes) -> None:
 
 
 class CheckedReader(dcp.FileSystemReader):
-    """PyTorch's reader of a folder, which reads metadata by this file's ``read_metadata``."""
+    """PyTorch's reader of a folder, which reads metadata with ``read_metadata`` of this file."""
 
     def __init__(self, where: Path) -> None:
         super().__init__(where)
         self._where = where
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return what the checkpoint holds; see ``read_metadata``."""
+        """Return the metadata of the checkpoint; see ``read_metadata`` of this file."""
         metadata = read_metadata(self._where)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -130,7 +131,7 @@ class CheckedReader(dcp.FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes objects of the known classes only, so that no file can have anything executed."""
+    """Makes objects of known classes only, so that no file can execute code."""
 
     def __init__(
         self, file: IO[bytes], known: Mapping[str, Collection[str]], other: type | None
@@ -148,7 +149,7 @@ class _Unpickler(pickle.Unpickler):
         raise DamagedError(f"it asks for {module}.{name}, which no checkpoint has")
 
     def persistent_load(self, _: Any) -> Any:
-        """Stand for the storage of a tensor, which nobody reads here."""
+        """Return a replacement for the storage of a tensor, which nobody reads here."""
         if self._other is not None:
             return self._other()
         raise DamagedError("it asks for the storage of a tensor, which no checkpoint has there")
@@ -160,10 +161,10 @@ def _check(
     places: dict[MetadataIndex, Any],
     files: dict[str, Digest],
 ) -> None:
-    """Check that the parts of a tensor are all there, in files that the manifest lists.
+    """Check that all parts of a tensor exist, in files that the manifest lists.
 
     Raises:
-        DamagedError: they are not.
+        DamagedError: a part is missing, or lies elsewhere.
     """
     elements = 0
     for chunk in saved.chunks:

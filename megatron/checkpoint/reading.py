@@ -1,8 +1,9 @@
 """Reads tensors of a checkpoint straight into the memory where they belong.
 
-``torch.load`` makes a new tensor of each part of a file, from which PyTorch's reader copies: most
-of its time goes into memory that is used once. In the file, the rows of a part lie one after the
-other in plain bytes. Here a rank reads those that it needs, and where it can, in place.
+PyTorch's reader makes a new tensor of each part of a file with ``torch.load`` and copies from it.
+Most of its time goes into memory that is used once. In the file, the rows of a part lie one after
+the other in plain bytes. Here a rank reads only the rows that it needs, if possible straight into
+the target tensor.
 """
 
 from collections import defaultdict
@@ -23,18 +24,18 @@ from megatron.checkpoint.metadata import CheckedReader
 from megatron.parallel.box import Box, Shape
 
 _RECORD = "data/0"
-"""The record of a tensor's bytes in the archive that ``torch.save`` makes of it."""
+"""Record that holds the bytes of a tensor in an archive of ``torch.save``."""
 
 
 def read_boxes(
     tensors: Mapping[str, BoxedTensor], reader: dcp.StorageReader, metadata: Metadata
 ) -> None:
-    """Fill tensors of this rank from a checkpoint, without a word to other ranks.
+    """Fill tensors of this rank from a checkpoint, without communication with other ranks.
 
     Args:
-        tensors: by name in the whole model; the checkpoint has all of them.
-        reader: of the checkpoint.
-        metadata: what it holds.
+        tensors: tensors by name in the whole model; the checkpoint has all of them.
+        reader: reader of the checkpoint.
+        metadata: metadata of the checkpoint.
     """
     planner = dcp.DefaultLoadPlanner()
     planner.set_up_planner(dict(tensors), metadata, is_coordinator=True)
@@ -56,14 +57,14 @@ class TensorReader(CheckedReader):
 
     @property
     def metadata(self) -> Metadata:
-        """What is known of all tensors."""
+        """Metadata of the checkpoint: shapes, dtypes and parts of all tensors."""
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what is planned.
+        """Read the planned parts into their tensors.
 
         Raises:
-            ValueError: a part of a file is not what it should be.
+            ValueError: a part has another size than planned, or its file ends too early.
         """
         by_file: dict[str, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
@@ -83,7 +84,7 @@ class TensorReader(CheckedReader):
         return int(self.storage_data[item.storage_index].offset)
 
     def _read(self, file: BufferedReader, item: ReadItem, target: Tensor) -> None:
-        """Fill ``target`` with the box of a part that an item asks for."""
+        """Fill ``target`` with the box that ``item`` asks for, out of a part of a file."""
         index = item.storage_index
         known = self._metadata.state_dict_metadata[index.fqn]
         assert isinstance(known, TensorStorageMetadata)
@@ -111,7 +112,7 @@ class TensorReader(CheckedReader):
 
 
 def _shape_of_part(known: TensorStorageMetadata, index: MetadataIndex) -> Shape:
-    """Return the shape of a part of a tensor; a single number has one row."""
+    """Return the shape of a part of a tensor; a tensor without dimensions has one row."""
     found = (chunk.sizes for chunk in known.chunks if chunk.offsets == index.offset)
     return tuple(next(found)) or (1,)
 

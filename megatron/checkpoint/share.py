@@ -1,8 +1,8 @@
-"""What a rank writes of tensors that other ranks hold as well.
+"""Divides the writing of tensors among the ranks that hold the same tensors.
 
-Replicas hold the same boxes. Their bytes, laid end to end, are cut into equal lengths, one for each
-of the ranks that hold them. A cut lies between two rows. So all of them write equally much, and
-none copies or writes what another one does.
+Replicas hold the same boxes (parts of tensors). The bytes of these boxes, laid end to end, are cut
+into equal lengths, one for each rank that holds them. A cut lies between two rows. So all these
+ranks write equally much, and no byte is written twice.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from megatron.parallel.box import Piece
 from megatron.parallel.groups import ConnectedAxis
 
 Part = tuple[int, int]
-"""Place of a rank among those that hold the same boxes, and their number."""
+"""Place of a rank among the ranks that hold the same boxes, and the number of these ranks."""
 
 
 def part_of(tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> Part:
     """Return this rank's part of its tensors; every rank of the job calls it.
 
     Args:
-        tensors: what this rank holds, by name in the whole model.
+        tensors: tensors of this rank, by name in the whole model.
         hosts: all ranks of the job.
     """
     described = [(name, tensor.dtype, tensor.pieces) for name, tensor in tensors.items()]
@@ -30,11 +30,11 @@ def part_of(tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> Part:
 
 
 def share(tensors: Mapping[str, BoxedTensor], part: Part) -> dict[str, BoxedTensor]:
-    """Return what is written here of tensors; together the parts are all of them, once.
+    """Return the pieces that this rank writes; together the ranks write every row once.
 
     Args:
-        tensors: by name in the whole model, in the same order in every part.
-        part: as ``part_of`` returns it.
+        tensors: tensors by name in the whole model, in the same order on every rank.
+        part: result of ``part_of``.
     """
     place, holders = part
     total = sum(_bytes(tensor, piece) for tensor in tensors.values() for piece in tensor.pieces)
@@ -49,7 +49,7 @@ def share(tensors: Mapping[str, BoxedTensor], part: Part) -> dict[str, BoxedTens
 
 
 def _between(tensor: BoxedTensor, begin: int, end: int) -> Iterator[Piece]:
-    """Yield the rows whose first bytes lie from ``begin`` to ``end`` - 1, counted over pieces."""
+    """Yield the rows whose first byte is number ``begin`` to ``end`` - 1, counted over pieces."""
     for piece in tensor.pieces:
         rows, size = piece.box.shape[0], _bytes(tensor, piece)
         first, last = (min(max(-(-at * rows // size), 0), rows) for at in (begin, end))

@@ -1,8 +1,8 @@
-"""Writes and reads a checkpoint: every rank its boxes, the first rank what is not a tensor.
+"""Writes and reads a checkpoint: every rank its boxes, the first rank the other values.
 
-Files of tensors are those of ``torch.distributed.checkpoint``. Each rank forces its own files to
-disk and knows their digests; the first rank collects them for the manifest. If a step fails on one
-rank, all ranks learn it and raise the same error, and the checkpoint before stays as it is.
+The files of tensors have the format of ``torch.distributed.checkpoint``. Each rank forces its own
+files to disk and computes their digests; the first rank collects the digests for the manifest. If a
+step fails on one rank, all ranks raise the same error, and older checkpoints stay as they are.
 """
 
 import json
@@ -32,7 +32,7 @@ _TENSORS: Final = ".distcp"
 """Ending of the files of tensors."""
 
 _COPY_AHEAD: Final = 10_000_000
-"""Bytes that are copied from a GPU while others are written."""
+"""Bytes that are copied from a GPU while other bytes are written."""
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class SaveError(OSError):
 
 
 class OtherModelError(ValueError):
-    """A sound checkpoint has no such tensor; the message names it."""
+    """An undamaged checkpoint lacks a tensor, or has it in another shape; the message names it."""
 
 
 def write(
@@ -59,19 +59,19 @@ def write(
     Args:
         root: folder of all checkpoints; made if it does not exist.
         iteration: finished iterations; names the checkpoint.
-        tensors: what this rank writes, by name in the whole model. What several ranks have is
+        tensors: tensors of this rank, by name in the whole model. A box that several ranks pass is
             written by one of them.
-        common: what is not a tensor, the same on every rank.
-        hosts: all ranks of the job, connected on CPUs. No other traffic may use its group.
-        files: files of tensors that a rank writes, each on a thread of its own. Streamed tensors
-            have a file each, and this many are in memory at a time.
-        lock: of ``root``, if this rank holds it.
+        common: the values that are not tensors, the same on every rank.
+        hosts: all ranks of the job, connected on CPUs. No other traffic may use the group.
+        files: number of files of tensors that a rank writes, each on a thread of its own. Streamed
+            tensors have a file each, and ``files`` of them are in memory at a time.
+        lock: the lock of ``root``, if this rank holds it.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        SaveError: on every rank if it failed on one; older checkpoints are as they were.
+        SaveError: raised on every rank if any rank failed; older checkpoints stay as they are.
     """
     first = hosts.rank == 0
     where, partial = folder.folder_of(root, iteration), folder.partial_of(root, iteration)
@@ -84,20 +84,20 @@ def write(
         every = {name: entry for own in digests for name, entry in own.items()}
         _together(hosts, where, lambda: folder.finish(root, iteration, every) if first else None)
     except SaveError:
-        if first:  # no rank writes any more: all have met before the error was raised
+        if first:  # no rank writes any more: all ranks have met before the error was raised
             folder.give_up(root, iteration)
         raise
     return where
 
 
 def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
-    """Check what can be checked before tensors are read; every rank of the job calls it.
+    """Check a checkpoint's files before tensors are read; every rank of the job calls it.
 
-    The sizes of all files are compared with the manifest, and the contents of those that are no
-    tensors, so that what is unpickled is what was written.
+    The sizes of all files are compared with the manifest. So are the contents of the files that
+    hold no tensors, before anything is unpickled.
 
     Returns:
-        What is wrong with the first damaged file, the same on every rank; ``None`` if nothing is.
+        The fault of the first damaged file, the same on every rank; ``None``: there is no fault.
     """
     try:
         names = _own_names(where, hosts)
@@ -114,19 +114,20 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
 
 
 def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> None:
-    """Fill tensors from a checkpoint of any layout; every rank of the job calls it.
+    """Fill tensors from a checkpoint of any grid of ranks; every rank of the job calls it.
 
-    Values are converted to the types of the tensors. ``check_files`` must have found nothing. The
-    contents of the files of tensors are compared with the manifest while they are read, by all
-    ranks together: no code is executed to read a tensor.
+    Values are converted to the dtypes of the tensors. ``check_files`` must have found no fault. All
+    ranks together compare the files of tensors with the manifest while they read them. This order
+    is safe, because reading a tensor executes no code.
 
     Args:
         where: folder of the checkpoint.
-        tensors: to be filled, by name in the whole model; undefined after an error.
+        tensors: tensors to fill, by name in the whole model; their content is undefined after an
+            error.
         hosts: as in ``write``.
 
     Raises:
-        DamagedError: a file is not what was written; raised on all ranks.
+        DamagedError: a file differs from the file that was written; raised on all ranks.
         OtherModelError: a tensor is missing or has another shape; raised on all ranks.
     """
     names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
@@ -142,13 +143,13 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
 
 
 def lacks(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) -> bool:
-    """Return whether a rank has tensors that are not there, or not in their shape.
+    """Return whether the checkpoint lacks a tensor of some rank, or has it in another shape.
 
-    Every rank of the job calls it, and gets the same answer.
+    Every rank of the job calls this function and gets the same answer.
 
     Args:
-        where: folder of the checkpoint, in which ``check_files`` has found nothing.
-        tensors: by name in the whole model.
+        where: folder of the checkpoint, in which ``check_files`` has found no fault.
+        tensors: tensors of this rank, by name in the whole model.
         hosts: as in ``write``.
     """
     own = False
@@ -159,18 +160,18 @@ def lacks(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis)
 
 
 def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
-    """Return the files that this rank compares with the manifest, which is readable."""
+    """Return the files that this rank compares with the manifest."""
     return sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
 
 
 def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:
-    """Fill tensors; return in what the model differs, and why they cannot be read, if so."""
+    """Fill tensors; return how the model differs and why reading failed (``None``: no fault)."""
     try:
         reader = TensorReader(where)
         if other := _difference(where, reader.metadata.state_dict_metadata, tensors):
             return other, None
         read_boxes(tensors, reader, reader.metadata)
-    except Exception as error:  # damage shows as any of them
+    except Exception as error:  # a damaged file may raise any exception
         return None, f"{where} cannot be read ({_said(error)})"
     return None, None
 
@@ -178,7 +179,7 @@ def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, 
 def _difference(
     where: Path, known: Mapping[str, STORAGE_TYPES], tensors: Mapping[str, BoxedTensor]
 ) -> str | None:
-    """Return in what the first tensor differs that the checkpoint does not have."""
+    """Return the fault of the first tensor that the checkpoint lacks or has in another shape."""
     for name, tensor in tensors.items():
         saved = known.get(name)
         if not isinstance(saved, TensorStorageMetadata):
@@ -199,14 +200,14 @@ def _write_own(
     files: int,
 ) -> dict[str, FileDigest]:
     """Write the files of this rank; return their digests."""
-    # Copying GPU tensors ahead takes a stream of the thread's current GPU. A thread that writes
-    # copies on the host has none of its own, and would take the first GPU of the machine.
+    # Copying GPU tensors ahead uses a stream of the thread's current GPU. A thread that writes
+    # tensors of the host has set no GPU, and would use the first GPU of the machine.
     ahead = _COPY_AHEAD if any(tensor.is_cuda for tensor in tensors.values()) else 0
     streamed = any(isinstance(tensor, StreamedTensor) for tensor in tensors.values())
     writer = HashedWriter(partial, files, ahead, file_each=streamed)
     if hosts.size == 1:
-        # PyTorch warns that a job of one rank is one. The filter stays, because to take it back
-        # would take back those that other threads set meanwhile.
+        # PyTorch warns about a job of one rank. The filter stays, because restoring the old filters
+        # would also remove the filters that other threads set meanwhile.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     dcp.save(dict(tensors), storage_writer=writer, process_group=hosts.group)
     expected = len(tensors) if streamed else files
@@ -227,10 +228,10 @@ def _write_common(path: Path, common: Common) -> FileDigest:
 
 
 def _together(hosts: ConnectedAxis, where: Path, work: Callable[[], T]) -> list[T]:
-    """Do something on every rank; return what each of them got, or raise on all of them.
+    """Do ``work`` on every rank; return the results of all ranks, or raise on all ranks.
 
     Raises:
-        SaveError: names the ranks that failed.
+        SaveError: a rank failed; the message names the rank.
     """
     result, error = None, None
     try:
@@ -247,10 +248,10 @@ def _together(hosts: ConnectedAxis, where: Path, work: Callable[[], T]) -> list[
 
 
 def _causes(failed: CheckpointException) -> str:
-    """Return which ranks failed and why, as PyTorch has collected it on every rank."""
+    """Return which ranks failed and why; PyTorch has collected this on every rank."""
     return "; ".join(f"rank {rank}: {_said(cause[0])}" for rank, cause in failed.failures.items())
 
 
 def _said(error: BaseException) -> str:
-    """Return what an error says, or its name if it says nothing."""
+    """Return the message of an error, or its class if the message is empty."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: names and boxes for what the optimizer keeps of every parameter."""
+"""The tensors of a checkpoint: names and boxes of the tensors that the optimizer keeps."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,12 +21,12 @@ def tensors_of(
 ) -> dict[str, BoxedTensor]:
     """Return the tensors of this rank by name: ``weight.NAME``, ``exp_avg.NAME``, ...
 
-    Weights are the optimizer's masters, from which the model's own are rounded.
+    The weights are the optimizer's master weights; the model's weights are rounded from them.
 
     Args:
-        parts: of this rank's parameters that the optimizer updates.
-        optimizer: of the parts.
-        moments: whether to include what only the optimizer needs.
+        parts: the parts of this rank's parameters that the optimizer updates.
+        optimizer: optimizer of the parts.
+        moments: whether to include the tensors that only the optimizer needs.
     """
     found = {}
     for part in parts:
@@ -37,12 +37,12 @@ def tensors_of(
 
 
 def tensors_of_scales(scales: Mapping[str, Tensor]) -> dict[str, BoxedTensor]:
-    """Return what delayed scaling in 8 bits remembers of every layer, as ``fp8_scales.NAME``.
+    """Return the state of 8-bit delayed scaling of every layer, as ``fp8_scales.NAME``.
 
-    All ranks that have parts of a layer have the same.
+    All ranks that have parts of a layer have the same state.
 
     Args:
-        scales: by the names of the layers.
+        scales: state of every layer, by the name of the layer.
     """
     return {
         f"{SCALES}.{name}": BoxedTensor(tensor, tuple(tensor.shape), whole(tuple(tensor.shape)))

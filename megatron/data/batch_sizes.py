@@ -1,7 +1,7 @@
-"""How many samples an iteration has: always the same, or more and more at the start of a run.
+"""How many samples an iteration has: a constant number, or a number that grows at the start.
 
-The meaning is that of Megatron's ``--rampup-batch-size`` and ``--step-batch-size-schedule``: the
-size depends on the samples consumed so far, and on nothing else.
+Sizes grow as with Megatron's ``--rampup-batch-size`` and ``--step-batch-size-schedule``: the size
+of a batch depends only on the number of samples consumed before it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,12 +12,12 @@ from sys import maxsize
 
 @dataclass(frozen=True)
 class Rampup:
-    """Batches that grow.
+    """Batches that grow by equal increments.
 
     Attributes:
         start: samples of the first batch.
         increment: samples by which batches grow at a time.
-        samples: consumed samples after which batches grow no more.
+        samples: number of consumed samples after which batches stop growing.
     """
 
     start: int
@@ -25,7 +25,7 @@ class Rampup:
     samples: int
 
     def at(self, consumed: int, final: int) -> int:
-        """Return the size after ``consumed`` samples; ``final``: once batches grow no more."""
+        """Return the batch size after ``consumed`` samples; ``final``: size after all growth."""
         if consumed > self.samples:
             return final
         increments = (final - self.start) // self.increment
@@ -39,10 +39,10 @@ class Rampup:
 
 @dataclass(frozen=True)
 class SizeSteps:
-    """Batches that grow by steps which are listed.
+    """Batches whose sizes are listed, each with the number of samples from which it holds.
 
     Attributes:
-        begins: consumed samples from which on batches have each size, in rising order; the first
+        begins: number of consumed samples from which each size holds, in rising order; the first
             is 0.
         sizes: samples of a batch, in rising order.
     """
@@ -52,15 +52,15 @@ class SizeSteps:
 
     @property
     def samples(self) -> int:
-        """Consumed samples after which batches grow no more."""
+        """Number of consumed samples after which batches stop growing."""
         return self.begins[-1]
 
     def at(self, consumed: int, final: int) -> int:
-        """As of ``Rampup``; ``final`` is the last of the sizes."""
+        """Return the batch size after ``consumed`` samples; ``final`` equals the last size."""
         return self.sizes[bisect_right(self.begins, consumed) - 1]
 
     def are_multiples(self, unit: int) -> bool:
-        """As of ``Rampup``."""
+        """Return whether every batch is made of whole units."""
         return all(size % unit == 0 for size in self.sizes)
 
 
@@ -85,9 +85,9 @@ class BatchSizes:
         return self.final if self.rampup is None else self.rampup.at(consumed, self.final)
 
     def iterations(self, samples: int, consumed: int = 0) -> int:
-        """Return how many whole batches fit into a run of ``samples``, ``consumed`` of them gone.
+        """Return how many whole batches a run of ``samples`` has left after ``consumed`` samples.
 
-        A rest that is less than a batch is not used.
+        Samples at the end that do not fill a batch stay unused.
         """
         count = 0
         for size, alike in self._phases(consumed):
@@ -109,7 +109,7 @@ class BatchSizes:
         return samples
 
     def _phases(self, consumed: int) -> Iterator[tuple[int, int]]:
-        """Yield the sizes from ``consumed`` on, and how many batches have each; the last: all."""
+        """Yield each size from ``consumed`` on and the number of its batches; the last: no end."""
         while (size := self.at(consumed)) < self.final:
             begin = consumed
             assert self.rampup is not None

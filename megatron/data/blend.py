@@ -12,9 +12,9 @@ class BlendedDataset:
     """A fixed interleaving of datasets; a `SampleDataset`.
 
     Args:
-        datasets: the corpora, all of one s.
-        dataset_index: corpus of each draw, int16 [N].
-        dataset_sample_index: number of the draw within its corpus, int64 [N].
+        datasets: the corpora, all with samples of the same length s.
+        dataset_index: corpus of each of the N samples of the blend, int16 [N].
+        dataset_sample_index: number of each sample within its corpus, int64 [N].
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BlendedDataset:
 
 
 def normalised(weights: Sequence[float]) -> NDArray[np.float64]:
-    """Shares of a blend, float64 [k], summing to one.
+    """Return the k weights of a blend, scaled so that they sum to one, float64 [k].
 
     Raises:
         ValueError: a weight is not a positive finite number.

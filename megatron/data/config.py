@@ -17,7 +17,7 @@ EvaluationSet = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class DocumentsConfig:
-    """What becomes of the documents in a sample, as in ``DataConfig``."""
+    """How the documents within a sample are kept apart; ``DataConfig`` explains the fields."""
 
     eod_token: int
     reset_attention_mask: bool
@@ -29,17 +29,17 @@ class FillConfig:
     """Fill-in-the-middle: how often the middle of a text is moved to its end.
 
     Attributes:
-        tokenizer: turns ids to text and back.
-        rate: share of the documents in a sample.
-        spm_rate: share among them with the suffix before the prefix.
+        tokenizer: turns ids into text and back.
+        rate: share of a sample's documents that are rearranged.
+        spm_rate: share of the rearranged documents with the suffix before the prefix.
         prefix_token: id before the prefix.
         middle_token: id before the middle.
         suffix_token: id before the suffix.
         pad_token: id that fills a sample that became shorter.
         end_token: id that ends a document.
-        split_token: id that cuts a document into fragments; ``None``: it stays whole.
-        fragment_rate: share of the fragments of a document that is chosen.
-        no_prefix: a text that begins so stays as it is.
+        split_token: id that cuts a document into fragments; ``None``: documents stay whole.
+        fragment_rate: share of the fragments that are rearranged in a chosen document.
+        no_prefix: a text that begins with this string stays as it is.
     """
 
     tokenizer: TokenizerConfig
@@ -59,10 +59,10 @@ class Share(NamedTuple):
     """A share of a corpus within a blend.
 
     Attributes:
-        weight: of the share; weights need not sum to one.
-        prefix: names ``PREFIX.bin`` and ``PREFIX.idx``.
-        begin: where it begins in the corpus, from 0 to 1.
-        end: where it ends.
+        weight: weight of the share; the weights of a blend need not sum to one.
+        prefix: the corpus ``PREFIX.bin`` and ``PREFIX.idx``.
+        begin: where the share begins, as a fraction of the corpus from 0 to 1.
+        end: where the share ends, as a fraction of the corpus.
     """
 
     weight: float
@@ -73,13 +73,13 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnPaths:
-    """The corpora of splits that share none.
+    """The corpora when training, validation and test have corpora of their own.
 
     Attributes:
         train: blend to train on.
-        valid: blends of the validation sets, one or several; none: there is no validation.
-        test: blend of the test set; none: there is no test.
-        valid_names: of the validation sets, if there are several.
+        valid: blends of the validation sets, one blend per set; empty: there is no validation.
+        test: blend of the test set; empty: there is no test.
+        valid_names: names of the validation sets, if there are several.
     """
 
     train: tuple[Share, ...]
@@ -93,21 +93,21 @@ class DataConfig:
     """Corpus, split and sampling of the three datasets.
 
     Attributes:
-        data_path: blend of which every split has a share.
-        split: train, valid, test shares of the documents of every prefix, any positive scale.
+        data_path: blend that train, valid and test divide among themselves.
+        split: shares of every corpus's documents for train, valid, test, on any positive scale.
         seq_length: tokens per sample s; each sample holds s + 1 tokens.
         seed: seed of the document and sample shuffles.
         eod_token: id of the end-of-document token.
         eod_mask_loss: no loss where the input token is the end of a document.
-        reset_attention_mask: a token sees none of another document.
+        reset_attention_mask: a token attends only to tokens of its own document.
         reset_position_ids: positions begin anew with every document.
-        mock_data: make samples up, without any corpus.
+        mock_data: generate samples instead of reading a corpus.
         added_entries: entries that the tokenizer adds to ``--vocab-size``.
         cache_path: folder of the sample indices; ``None`` puts them beside the data.
-        own_paths: corpora of the splits, in place of shares of ``data_path``.
-        full_validation: an evaluation reads every validation set whole, once.
-        prefetch: read the next global batch while this one is trained on.
-        fill: how middles of documents are moved to their ends; ``None``: they are not.
+        own_paths: blends for every split, used in place of ``data_path``.
+        full_validation: every evaluation reads each validation set whole, once.
+        prefetch: read the next global batch while the model trains on the current batch.
+        fill: how middles of documents are moved to their ends; ``None``: they stay in place.
         named_by: the flag and the prefix of every corpus, for messages.
     """
 
@@ -134,7 +134,7 @@ class DataConfig:
 
     @property
     def documents(self) -> DocumentsConfig | None:
-        """What becomes of the documents in a sample; ``None``: they are as one."""
+        """How the documents within a sample are kept apart; ``None``: they are not."""
         if not (self.reset_attention_mask or self.reset_position_ids):
             return None
         return DocumentsConfig(self.eod_token, self.reset_attention_mask, self.reset_position_ids)

@@ -11,14 +11,14 @@ _DOCUMENT_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files and how they become documents.
+    """Text files and how they become documents.
 
     Attributes:
-        name: says which text this is; another text has another name.
+        name: identifies the text; another text has another name.
         paths: files in the order they are read.
         num_bytes: size of all files.
-        document_bytes: cut a file at the first blank line after so many bytes; ``None`` makes each
-            file one document.
+        document_bytes: a document ends at the first blank line after this many bytes; ``None``:
+            each file is one document.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Corpus:
 def standard_library() -> Corpus:
     """Every ``.py`` file of the running Python's standard library, one document each.
 
-    About 31 MB with CPython's own tests; some Linux distributions package those separately.
+    About 31 MB with CPython's own tests; some Linux distributions package the tests separately.
 
     Raises:
         ValueError: this Python came without sources.

@@ -42,9 +42,9 @@ class Part(NamedTuple):
     """A range of a corpus within a blend.
 
     Attributes:
-        weight: of the corpus; weights need not sum to one.
+        weight: weight of the corpus; the weights of a blend need not sum to one.
         source: the corpus.
-        sequences: its range that belongs to the split.
+        sequences: range of the corpus's sequences that belongs to the split.
     """
 
     weight: float
@@ -55,19 +55,19 @@ class Part(NamedTuple):
 def build_datasets(
     config: DataConfig, num_samples: tuple[int, int | None, int], vocab_size: int
 ) -> Datasets:
-    """Opens the corpora of a blend and indexes the samples of every split, or makes samples up.
+    """Opens the corpora of a blend and indexes the samples of every split, or generates samples.
 
-    Every rank calls it with the same arguments and gets the same samples; the first caller builds
-    the cached indices.
+    Every rank calls this function with the same arguments and gets the same samples; the first
+    caller builds the cached indices.
 
     Args:
         config: corpora, split and sampling.
-        num_samples: samples that training, every validation set and test will read; ``None``: each
-            sample of a validation set once.
+        num_samples: samples that training, every validation set and test will read; ``None`` for
+            validation: each sample of a set once.
         vocab_size: real vocabulary entries; every token id must be below it.
 
     Returns:
-        Datasets of at least the samples asked for, repeating the text if need be.
+        Datasets with at least the samples asked for; text is repeated where it is too short.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -94,7 +94,7 @@ def build_datasets(
 
 
 def _filled(config: DataConfig, dataset: SampleDataset, split: int) -> SampleDataset:
-    """Return a dataset with the middles of its documents moved, if that is asked for."""
+    """Return a dataset with the middles of its documents moved to their ends, if configured."""
     if config.fill is None:
         return dataset
     return FilledDataset(dataset, config.fill, seed=config.seed, split=split)
@@ -119,7 +119,7 @@ def _blends(config: DataConfig) -> Iterator[list[list[Part]]]:
 
 
 def _part(config: DataConfig, share: Share) -> Part:
-    """Open a corpus; what lies between two marks is rounded as Megatron-LM rounds a split."""
+    """Open the corpus of a share; its bounds are rounded as Megatron-LM rounds a split."""
     source = IndexedDataset(share.prefix, config.flag_of(share.prefix))
     begin, end = (round(mark * len(source)) for mark in (share.begin, share.end))
     return Part(share.weight, source, range(begin, end))
@@ -131,9 +131,10 @@ def _blended(
     builder: IndexBuilder,
     index: Callable[[Part, int | None], GPTDataset],
 ) -> SampleDataset:
-    """Return the dataset of a blend; only one of a single corpus can be read just once.
+    """Return the dataset of a blend.
 
-    ``index`` makes the dataset of a part, with so many samples.
+    ``index`` makes the dataset of a part with a number of samples. ``num_samples`` may be ``None``
+    (every sample once) only where the blend has a single corpus.
     """
     if len(parts) == 1:
         return index(parts[0], num_samples)
@@ -141,8 +142,8 @@ def _blended(
     shares = normalised([part.weight for part in parts])
     dataset_index, within = builder.blend_index(shares, num_samples)
     draws = np.bincount(dataset_index, minlength=len(parts)).tolist()
-    # At least one sample, so that a corpus that is too short is refused whatever the number of
-    # samples.
+    # Every corpus is asked for at least one sample, so that a corpus that is too short is always
+    # refused.
     datasets = [index(part, max(drawn, 1)) for part, drawn in zip(parts, draws, strict=True)]
     return BlendedDataset(datasets, dataset_index, within)
 

@@ -1,10 +1,10 @@
 """Fill-in-the-middle: the middle of a text comes last, so that a model learns to fill gaps.
 
-A document is cut at two characters, and its parts are put behind tokens that name them (arXiv
-2207.14255): prefix, suffix, middle (PSM), or suffix, prefix, middle (SPM). As in Megatron-LM this
-happens when a sample is read, within the documents of the sample; a sample keeps its length. All
-that is random follows from the seed, the split and the number of the sample, so that a run that
-goes on, or is laid out otherwise, reads the same.
+A document is cut at two random places, and its parts are put behind tokens that name them (arXiv
+2207.14255): prefix, suffix, middle (PSM), or suffix, prefix, middle (SPM). As in Megatron-LM, the
+documents of a sample are rearranged when the sample is read; the sample keeps its length. Every
+random choice follows from the seed, the split and the number of the sample. So a resumed run, or a
+run on another grid of ranks, reads the same samples.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ class FilledDataset:
 
     Args:
         dataset: the samples as they are in the corpus.
-        config: how often, and with which tokens.
-        seed: of the run.
-        split: number of the split; each has draws of its own.
+        config: how many documents are rearranged, and with which tokens.
+        seed: seed of the run.
+        split: number of the split; every split makes random choices of its own.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class FilledDataset:
         return len(self._dataset)
 
     def read(self, index: int, out: NDArray[np.int64]) -> None:
-        """Writes sample ``index`` into ``out`` [s + 1]; what became too long is cut off."""
+        """Writes sample ``index`` into ``out`` [s + 1], cut off or padded to s + 1 tokens."""
         self._dataset.read(index, out)
-        # The legacy generator, because its stream is frozen for ever. It takes words of 32 bits.
+        # NumPy's legacy generator, because its stream never changes. Its seeds have 32 bits each.
         high, low = divmod(index, 1 << 32)
         random = np.random.RandomState([*self._seeds, low, high])
         moved = rearranged(out.tolist(), self._config, self._tokenizer, random)[: len(out)]
@@ -70,7 +70,7 @@ def rearranged(
 
 
 def _parts(tokens: list[int], mark: int | None) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield what lies between marks, each with the mark that ends it, or with nothing."""
+    """Yield each run of tokens between marks, with the mark that ends it (the last has none)."""
     begin = 0
     for place, token in enumerate(tokens):
         if token == mark:
@@ -86,7 +86,7 @@ def _one(
     tokenizer: Tokenizer,
     random: np.random.RandomState,
 ) -> list[int]:
-    """Return a piece of text with its middle moved to its end, or as it is."""
+    """Return a piece of text with its middle moved to its end, or unchanged."""
     if not tokens or random.random_sample() >= rate:
         return tokens
     text = tokenizer.detokenize(tokens)

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class IndexBuilder:
-    """Both loops in NumPy; the C++ module has the same two functions."""
+    """The two index functions in NumPy; the C++ module has the same two functions."""
 
     def sample_index(
         self,
@@ -27,12 +27,12 @@ class IndexBuilder:
         seq_length: int,
         num_samples: int,
     ) -> NDArray[np.int64]:
-        """Where each sample begins in the concatenation of the shuffled documents.
+        """Return where each sample begins in the concatenation of the shuffled documents.
 
         Args:
             lengths: tokens of every document, int32 [n].
             document_index: documents in the order they are read, int32 [d].
-            seq_length: tokens s from one sample's start to the next one's.
+            seq_length: tokens s from the start of a sample to the start of the next sample.
             num_samples: samples N; the documents hold at least N * s + 1 tokens.
 
         Returns:
@@ -50,15 +50,16 @@ class IndexBuilder:
     ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         """Interleaves datasets so that every prefix of the blend is close to the weights.
 
-        Step i goes to the dataset with the largest ``weights[k] * max(i, 1) - drawn[k]``, the
-        first one among equals, as in Megatron-LM. Each step depends on all before it.
+        Step i draws from the dataset with the largest ``weights[k] * max(i, 1) - drawn[k]``, the
+        first dataset among equals, as in Megatron-LM. Each step depends on all steps before it.
 
         Args:
             weights: share of each dataset, float64 [k], summing to one.
-            size: draws in all.
+            size: number of draws.
 
         Returns:
-            int16 [size] the dataset of each draw, and int64 [size] its running number within it.
+            The dataset of each draw, int16 [size], and the draw's number in its dataset, int64
+            [size].
         """
         dataset = np.empty(size, np.int16)
         dataset_sample = np.empty(size, np.int64)
@@ -72,13 +73,13 @@ class IndexBuilder:
 
 
 def load_index_builder(cache: Path) -> IndexBuilder:
-    """The C++ builder, compiled if need be, else the NumPy one.
+    """Return the C++ builder, compiled if necessary, or else the NumPy builder.
 
     Args:
         cache: folder of compiled modules; one process compiles, the others wait for it.
 
     Returns:
-        A builder. When it is not the C++ one, the log says why.
+        A builder. If it is the NumPy builder, the log says why.
     """
     try:
         return cast(IndexBuilder, load_extension(INDEX_BUILDER, cache))

@@ -1,10 +1,10 @@
-"""Arrays on disk that can be made again: what is there is as it was written, or is not used.
+"""Cached arrays on disk: an array that is missing or damaged is not used, but built again.
 
     STEM-documents.npy STEM-samples.npy STEM-shuffle.npy    the arrays
     STEM-checksums.json                                     size and CRC-32 of each; written last
 
-Half-written files, full disks and failing ones, and copies that were cut short leave arrays that
-NumPy reads without a word. A checksum against accidents is enough, as nothing in them is executed.
+Killed writers, full or failing disks and incomplete copies leave damaged arrays that NumPy reads
+without an error. A checksum against accidents is enough, because nothing in the arrays is executed.
 """
 
 import json
@@ -31,8 +31,8 @@ class IndexCache:
     """The arrays of one stem in a folder.
 
     Args:
-        folder: made when something is written.
-        stem: of the files' names; it must say everything that the arrays depend on.
+        folder: folder of the arrays, made by the first save.
+        stem: beginning of the files' names; it must identify everything that the arrays depend on.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -40,15 +40,15 @@ class IndexCache:
         self._checksums = folder / f"{stem}-checksums.json"
 
     def load(self) -> dict[str, NDArray[Any]] | None:
-        """Return the arrays by name, mapped and not read, if they are as they were written.
+        """Return the arrays by name, mapped into memory, if their checksums are right.
 
         Returns:
-            ``None`` if they are not all there, or damaged; the log then names the file.
+            The arrays. ``None``: a file is missing or damaged; the log names a damaged file.
         """
         try:
             expected = json.loads(self._checksums.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            return None  # never finished, or of a version without checksums
+            return None  # the save never finished, or an older version wrote no checksums
         except (OSError, ValueError, RecursionError) as error:
             _LOG.warning(_DAMAGED, self._checksums, f"cannot be read ({error})")
             return None
@@ -65,10 +65,10 @@ class IndexCache:
         return found
 
     def save(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Write the arrays, and that they are complete; return them mapped, as ``load`` does.
+        """Write the arrays, then their checksums; return the arrays mapped, as ``load`` does.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: a file cannot be written.
         """
         self._checksums.parent.mkdir(parents=True, exist_ok=True)
         checksums = {}
@@ -89,7 +89,7 @@ def checksum(path: Path) -> list[int]:
     """Return the size of a file in bytes, and the CRC-32 of its content.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     crc, size = 0, os.path.getsize(path)
     with path.open("rb") as file:

@@ -30,7 +30,7 @@ _UINT16_VOCABULARY = 65500  # Megatron-LM's limit; a little below 2**16 for toke
 _BLOCK = 1 << 20  # entries written at a time
 
 REMEDY = "prepare the data again, for example with tools/preprocess_data.py"
-"""What helps where a file is damaged."""
+"""End of an error message: what to do about a damaged file."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
@@ -55,8 +55,8 @@ class Index:
     """A whole index, mapped.
 
     Attributes:
-        dtype: of the token ids.
-        sequences: their lengths, and their documents.
+        dtype: dtype of the token ids.
+        sequences: lengths of the sequences, and bounds of the documents.
         pointers: byte position of each sequence in ``.bin``, int64 [n].
     """
 
@@ -66,9 +66,9 @@ class Index:
 
 
 def write_index(path: Path, dtype: np.dtype[np.integer], parts: Sequence[Sequences]) -> None:
-    """Write the index of tokens whose sequences come in parts, without copying whole arrays.
+    """Write the index of sequences that are given in parts, without copying whole arrays.
 
-    ``dtype`` is that of the token ids, little-endian.
+    ``dtype`` is the little-endian dtype of the token ids.
     """
     code = next(code for code, name in _DTYPES.items() if np.dtype(name) == dtype)
     sequences = sum(len(part.lengths) for part in parts)
@@ -99,10 +99,10 @@ def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def read_index(path: Path) -> Index:
-    """Map ``path`` and split it by its header, refusing what is not a complete index.
+    """Map the file ``path`` and split it into its arrays; an incomplete index is refused.
 
     Raises:
-        ValueError: it is foreign, truncated or of another version, or contradicts itself.
+        ValueError: the file is foreign, of another version, or its size contradicts its header.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -139,7 +139,7 @@ def read_index(path: Path) -> Index:
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
-    """Map a whole file. A plain ndarray: views of ``np.memmap`` cost a microsecond more each."""
+    """Map a whole file as a plain array: a view of ``np.memmap`` costs a microsecond more."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, np.uint8)
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))

@@ -1,8 +1,8 @@
 """Token sequences on disk in Megatron-LM's format: ``PREFIX.bin`` and ``PREFIX.idx``.
 
-``.bin`` is nothing but token ids, sequence after sequence. ``.idx`` says where each one begins;
-``index_file`` describes it. For GPT a sequence is a document, and samples are drawn from sequences,
-as Megatron-LM does.
+``.bin`` holds only token ids, sequence after sequence. ``.idx`` says where each sequence begins;
+``index_file`` describes the format. For GPT a sequence is a document. Samples are drawn from
+sequences, as in Megatron-LM.
 """
 
 from collections.abc import Sequence
@@ -35,18 +35,18 @@ def idx_path(prefix: Path) -> Path:
 
 
 class IndexedDataset:
-    """Read-only view of the sequences of one prefix; nothing is loaded before it is asked for.
+    """Read-only view of the sequences of one prefix; tokens are loaded when they are read.
 
     Attributes:
         prefix: the path without ``.bin`` / ``.idx``.
         named: the flag and the prefix, for messages.
         lengths: tokens of each sequence, int32 [n].
         document_indices: first sequence of each document and, last, n; int64 [d + 1].
-        dtype: of the token ids.
+        dtype: dtype of the token ids.
 
     Raises:
         FileNotFoundError: one of the two files is missing.
-        ValueError: a file is foreign, truncated, of another version, or cannot be read, or the two
+        ValueError: a file is foreign, truncated, of another version or unreadable, or the two files
             do not match.
     """
 
@@ -90,9 +90,9 @@ class IndexedDataset:
 class IndexedWriter:
     """Writes a prefix that is complete or absent, as a context manager.
 
-    Both files grow under temporary names in the target folder. On success the old ``.idx`` goes,
-    ``.bin`` is renamed, and the new ``.idx`` comes last, so a reader finds a whole pair or none; on
-    an exception the temporary files are removed and the old pair stays.
+    Both files grow under temporary names in the target folder. On success the old ``.idx`` is
+    removed, then ``.bin`` is renamed, then the new ``.idx``. So a reader finds a whole pair or no
+    pair. On an exception the temporary files are removed and the old pair stays.
 
     Args:
         prefix: the path without ``.bin`` / ``.idx``; its folder must exist.

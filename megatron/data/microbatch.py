@@ -1,4 +1,4 @@
-"""Samples become microbatches, in an order that only the count of consumed samples decides."""
+"""Samples become microbatches; their order depends only on the number of consumed samples."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,18 +20,18 @@ T = TypeVar("T")
 class Microbatch:
     """The unit that travels through the pipeline; CPU tensors of shape [b, s].
 
-    Ranks that share sequences have some of its tokens each (``part``).
+    Ranks that share sequences (context parallelism) hold a part of the tokens each (``part``).
 
     Attributes:
         tokens: input ids, int64.
         labels: the token after each input, int64.
         loss_mask: 1 where the prediction counts, 0 where it does not, float32.
-        document_starts: for every token of whole samples the first position of its document, int64;
-            ``None``: a token sees all earlier ones of its sample.
-        positions: of every token, in its document if asked for, int64, [b, s] or [1, s] for all
-            samples; ``None``: 0, 1, 2, ... in its sample.
-        valid_share: predictions of whole samples that count, divided by the ranks that share the
-            samples; ``None``: nobody shares them.
+        document_starts: first position of each token's document, int64, for whole samples also
+            after ``part``; ``None``: a token attends to all earlier tokens of its sample.
+        positions: position of every token in its sample (in its document where the configuration
+            says so), int64, [b, s] or [1, s] for all samples; ``None``: 0, 1, 2, ...
+        valid_share: number of predictions that count in the whole samples, divided by the number
+            of ranks that share the samples; ``None``: the rank holds whole samples.
     """
 
     tokens: Tensor
@@ -42,10 +42,12 @@ class Microbatch:
     valid_share: float | None = None
 
     def part(self, kept_u: Tensor | None) -> "Microbatch":
-        """Return the same with some of its tokens; attention still needs whole documents.
+        """Return the microbatch with some of its tokens.
+
+        ``document_starts`` stays whole, because attention needs whole documents.
 
         Args:
-            kept_u: their positions in every sample, int64; ``None``: all.
+            kept_u: positions of the kept tokens in every sample, int64 [u]; ``None``: all.
         """
         if kept_u is None:
             return self
@@ -64,8 +66,8 @@ class Microbatch:
 class MicrobatchLoader:
     """Reads a replica's microbatches of every global batch.
 
-    The order is Megatron-LM's: the microbatches of all replicas take ``micro_batch_size`` samples
-    in turn, the first of every replica, then the second, and so on.
+    The order is Megatron-LM's: the first microbatches of all replicas take ``micro_batch_size``
+    samples each, then the second microbatches of all replicas, and so on.
 
     Args:
         dataset: the samples; every rank reads the same ones.
@@ -73,12 +75,15 @@ class MicrobatchLoader:
         num_microbatches: microbatches of this replica per global batch.
         consumed_samples: samples that earlier iterations have used.
         replica: number of this replica, and number of replicas.
-        documents: what becomes of the documents in a sample; ``None``: they are as one.
-        kept: positions of a sample whose tokens this rank trains on, int64; ``None``: all.
+        documents: how the documents within a sample are kept apart; ``None``: they are not.
+        kept: positions within a sample of the tokens that this rank trains on, int64; ``None``:
+            all.
 
     Attributes:
-        consumed_samples: advanced by every `next_batch`; a checkpoint must save it.
-        num_microbatches: of this replica per global batch; it may change between two batches.
+        consumed_samples: samples used so far; every `next_batch` advances the number, and a
+            checkpoint must save it.
+        num_microbatches: microbatches of this replica per global batch; the caller may change the
+            number between two batches.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class MicrobatchLoader:
         """Read the next global batch, and return what ``prepare`` makes of it.
 
         Args:
-            prepare: may be called in another thread, for one batch at a time.
+            prepare: function of a batch; it may run in another thread, on one batch at a time.
 
         Raises:
             ValueError: as ``next_batch``.
@@ -128,12 +133,12 @@ class MicrobatchLoader:
         return batch
 
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
-        """Begin with the batch that ``next_prepared`` will be asked for; here nothing begins."""
+        """Do nothing; a subclass may start to read the batch that ``next_prepared`` returns."""
 
     def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
-        """Reads whole microbatches of the global batch that begins with sample ``first``.
+        """Reads microbatches, with all their tokens, of the global batch from sample ``first``.
 
-        Those are every ``step``-th, from ``begin`` on.
+        Of the global batch's microbatches it reads number ``begin`` and then every ``step``-th.
 
         Raises:
             ValueError: as ``next_batch``.
@@ -141,7 +146,7 @@ class MicrobatchLoader:
         return [self._read(start) for start in self._starts(first, begin, step)]
 
     def _starts(self, first: int, begin: int, step: int) -> range:
-        """Return the first samples of the microbatches of ``global_batch``; errors as there."""
+        """Return the first sample of each microbatch of ``global_batch``; raises its errors."""
         end = first + self.batch_size
         if end > len(self._dataset):
             raise ValueError(
@@ -152,7 +157,7 @@ class MicrobatchLoader:
         return range(first, end, self._micro_batch_size)[begin::step]
 
     def digest(self, sample: int) -> str:
-        """Return a word that tells the tokens of a sample from others; empty if there is none."""
+        """Return 16 hex digits of a hash of a sample's tokens; empty: there is no such sample."""
         if not 0 <= sample < len(self._dataset):
             return ""
         tokens = np.empty(self._dataset.seq_length + 1, np.int64)
@@ -194,7 +199,7 @@ class MicrobatchLoader:
         return Microbatch(tokens, labels, loss_mask, starts, positions)
 
     def _told_apart(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return a microbatch's ``document_starts`` and ``positions``, where they are asked for."""
+        """Return a microbatch's ``document_starts`` and ``positions``; ``None``: not configured."""
         asked = self._documents
         if asked is None:
             return None, None
@@ -210,8 +215,8 @@ class _Ahead(NamedTuple):
 
     Attributes:
         starts: first samples of its microbatches.
-        prepare: what is done with it.
-        outcome: of that.
+        prepare: function that is applied to the batch.
+        outcome: result of ``prepare``.
     """
 
     starts: range
@@ -220,10 +225,10 @@ class _Ahead(NamedTuple):
 
 
 class PrefetchingLoader(MicrobatchLoader):
-    """Reads and prepares the next global batch in a thread, while this one is trained on.
+    """Reads and prepares the next global batch in a thread, while the model trains on this batch.
 
-    A batch that turns out to be another one, as the run goes on elsewhere or batches have grown, is
-    read when it is needed.
+    The run may ask for another batch instead, because it continues at another sample or because
+    batches have grown. That batch is read when it is asked for.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -241,7 +246,7 @@ class PrefetchingLoader(MicrobatchLoader):
         return super()._prepared(starts, prepare)
 
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
-        """As ``MicrobatchLoader.read_ahead``."""
+        """Start to read and prepare the batch that ``next_prepared`` will return."""
         if self.consumed_samples + self.batch_size <= len(self._dataset):
             after = self._starts(self.consumed_samples, self._replica, self._replicas)
             outcome = self._reader.submit(lambda: prepare(self._read_all(after)))
@@ -251,7 +256,7 @@ class PrefetchingLoader(MicrobatchLoader):
 def document_starts(tokens: Tensor, eod_token: int) -> Tensor:
     """Return for every token the first position of its document in the sample, int64 [b, s].
 
-    As in Megatron-LM the token that ends a document, ``eod_token``, belongs to it.
+    As in Megatron-LM, the token ``eod_token`` belongs to the document that it ends.
     """
     begins = torch.zeros_like(tokens)
     ended = tokens[:, :-1] == eod_token

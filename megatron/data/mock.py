@@ -1,30 +1,30 @@
-"""Samples that are made up, to try a run without any data.
+"""Generated samples, to try a run without any data.
 
 They look like Megatron-LM's mock data: documents of random lengths that count 1, 2, 3, ... and end
-with the end-of-document token. A model learns in a few hundred iterations to count; when a document
-ends cannot be learned.
+with the end-of-document token. A model learns to count in a few hundred iterations; it cannot learn
+where a document ends.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 LONGEST_DOCUMENT = 4095
-"""Tokens; every length from 1 to this is equally likely, as in Megatron-LM."""
+"""Tokens of the longest document; every length from 1 on is equally likely, as in Megatron-LM."""
 
 
 class MockDataset:
-    """A `SampleDataset` whose samples depend on nothing but seed, split and their number.
+    """A `SampleDataset` whose samples follow from the seed, the split and the sample's number.
 
     A sample begins anywhere in a document, and goes on with further documents.
 
     Args:
-        num_samples: of the dataset; sample i is the same in a longer one.
+        num_samples: number of samples; sample i does not depend on it.
         seq_length: tokens per sample s.
         vocab_size: documents count modulo this number.
         eod_token: id of the end-of-document token.
-        seed: of the run.
-        split: number of the split; each has samples of its own.
-        masked_token: input token that bears no loss.
+        seed: seed of the run.
+        split: number of the split; every split has samples of its own.
+        masked_token: input token whose prediction is left out of the loss.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MockDataset:
 
     def read(self, index: int, out: NDArray[np.int64]) -> None:
         """Writes sample ``index`` into ``out`` [s + 1]."""
-        # The legacy generator, because its stream is frozen for ever. It takes words of 32 bits.
+        # NumPy's legacy generator, because its stream never changes. Its seeds have 32 bits each.
         high, low = divmod(index, 1 << 32)
         random = np.random.RandomState([*self._seeds, low, *([high] if high else [])])
         length = random.randint(1, LONGEST_DOCUMENT + 1)

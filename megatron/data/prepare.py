@@ -1,8 +1,8 @@
-"""Text to a tokenizer and token files, as one folder that is complete or absent.
+"""Makes a tokenizer and token files from text, in one folder that is complete or absent.
 
-The tokenizer is a byte-pair encoding with byte fallback that keeps every blank and line end, so
-decoding gives the text back (but for U+2581, sentencepiece's own sign for a blank). Documents end
-with ``</s>``, a control token that no text encodes to.
+The tokenizer is a byte-pair encoding that encodes rare characters as bytes and keeps every blank
+and line end. So decoding gives the text back, except U+2581, which is sentencepiece's sign for a
+blank. Documents end with ``</s>``, a control token that no text is encoded to.
 """
 
 import errno
@@ -21,10 +21,10 @@ from megatron.data.indexed import IndexedWriter
 from megatron.native.files import locked, temporary_name
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a stage's name, the work done in it and all its work (``None``: not known)."""
+"""Called with the name of a step, its finished work and its total work (``None``: unknown)."""
 
-_TRAINING_BYTES = 64 << 20  # more text hardly changes the pieces but the time
-_CHUNK = 4096  # characters; the state fails on words of 65536 and skips lines that long
+_TRAINING_BYTES = 64 << 20  # more text takes more time and hardly changes the pieces
+_CHUNK = 4096  # characters; the trainer fails on words of 65536 and skips lines that long
 _BATCH_BYTES = 1 << 20
 _UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
 
@@ -32,11 +32,11 @@ _UNUSED = 5  # SentencePiece.Type in sentencepiece's model format
 def prepare(
     corpus: Corpus, vocab_size: int, cache: Path, progress: Progress, num_threads: int = 1
 ) -> Path:
-    """Makes a tokenizer of so many entries, bytes included, for ``corpus`` and tokenises it, once.
+    """Makes a tokenizer of ``vocab_size`` entries, bytes included, and the corpus's token files.
 
     Returns:
-        A folder with ``tokenizer.model``, ``text_document.bin`` and ``text_document.idx``. When it
-        exists the call returns at once; when another process is making it the call waits.
+        A folder with ``tokenizer.model``, ``text_document.bin`` and ``text_document.idx``. If the
+        folder exists, the call returns at once; if another process is making it, the call waits.
 
     Raises:
         ValueError: the corpus holds no text, or more different characters than ``vocab_size``; or
@@ -103,8 +103,8 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> byte
             hard_vocab_limit=False,
             model_type="bpe",
             byte_fallback=True,
-            # Rare characters are left to the bytes; with all of them kept, text in a script of
-            # many characters could use the vocabulary up.
+            # Rare characters are encoded as bytes. If each had an entry, a script of many
+            # characters could fill the vocabulary.
             character_coverage=0.9999,
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
@@ -129,10 +129,10 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> byte
 
 
 def unused_pieces(model: Path) -> int:
-    """Count the pieces of a tokenizer that only fill it up, as its text had no use for them.
+    """Count the ``<unusedN>`` pieces, which only fill a tokenizer up to its size.
 
     Args:
-        model: a file that ``prepare`` has made; such pieces come last in it.
+        model: a file that ``prepare`` has made; the unused pieces come last in it.
     """
     processor = SentencePieceProcessor(model_file=str(model))
     size = processor.vocab_size()

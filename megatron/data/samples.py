@@ -20,9 +20,9 @@ from megatron.data.index_builder import IndexBuilder
 from megatron.data.index_cache import IndexCache
 from megatron.data.indexed import IndexedDataset
 
-_SAMPLE_BYTES, _DOCUMENT_BYTES = 24, 4  # of the three arrays below
+_SAMPLE_BYTES, _DOCUMENT_BYTES = 24, 4  # per sample and per document, in SampleIndices
 _FORMAT = 1  # raise when the meaning of a cached array changes
-_FINAL_EPOCH_THRESHOLD = 0.80  # of an epoch; from here on the last one is mixed in
+_FINAL_EPOCH_THRESHOLD = 0.80  # if this share of the last epoch is needed, it is mixed in
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 
@@ -31,7 +31,7 @@ class SampleDataset(Protocol):
 
     Attributes:
         seq_length: s.
-        masked_token: input token that bears no loss, or ``None`` when all bear it.
+        masked_token: input token whose prediction is left out of the loss; ``None``: all count.
     """
 
     seq_length: int
@@ -57,7 +57,7 @@ class SampleIndices:
     Attributes:
         documents: sequences in reading order over all epochs, int32 [d].
         samples: see `IndexBuilder.sample_index`, int64 [N + 1, 2].
-        shuffle: sample in reading order for each sample number, int64 [N].
+        shuffle: place in reading order of the sample with each number, int64 [N].
     """
 
     documents: NDArray[np.int32]
@@ -127,7 +127,7 @@ class GPTDataset:
             out[filled : filled + stop - start] = self._source.read(sequence, start, stop)
             filled += stop - start
         assert filled == len(out) == self.seq_length + 1
-        # As unsigned numbers negative ids are huge, so one comparison finds both kinds.
+        # Read as unsigned numbers, negative ids are huge. So one comparison finds them too.
         if out.view(np.uint64).max() >= self._vocab_size:
             self._refuse_tokens(index, out)
 
@@ -151,16 +151,16 @@ def build_sample_indices(
 ) -> SampleIndices:
     """Builds the indices, or maps them when an earlier run or another rank has built them.
 
-    The file names carry a hash of everything the content depends on, and a file of checksums says
-    whether the content is as it was written; ranks that race write the same bytes.
+    The file names carry a hash of everything that the content depends on. A file of checksums
+    reveals damaged content. Ranks that build at the same time write the same bytes.
 
     Args:
         source: the corpus.
-        sequences: its range that belongs to the split.
+        sequences: range of the corpus's sequences that belongs to the split.
         seq_length: tokens per sample s.
-        num_samples: samples needed; there may be more, to the end of the last epoch. ``None``: the
+        num_samples: samples needed; the indices go on to the end of the last epoch. ``None``: the
             whole samples of one epoch.
-        seed: of both shuffles.
+        seed: seed of both shuffles.
         cache: folder of the arrays, made when missing.
         builder: from `load_index_builder`.
         asked_by: flags that say how many samples are needed, for messages.
@@ -201,7 +201,7 @@ def build_sample_indices(
 
 
 def _num_samples(epochs: int, tokens: int, seq_length: int) -> int:
-    """Whole samples in so many epochs; the last token is only ever a label."""
+    """Return the number of whole samples in the epochs; their last token is only a label."""
     return (epochs * tokens - 1) // seq_length
 
 
@@ -214,7 +214,7 @@ def _build(
     seed: int,
     builder: IndexBuilder,
 ) -> SampleIndices:
-    # The legacy generator, because its stream is frozen for ever and is Megatron-LM's.
+    # NumPy's legacy generator, because its stream never changes and Megatron-LM uses it.
     random = np.random.RandomState(seed)
     one_epoch = np.arange(sequences.start, sequences.stop, dtype=np.int32)
     total = _num_samples(epochs.count, tokens, seq_length)
@@ -235,10 +235,10 @@ def _shuffled(random: np.random.RandomState, array: NDArray[_Integer]) -> NDArra
 
 
 def _check_room(cache: Path, samples: int, documents: int, asked_by: str) -> None:
-    """Refuse indices for which there is no room, before they are built for minutes.
+    """Refuse indices that are too large for memory or disk, before minutes are spent on them.
 
     Raises:
-        ValueError: memory or disk are too small; names the flags.
+        ValueError: memory or disk is too small; the message names the flags.
     """
     needed = _SAMPLE_BYTES * samples + _DOCUMENT_BYTES * documents
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,1 +1,1 @@
-"""Weights of other programs: import from and export to Hugging Face, import from Megatron-Core."""
+"""Imports weights from Hugging Face's form and Megatron-Core, exports to Hugging Face's form."""

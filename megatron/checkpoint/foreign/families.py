@@ -1,4 +1,4 @@
-"""The families of Hugging Face's models that can be converted, and which one a folder is of."""
+"""The families of Hugging Face's models that can be converted, and the choice among them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +19,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE),
     )
 }
-"""By name; a model that fits several is written as of the first."""
+"""Families by name; a model that fits several families is written as the first of them."""
 
 _MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE)
 
@@ -31,7 +31,7 @@ def family_of(config: Fields) -> Family:
     """Return the family of a ``config.json``.
 
     Raises:
-        ForeignError: it is of none of them, or quantised.
+        ForeignError: the family is unknown, or the weights are quantised.
     """
     kind = config.any("model_type")
     found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
@@ -60,10 +60,10 @@ def family_of(config: Fields) -> Family:
 
 
 def family_for(model: ModelConfig) -> Family:
-    """Return the first family that has such models.
+    """Return the first family that can describe a model.
 
     Raises:
-        ForeignError: none has; says of each what it has otherwise.
+        ForeignError: no family can; the message says how the closest family differs.
     """
     faults = []
     for family in FAMILIES.values():

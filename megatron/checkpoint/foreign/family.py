@@ -1,4 +1,7 @@
-"""A family of models of Hugging Face: its names, and its ``config.json`` in terms of our model."""
+"""Families of Hugging Face's models: tensor names, and ``config.json`` as fields of our model.
+
+"Our" names and fields belong to this program, "their" names and fields to Hugging Face.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,17 +23,18 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model.
+    """A family of models, such as Llama.
 
     Attributes:
-        name: of the family on a command line.
-        model_type: of ``config.json``.
-        architecture: the class of ``transformers`` with an output layer.
-        base: prefix of all names but that of the output layer; files may lack it.
-        table: the layouts.
-        read: returns the fields of our model, but for its sequence length.
-        write: returns fields of ``config.json``, whatever the model; ``config_of`` compares.
-        ignored: endings of tensors that are no weights.
+        name: name of the family on a command line.
+        model_type: ``model_type`` in ``config.json``.
+        architecture: name of the class of ``transformers`` that has an output layer.
+        base: prefix of all names except the output layer's; files may lack it.
+        table: layout of every tensor.
+        read: returns the fields of our model except its sequence length.
+        write: returns fields of ``config.json`` without checking that the family has such models;
+            ``config_of`` checks it.
+        ignored: endings of the names of tensors that are not weights.
     """
 
     name: str
@@ -46,11 +50,11 @@ class Family:
         """Return the model of a ``config.json``.
 
         Args:
-            config: its fields.
-            seq_length: tokens of a sample; ``None``: as many as there are positions.
+            config: fields of ``config.json``.
+            seq_length: tokens per sample; ``None``: as many as the model has positions.
 
         Raises:
-            ForeignError: it is damaged, or asks for what this program does not have.
+            ForeignError: a field is damaged, or has a value that this program does not support.
         """
         values = self.read(config)
         length = values["max_position_embeddings"] if seq_length is None else seq_length
@@ -64,7 +68,7 @@ class Family:
         """Return the ``config.json`` of a model.
 
         Raises:
-            ForeignError: the family has no such models; names the fields that it has otherwise.
+            ForeignError: the family has no such models; the message names the fields that differ.
         """
         try:
             written = self.write(model)
@@ -83,7 +87,7 @@ QK_NORMS: Final = {
     "self_attention.q_layernorm": "self_attn.q_norm",
     "self_attention.k_layernorm": "self_attn.k_norm",
 }
-"""Names of the norms of queries and keys, by ours."""
+"""Their names of the norms of queries and keys, by our names."""
 
 _OF_TRAINING: Final = (
     "attention_dropout",
@@ -96,11 +100,11 @@ _OF_TRAINING: Final = (
     "moe_z_loss_coeff",
     "moe_router_in_fp32",
 )
-"""Fields that a model's weights do not depend on, and that a ``config.json`` may lack."""
+"""Fields of training, on which the weights do not depend; a ``config.json`` may lack them."""
 
 
 def _same_layers(model: ModelConfig) -> ModelConfig:
-    """Return the model with its patterns of layers written in one of the ways that say the same."""
+    """Return an equal model whose patterns of layers are in a standard form, to be compared."""
     layers = range(model.num_layers)
     has_window = [model.is_local(i) for i in layers]
     local: Values = {
@@ -119,10 +123,10 @@ def _same_layers(model: ModelConfig) -> ModelConfig:
 
 
 def pattern_of(entries: list[int]) -> Pattern:
-    """Return which layers have the window, as the flags write it.
+    """Return a pattern of layers in the shortest form of the flags; empty: all layers.
 
     Args:
-        entries: 1 or 0 for every layer.
+        entries: for every layer 1 (it has the window) or 0.
     """
     if all(entries):
         return ()
@@ -132,12 +136,12 @@ def pattern_of(entries: list[int]) -> Pattern:
 
 
 def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) -> Values:
-    """Return the fields that all families of today name alike.
+    """Return the fields of our model that all families since Llama name alike.
 
     Args:
-        c: of ``config.json``.
-        head_dim: width of a head if it is not said; ``None``: hidden size / heads.
-        groups: key/value heads if it is not said; ``None``: as many as heads.
+        c: fields of ``config.json``.
+        head_dim: default of the width of a head; ``None``: hidden size / heads.
+        groups: default of the number of key/value heads; ``None``: as many as heads.
     """
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     if head_dim is None and "head_dim" not in c and hidden % heads:
@@ -161,7 +165,7 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
 
 
 def written_sizes(model: ModelConfig) -> Values:
-    """Return the fields that ``sizes`` reads, and the type of the tensors' elements."""
+    """Return the fields of ``config.json`` that ``sizes`` reads, and ``tie_word_embeddings``."""
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -179,13 +183,13 @@ def written_sizes(model: ModelConfig) -> Values:
 
 
 def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:
-    """Return the fields of ``ModelConfig`` that are about windows.
+    """Return the fields of ``ModelConfig`` about windows (a query attends to near tokens only).
 
     Args:
         c: fields of ``config.json``.
-        size: positions that a query sees, itself included.
-        local: for every layer, whether it has the window; ``layer_types`` of ``config.json`` goes
-            before it.
+        size: positions that a query attends to, its own included; ``None``: no window.
+        local: for every layer 1 (it has the window) or 0; ``layer_types`` of ``config.json``
+            replaces it.
         base_local: RoPE theta of layers with the window.
     """
     kinds = {"sliding_attention": 1, "full_attention": 0}
@@ -215,23 +219,23 @@ def llama_like(
     ignored: tuple[str, ...] = (),
     more: Table | None = None,
 ) -> Family:
-    """Return a family whose layers are put together as Llama's.
+    """Return a family whose layers have the structure of Llama's layers.
 
     Args:
-        name: of the family, and its ``model_type``.
-        class_name: begins the name of the class of ``transformers``.
-        norms: their names of the norms of a layer, by ours.
+        name: name of the family, and its ``model_type``.
+        class_name: beginning of the name of its class of ``transformers``.
+        norms: their names of the norms of a layer, by our names.
         read: as in ``Family``.
         write: as in ``Family``.
         ignored: as in ``Family``.
-        more: layouts of further tensors.
+        more: layouts of further tensors, which replace layouts of the same name.
     """
     table, architecture = {**_projections(norms), **(more or {})}, f"{class_name}ForCausalLM"
     return Family(name, name, architecture, "model.", table, read, write, ignored)
 
 
 def _projections(norms: Mapping[str, str]) -> Table:
-    """Return the table of such a family."""
+    """Return the table of a family whose layers have the structure of Llama's layers."""
 
     def layer(name: str) -> str:
         return f"model.layers.{{}}.{name}"

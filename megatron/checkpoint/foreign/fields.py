@@ -1,4 +1,4 @@
-"""Reads the fields of a ``config.json`` one by one, each with what it may be."""
+"""Reads the fields of a ``config.json`` one by one, and checks the value of each field."""
 
 import json
 import math
@@ -10,10 +10,10 @@ from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.native.files import read_text
 
 MOST_LAYERS: Final = 10_000
-"""Layers of the deepest model that is converted; more are a damaged file."""
+"""Layers of the deepest model that is converted; a larger number means a damaged file."""
 
 _WIDEST: Final = 1 << 26
-"""The largest size of a model; more is a damaged file."""
+"""The largest size in a model; a larger number means a damaged file."""
 
 _REQUIRED: Final = object()
 
@@ -22,8 +22,8 @@ class Fields:
     """The fields of a configuration.
 
     Args:
-        values: by name.
-        origin: where they come from, for messages.
+        values: values of the fields, by name.
+        origin: the file that the fields come from, for messages.
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
@@ -35,7 +35,7 @@ class Fields:
         """Return the fields of a file.
 
         Raises:
-            ForeignError: it cannot be read, or is no JSON object.
+            ForeignError: the file cannot be read, or is not a JSON object.
         """
         try:
             values = json.loads(read_text(path))
@@ -58,14 +58,14 @@ class Fields:
         return self._values
 
     def is_null(self, name: str) -> bool:
-        """Return whether a field is there and says nothing, unlike one that is left out."""
+        """Return whether a field is ``null``; a field that is left out is not."""
         return name in self._values and self._values[name] is None
 
     def any(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Return a field as it is; one that is ``null`` counts as left out.
+        """Return the value of a field; a field that is ``null`` counts as left out.
 
         Raises:
-            ForeignError: it is left out, and there is no default.
+            ForeignError: the field is left out, and there is no default.
         """
         value = self._values.get(name)
         if value is not None:
@@ -75,7 +75,7 @@ class Fields:
         return default
 
     def whole(self, name: str, default: Any = _REQUIRED, most: int = _WIDEST) -> int:
-        """Return a whole number from 1 to ``most``; 16.0 counts as one."""
+        """Return a whole number from 1 to ``most``; 16.0 counts as a whole number."""
         value = self.any(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 1 <= value <= most or value != int(value):
@@ -100,15 +100,15 @@ class Fields:
         return value
 
     def number_or_none(self, name: str, default: float) -> float | None:
-        """Return a number of at least 0, the default if it is left out, ``None`` for ``null``."""
+        """Return a number of at least 0; a left-out field: the default; ``null``: ``None``."""
         return None if self.is_null(name) else self.number(name, default)
 
     def whole_or_none(self, name: str, default: int) -> int | None:
-        """Return a whole number, the default if it is left out, ``None`` for ``null``."""
+        """Return a whole number; a left-out field: the default; ``null``: ``None``."""
         return None if self.is_null(name) else self.whole(name, default)
 
     def words(self, name: str, allowed: Collection[str], count: int) -> list[str] | None:
-        """Return a list of so many words, each an allowed one; ``None`` if it is left out."""
+        """Return a list of ``count`` allowed words; ``None``: the field is left out."""
         value = self.any(name, None)
         if value is None:
             return None
@@ -118,7 +118,7 @@ class Fields:
         return list(value)
 
     def part(self, name: str) -> "Fields | None":
-        """Return the fields of a field; ``None`` if it is left out."""
+        """Return the fields within a field; ``None``: the field is left out."""
         value = self.any(name, None)
         if value is None:
             return None
@@ -127,10 +127,10 @@ class Fields:
         return Fields(value, f"{self.origin}: {name}")
 
     def check(self, name: str, allowed: Collection[Any], default: Any = _REQUIRED) -> None:
-        """Refuse a field whose value has no counterpart here.
+        """Refuse a field whose value this program does not support.
 
         Raises:
-            ForeignError: names the field, its value and those that can be converted.
+            ForeignError: the value is not allowed; the message names the allowed values.
         """
         value = self.any(name, default)
         if not any(value == one and type(value) is type(one) for one in allowed):
@@ -140,7 +140,7 @@ class Fields:
             )
 
     def fault(self, name: str, wanted: str) -> ForeignError:
-        """Return the error of a field that is not what is wanted."""
+        """Return the error for a field whose value is not ``wanted``."""
         return ForeignError(
             f"{self.origin}: {name} is {_short(self._values.get(name))}, which is not {wanted}"
         )

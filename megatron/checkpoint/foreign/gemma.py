@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text): norms kept as their distance from 1, GeGLU, scaled embeddings."""
+"""Gemma 1, 2, 3 (text): GeGLU, scaled embeddings, norm weights kept as their difference from 1."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ _TANH: Final = ("gelu_pytorch_tanh",)
 
 def _common(c: Fields, activation: str) -> Values:
     allowed = (*_TANH, "gelu") if activation == "hidden_act" else _TANH
-    c.check(activation, allowed, _TANH[0])  # "gelu" of the first files means the tanh form, too
+    c.check(activation, allowed, _TANH[0])  # "gelu" in the first files also means the tanh form
     c.check("attention_bias", (False,), False)
     c.check("use_bidirectional_attention", (False,), False)
     common = sizes(c, head_dim=256)
@@ -45,7 +45,7 @@ def _write_1(model: ModelConfig) -> Values:
 
 
 def _with_post_norms(c: Fields, caps: tuple[float, float]) -> Values:
-    """Return what Gemma 2 and 3 have in common; ``caps`` are the defaults of their two caps."""
+    """Return the fields that Gemma 2 and 3 share; ``caps``: defaults of the two logit caps."""
     common = _common(c, "hidden_activation")
     scalar = c.whole("query_pre_attn_scalar", 256)
     return common | {

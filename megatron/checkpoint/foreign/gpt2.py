@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, biases; its matrices are stored inputs first."""
+"""GPT-2: learned positions, LayerNorm, biases; its matrices are stored as [inputs, outputs]."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Import from and export to folders in Hugging Face's form: config.json and safetensors files."""
+"""Import from and export to folders in Hugging Face's form: config.json and safetensors files.
+
+"Our" names and tensors belong to this program, "their" names and tensors to Hugging Face's form.
+"""
 
 import json
 from collections.abc import Mapping
@@ -33,26 +36,26 @@ TYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""Types of elements that are written, by Hugging Face's names."""
+"""Dtypes that an export can write, by Hugging Face's names."""
 
 _KEPT: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Fields of ``config.json`` that no model of ours has."""
+"""Fields of ``config.json`` that our models lack, and that an export copies."""
 _COPIED: Final = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     "chat_template.jinja",
 )
-"""Text files that go with a model and that training does not change."""
+"""Text files that belong to a model and that training does not change."""
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model in Hugging Face's form that was found to be whole.
+    """A model in Hugging Face's form whose tensors were checked.
 
     Attributes:
-        model: in our terms.
-        recipes: how its tensors are made, by our names.
-        files: its tensors, under the names of the recipes' tables.
+        model: configuration of the model.
+        recipes: how our tensors are made, by our names.
+        files: their tensors, under the names in the recipes.
     """
 
     model: ModelConfig
@@ -61,16 +64,16 @@ class ImportedModel:
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors that are read."""
+        """Bytes of the tensors to read."""
         return sum(self.files.known(n).size for r in self.recipes.values() for n in r.theirs)
 
 
 class NamedFiles:
-    """Tensors under the names of a family, whether or not the files have the base's prefix.
+    """Tensors under the names of a family; in the files the names may lack the family's prefix.
 
     Args:
         files: the tensors.
-        family: of the model.
+        family: family of the model.
     """
 
     def __init__(self, files: TensorFiles, family: Family) -> None:
@@ -88,7 +91,7 @@ class NamedFiles:
         return set(self._stored)
 
     def known(self, name: str) -> StoredTensor:
-        """Return what is known of a tensor."""
+        """Return the file, shape and dtype of a tensor."""
         return self._files.tensors[self._stored[name]]
 
     def read(self, name: str) -> Tensor:
@@ -97,14 +100,14 @@ class NamedFiles:
 
 
 def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
-    """Return a model that is ready to be imported: all of it is there, in the right shapes.
+    """Return a model that can be imported: all its tensors exist, in the right shapes.
 
     Args:
-        folder: with ``config.json`` and safetensors files.
-        seq_length: tokens of a sample to train with; ``None``: as many as the model has positions.
+        folder: folder with ``config.json`` and safetensors files.
+        seq_length: tokens per training sample; ``None``: as many as the model has positions.
 
     Raises:
-        ForeignError: it is damaged, or of a kind that this program does not have.
+        ForeignError: the model is damaged, or of a kind that this program does not support.
     """
     config = Fields.read(folder / CONFIG)
     family = family_of(config)
@@ -113,7 +116,7 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
     _check_depth(folder, model, files.names, family)
     try:
         wanted = recipes(model, family.table)
-    except ValueError as error:  # its numbers do not go together
+    except ValueError as error:  # the sizes in config.json contradict one another
         raise ForeignError(f"{folder / CONFIG}: {error}") from error
     tied = {"lm_head.weight"} if model.tie_embeddings else set()
     shapes = {
@@ -137,7 +140,7 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
 
 
 def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Family) -> None:
-    """Refuse a wrong number of layers at once, before the model is put together."""
+    """Refuse a wrong number of layers early, before the model is built."""
     norm = family.table["decoder.layers.input_layernorm.weight"].names[0]
     found = sum(norm.format(i) in names for i in range(model.num_layers + 1))
     if found != model.num_layers:
@@ -150,12 +153,12 @@ def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Fami
 def import_model(
     opened: ImportedModel, root: Path, advance: Advance, *, not_finite: bool = False
 ) -> Path:
-    """Write a checkpoint of iteration 0 with the weights of a model, in their own types.
+    """Write a checkpoint of iteration 0 with the weights of a model, in the dtypes of the files.
 
     Args:
         opened: the model.
         root: folder of checkpoints.
-        advance: is told what was read.
+        advance: called with the number of bytes that were read since its last call.
         not_finite: whether weights may be NaN or infinite.
 
     Returns:
@@ -176,7 +179,7 @@ def import_model(
 
 
 def _type_of(files: NamedFiles, recipe: Recipe) -> torch.dtype:
-    """Return the narrowest type that holds the elements of all tensors of a recipe."""
+    """Return the narrowest dtype that holds the elements of all tensors of a recipe."""
     kinds = [files.known(name).dtype for name in recipe.theirs]
     found = kinds[0]
     for kind in kinds[1:]:
@@ -197,11 +200,11 @@ def _joined(opened: ImportedModel, advance: Advance, not_finite: bool, recipe: R
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export writes.
+    """The content of an export.
 
     Attributes:
         groups: the tensors.
-        texts: other files by name, ``config.json`` among them.
+        texts: texts of other files by name, ``config.json`` among them.
     """
 
     groups: list[Group]
@@ -209,7 +212,7 @@ class Exported:
 
     @property
     def size(self) -> int:
-        """Bytes of the tensors that are written."""
+        """Bytes of the tensors to write."""
         return sum(group.size for group in self.groups)
 
     def write(self, folder: Path, most_bytes: int) -> None:
@@ -225,18 +228,19 @@ def plan_export(
     like: Path | None = None,
     tokenizer: Path | None = None,
 ) -> Exported:
-    """Return what an export writes; the tensors are read when they are written.
+    """Return the content of an export; tensors are read only when they are written.
 
     Args:
         where: folder of one checkpoint, which was compared with its manifest.
-        advance: is told what was written.
-        family: name of the family; ``None``: that of ``like``, or the first that has such models.
-        dtype: of the elements; ``None``: as they are saved.
-        like: folder of a model whose tokenizer and token ids the export gets, too.
-        tokenizer: folder of a tokenizer that the export gets.
+        advance: called with the number of bytes that were converted since its last call.
+        family: name of the family; ``None``: the family of ``like``, or the first family that can
+            describe the model.
+        dtype: dtype of the tensors; ``None``: as in the checkpoint.
+        like: folder of a model whose tokenizer and ids of special tokens are copied too.
+        tokenizer: folder of a tokenizer that is copied too.
 
     Raises:
-        ForeignError: the family has no such models, or the tokenizer is not theirs.
+        ForeignError: the family cannot describe the model, or the tokenizer does not fit it.
         DamagedError: the checkpoint cannot be read.
     """
     model = read_model(where)
@@ -259,7 +263,7 @@ def plan_export(
 
 
 def _end_of(folder: Path, model: ModelConfig) -> int:
-    """Return the id of the token that ends a document, of a tokenizer that fits a model."""
+    """Return the end-of-document id of a tokenizer; refuse a tokenizer larger than the model's."""
     try:
         found = HuggingFaceTokenizer(TokenizerConfig("HuggingFaceTokenizer", folder))
     except ValueError as error:
@@ -285,7 +289,7 @@ def _texts(like: Path | None) -> dict[str, str]:
 
 
 def _saved(reader: TensorReader, name: str) -> TensorStorageMetadata:
-    """Return what a checkpoint of ours knows of a tensor of the model."""
+    """Return the metadata of a weight in one of our checkpoints."""
     known = reader.metadata.state_dict_metadata.get(f"{WEIGHT}.{name}")
     if not isinstance(known, TensorStorageMetadata):
         raise ForeignError(f"{reader.path} has no tensor {WEIGHT}.{name}")
@@ -295,7 +299,7 @@ def _saved(reader: TensorReader, name: str) -> TensorStorageMetadata:
 def _group(
     reader: TensorReader, name: str, recipe: Recipe, dtype: torch.dtype | None, advance: Advance
 ) -> Group:
-    """Return their tensors of one of ours."""
+    """Return the group of their tensors that are made of one of our tensors."""
     known, saved = _saved(reader, name), f"{WEIGHT}.{name}"
     kind = dtype or known.properties.dtype
     if tuple(known.size) != recipe.shape:
@@ -310,7 +314,7 @@ def _group(
         boxed = BoxedTensor(ours, recipe.shape, whole(recipe.shape))
         try:
             read_boxes({saved: boxed}, reader, reader.metadata)
-        except Exception as error:  # damaged archives raise whatever they like
+        except Exception as error:  # damaged archives raise any exception
             raise ForeignError(f"{reader.path}: {saved} cannot be read ({error})") from error
         made = recipe.split(ours)
         advance(sum(sizes.values()))

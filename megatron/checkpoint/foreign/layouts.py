@@ -1,7 +1,8 @@
-"""How a tensor of ours is made of tensors of another program, and these of ours.
+"""How a tensor of this program is made of tensors of another program, and back.
 
-A family's table says for every name of ours which layout it has. A layout moves numbers and changes
-none, so that what was imported is exported to the last bit.
+"Our" tensors belong to this program, "their" tensors to the other program. A family's table names
+the layout of each of our tensors. A layout moves numbers and changes none, so an imported model is
+exported bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,42 +20,42 @@ from megatron.parallel.box import Shape
 
 
 class ForeignError(ValueError):
-    """Weights that cannot be converted; the message names the file, what is wrong, and why."""
+    """Weights that cannot be converted; the message names the file, the fault and its reason."""
 
 
 class Layout:
-    """Tensors of theirs that make one of ours; unless a kind says otherwise, one that is ours.
+    """Their tensors that make one of our tensors; by default a single tensor, equal to ours.
 
     Args:
-        names: of the tensors of theirs; ``{}`` stands for the number of the layer.
+        names: names of their tensors; ``{}`` stands for the number of the layer.
     """
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
     def names_in(self, model: ModelConfig) -> tuple[str, ...]:
-        """Return the names of the tensors of theirs in a model."""
+        """Return the names of their tensors in a model."""
         return self.names
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
-        """Return the shapes of their tensors, given that of ours."""
+        """Return the shapes of their tensors, given the shape of our tensor."""
         return [ours]
 
     def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
-        """Return our tensor."""
+        """Return our tensor, made of their tensors."""
         return theirs[0]
 
     def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
-        """Return their tensors."""
+        """Return their tensors, made of our tensor."""
         return [ours]
 
 
 class Same(Layout):
-    """A tensor that both have alike."""
+    """A tensor that is the same in both programs."""
 
 
 class Halves(Layout):
-    """Two tensors of equal shape, the rows of one below those of the other: gate and up."""
+    """Two of their tensors of equal shape (gate and up), which lie one below the other in ours."""
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """As in ``Layout``."""
@@ -70,7 +71,7 @@ class Halves(Layout):
 
 
 class Heads(Layout):
-    """Queries, keys and values as three matrices of all heads; we have one, by query groups."""
+    """Three matrices for queries, keys and values; ours is one matrix, ordered by query groups."""
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """As in ``Layout``."""
@@ -88,17 +89,17 @@ class Heads(Layout):
 
 
 def _rows_of_group(model: ModelConfig) -> list[int]:
-    """Return the rows of queries, key and value of one query group."""
+    """Return how many rows the queries, the key and the value of one query group have."""
     width = model.kv_channels
     return [model.num_attention_heads // model.num_query_groups * width, width, width]
 
 
 class InOne(Layout):
-    """One tensor that holds the rows of several, one below the other.
+    """One of their tensors that holds several tensors, one below the other.
 
     Args:
-        name: of the tensor of theirs.
-        parts: how those several make ours.
+        name: name of their tensor.
+        parts: layout of the several tensors.
     """
 
     def __init__(self, name: str, parts: Layout) -> None:
@@ -116,10 +117,10 @@ class InOne(Layout):
 
 
 class Transposed(Layout):
-    """Matrices that are stored the other way round.
+    """Matrices that they store transposed.
 
     Args:
-        stored: how they make ours once they are turned.
+        stored: layout of the matrices after they are transposed.
     """
 
     def __init__(self, stored: Layout) -> None:
@@ -140,11 +141,11 @@ class Transposed(Layout):
 
 
 class OfExperts(Layout):
-    """Tensors of every expert; in ours those of all experts lie one below the other.
+    """Tensors of every expert; in our tensor the experts lie one below the other.
 
     Args:
-        expert: how the tensors of one expert make its part of ours; ``{expert}`` in their names
-            stands for its number.
+        expert: layout of one expert's part of our tensor; ``{expert}`` in its names stands for the
+            number of the expert.
     """
 
     def __init__(self, expert: Layout) -> None:
@@ -179,12 +180,12 @@ Table = Mapping[str, Layout]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one tensor of a certain model is converted.
+    """How one tensor of a model is converted.
 
     Attributes:
         model: the model.
-        shape: of our tensor.
-        layout: how it is made of theirs.
+        shape: shape of our tensor.
+        layout: how our tensor is made of their tensors.
         theirs: names of their tensors.
     """
 
@@ -204,7 +205,7 @@ class Recipe:
         return self.layout.join(theirs, self.model).contiguous()
 
     def split(self, ours: Tensor) -> dict[str, Tensor]:
-        """Return their tensors by name, each contiguous and in memory of its own."""
+        """Return their tensors by name; each is contiguous and has its own memory."""
         parts = self.layout.split(ours, self.model)
         return {
             name: part.clone(memory_format=torch.contiguous_format)
@@ -213,11 +214,11 @@ class Recipe:
 
 
 def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
-    """Return how every tensor of a model is converted, by our names in the order of the forward.
+    """Return the recipe of every tensor of a model, by our names in the order of the forward.
 
     Args:
-        model: every tensor that it has is in the table.
-        table: of the family; tensors that the model lacks are left out.
+        model: the model; the table has all its tensors.
+        table: table of the family; tensors that the model lacks are left out.
     """
     found = {}
     for name, shape in tensor_shapes(model).items():
@@ -229,7 +230,7 @@ def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
 
 
 def without_number(name: str) -> tuple[str, str]:
-    """Return a name of ours without the number of its layer, and that number, or nothing."""
+    """Split one of our names into the name without the layer's number and the number, or ``""``."""
     if not name.startswith(LAYERS):
         return name, ""
     number, _, rest = name.removeprefix(LAYERS).partition(".")

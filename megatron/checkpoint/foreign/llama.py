@@ -24,18 +24,18 @@ NORMS: Final = {
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
 _BUFFERS: Final = (".rotary_emb.inv_freq",)
-"""Tables that older versions of ``transformers`` have saved."""
+"""Endings of tables (not weights) that older versions of ``transformers`` have saved."""
 
 
 def common_fields(c: Fields, **defaults: int) -> Values:
-    """Return the fields of our model that all of these families name alike."""
+    """Return the fields of our model that all families of this file name alike."""
     c.check("hidden_act", ("silu", "swish"), "silu")
     tied = c.truth("tie_word_embeddings", False)
     return sizes(c, **defaults) | read_rotation(c) | {"swiglu": True, "tie_embeddings": tied}
 
 
 def written_fields(model: ModelConfig) -> Values:
-    """Return the fields of ``config.json`` that all of these families have."""
+    """Return the fields of ``config.json`` that all families of this file have."""
     return written_sizes(model) | write_rotation(model) | {"hidden_act": "silu"}
 
 

@@ -1,12 +1,13 @@
-"""Checkpoints of Megatron-Core in its format ``torch_dist``: its tensors, and its arguments.
+"""Reads checkpoints of Megatron-Core in its format ``torch_dist``: its tensors and its arguments.
 
-The tensors have our names, for theirs are Megatron's too. They may be stacked: layers then share a
-tensor whose first dimension counts them. Norms may be part of the linear layer that they stand
-before, as Transformer Engine has them. The vocabulary is padded there, and not here.
+"Our" tensors belong to this program, "their" tensors to Megatron-Core. Both have Megatron's names.
+Three things may differ in their tensors. Layers may be stacked: they then share a tensor whose
+first dimension counts the layers. Norms may be part of the linear layer behind them, as in
+Transformer Engine. The vocabulary is padded.
 
-Everything that is no tensor is in ``common.pt``, an archive with a pickle that may ask for any
-class. The pickle is read here and not by ``torch.load``, which runs archives of TorchScript.
-Classes that are not known here become empty ones, and nothing is executed.
+All other values are in ``common.pt``, an archive with a pickle that may ask for any class. The
+pickle is read here and not by ``torch.load``, which would execute an archive of TorchScript.
+Unknown classes are replaced by a class that does nothing, and no code is executed.
 """
 
 import argparse
@@ -38,23 +39,23 @@ COMMON: Final = "common.pt"
 
 _PICKLE: Final = "data.pkl"
 _LARGEST_PICKLE: Final = 1 << 28
-"""Bytes; a pickle of arguments has a few thousand, and one of a small optimizer some millions."""
+"""Bytes; a pickle of arguments has a few thousand, with a small optimizer some millions."""
 
 _KNOWN: Final = {"argparse": {"Namespace"}, "collections": {"OrderedDict"}}
-"""Harmless classes that arguments are made of."""
+"""Harmless classes of which arguments consist."""
 
 _FUSED_NORMS: Final = {
     "input_layernorm": "self_attention.linear_qkv.layer_norm",
     "pre_mlp_layernorm": "mlp.linear_fc1.layer_norm",
 }
-"""Norms that Transformer Engine has in the linear layer behind them: ``layer_norm_weight``."""
+"""Norms that Transformer Engine makes part of the linear layer behind them, and their names."""
 
 
 def find(path: Path) -> Path:
-    """Return the folder of the checkpoint that ``path`` is, or whose last one it has.
+    """Return ``path`` if it is a checkpoint, or else the last checkpoint in the folder ``path``.
 
     Raises:
-        ForeignError: there is none.
+        ForeignError: there is no checkpoint.
     """
     if (path / METADATA).is_file():
         return path
@@ -68,26 +69,26 @@ def find(path: Path) -> Path:
 
 
 def arguments(where: Path) -> argparse.Namespace | None:
-    """Return the arguments of the run that saved a checkpoint; ``None`` if it does not tell.
+    """Return the arguments of the run that saved a checkpoint; ``None``: they were not saved.
 
     Raises:
-        ForeignError: they cannot be read.
+        ForeignError: the arguments cannot be read.
     """
     path = where / COMMON
     if not path.is_file():
         return None
     try:
         found = _read_common(path).get("args")
-    except Exception as error:  # damaged pickles raise whatever they like
+    except Exception as error:  # damaged pickles raise any exception
         raise ForeignError(f"{path} cannot be read ({error})") from error
     return found if isinstance(found, argparse.Namespace) else None
 
 
 def _read_common(path: Path) -> dict[str, Any]:
-    """Return the content of an archive that ``torch.save`` wrote, with inert tensors.
+    """Return the content of an archive of ``torch.save``, with empty objects for its tensors.
 
     Raises:
-        ForeignError: it holds code, or no pickle of a usual size.
+        ForeignError: the archive holds code, or no pickle of a usual size.
     """
     with zipfile.ZipFile(path) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
@@ -103,7 +104,7 @@ def _read_common(path: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """Stands for an object of a class that is not known here."""
+    """Replaces an object of an unknown class, and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -118,19 +119,19 @@ class _Inert:
         pass
 
     def extend(self, _: Any) -> None:
-        """Take what a list of another class holds, and forget it."""
+        """Ignore the content of a list of an unknown class."""
 
 
 @dataclass(frozen=True)
 class CoreTensor:
-    """Where a tensor of ours is in theirs.
+    """Where one of our tensors lies within one of their tensors.
 
     Attributes:
-        name: of their tensor.
-        shape: of their tensor.
-        dtype: of the elements.
-        box: the part that is ours.
-        ours: shape of ours.
+        name: name of their tensor.
+        shape: shape of their tensor.
+        dtype: dtype of both tensors.
+        box: part of their tensor that becomes our tensor.
+        ours: shape of our tensor.
     """
 
     name: str
@@ -141,59 +142,60 @@ class CoreTensor:
 
     @property
     def size(self) -> int:
-        """Bytes of ours."""
+        """Bytes of our tensor."""
         return self.box.size * self.dtype.itemsize
 
 
 class CoreReader(dcp.FileSystemReader):
-    """PyTorch's reader of a folder, which makes nothing of it but what describes tensors.
+    """PyTorch's reader of a folder, which unpickles only descriptions of tensors.
 
     Args:
         where: folder of the checkpoint.
 
     Attributes:
-        known: what the checkpoint holds.
+        known: metadata of the checkpoint.
+        tensors: metadata of its tensors, by their names.
 
     Raises:
-        ForeignError: it cannot be read.
+        ForeignError: the metadata cannot be read.
     """
 
     def __init__(self, where: Path) -> None:
         super().__init__(where)
         path = where / METADATA
         try:
-            with path.open("rb") as file:  # it keeps its plans of saving there
+            with path.open("rb") as file:  # Megatron-Core keeps plans of its saves here, too
                 self.known: Metadata = unpickled(file, other=_Inert)
             self.tensors = {
                 name: saved
                 for name, saved in self.known.state_dict_metadata.items()
                 if isinstance(saved, TensorStorageMetadata)
             }
-        except Exception as error:  # damaged pickles raise whatever they like
+        except Exception as error:  # damaged pickles raise any exception
             raise ForeignError(f"{path} cannot be read ({error})") from error
         self.known.storage_meta = self.known.storage_meta or StorageMeta()
 
     def read(self, found: CoreTensor, advance: Advance) -> Tensor:
-        """Return a tensor of ours.
+        """Return one of our tensors, read from theirs.
 
         Raises:
-            ForeignError: it cannot be read.
+            ForeignError: their tensor cannot be read.
         """
         part = torch.empty(found.box.shape, dtype=found.dtype)
         piece = Piece(found.box, (0,) * part.dim())
         try:
             read_boxes({found.name: BoxedTensor(part, found.shape, [piece])}, self, self.known)
-        except Exception as error:  # damaged archives raise whatever they like
+        except Exception as error:  # damaged archives raise any exception
             raise ForeignError(f"{self.path}: {found.name} cannot be read ({error})") from error
         advance(found.size)
         return part.view(found.ours)
 
 
 def locate(reader: CoreReader, model: ModelConfig) -> dict[str, CoreTensor]:
-    """Return where every tensor of a model is, by our names.
+    """Return where every tensor of a model lies, by our names.
 
     Raises:
-        ForeignError: one is missing, or has another shape.
+        ForeignError: a tensor is missing, or has another shape.
     """
     return {name: _locate(reader, name, shape) for name, shape in tensor_shapes(model).items()}
 
@@ -221,14 +223,14 @@ def _locate(reader: CoreReader, name: str, shape: Shape) -> CoreTensor:
 
 
 def _fits(box: Box, shape: Shape) -> bool:
-    """Return whether a box has as many elements in the same rows as a tensor."""
+    """Return whether a box has the shape ``shape``, apart from leading dimensions of size 1."""
     return (
         box.shape[len(box.shape) - len(shape) :] == shape and box.size == torch.Size(shape).numel()
     )
 
 
 def _names(name: str) -> Iterator[tuple[str, int | None]]:
-    """Yield the names that a tensor of ours may have, and its place in stacked layers."""
+    """Yield their possible names of one of our tensors, and its place in stacked layers."""
     yield name, None
     key, number = without_number(name)
     if not number:
@@ -253,14 +255,14 @@ def import_core(
     *,
     not_finite: bool = False,
 ) -> Path:
-    """Write a checkpoint of iteration 0 with the weights of one of Megatron-Core.
+    """Write a checkpoint of iteration 0 with the weights of a checkpoint of Megatron-Core.
 
     Args:
-        reader: of their checkpoint.
-        found: where the tensors are.
-        model: whose they are.
+        reader: reader of their checkpoint.
+        found: where our tensors lie in their checkpoint.
+        model: configuration of the model.
         root: folder of our checkpoints.
-        advance: is told what was read.
+        advance: called with the number of bytes that were read since its last call.
         not_finite: whether weights may be NaN or infinite.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen 2 MoE and Qwen 3 MoE: layers of the dense families, with experts for an MLP."""
+"""Mixtral, Qwen 2 MoE and Qwen 3 MoE: the dense families with experts in place of the MLP."""
 
 from typing import Any, Final
 
@@ -62,9 +62,9 @@ def _check_windows(c: Fields) -> None:
 
 
 def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:
-    """Return the fields of our model about experts; the numbers are what is not said.
+    """Return the fields of our model about experts; the numbers are defaults of left-out fields.
 
-    A ``transformers`` of version 5 writes ``num_local_experts`` for Qwen 3.
+    Version 5 of ``transformers`` writes ``num_local_experts`` for Qwen 3.
     """
     name = "num_experts" if "num_experts" in c else "num_local_experts"
     return {
@@ -78,7 +78,7 @@ def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:
 
 
 def _pattern(c: Fields) -> Pattern:
-    """Return which layers have experts."""
+    """Return for every layer whether it has experts, 1 or 0."""
     layers, step = c.whole("num_hidden_layers"), c.whole("decoder_sparse_step", 1)
     dense: Any = c.any("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
@@ -105,7 +105,7 @@ def _write_qwen2(model: ModelConfig) -> Values:
 
 
 def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
-    """Return the layouts of a router and of experts; the names are theirs."""
+    """Return the layouts of a router and of experts; the arguments are their names."""
 
     def of_expert(name: str) -> str:
         return f"model.layers.{{}}.{block}.experts.{{expert}}.{name}.weight"

@@ -15,15 +15,15 @@ Values = dict[str, Any]
 def read_rotation(c: Fields, base: int = 10000) -> Values:
     """Return the fields of our model about the rotation of queries and keys.
 
-    ``rope_parameters`` is what version 5 of ``transformers`` writes; before, there were
-    ``rope_theta`` and ``rope_scaling``.
+    Version 5 of ``transformers`` writes ``rope_parameters``; older versions write ``rope_theta``
+    and ``rope_scaling``.
 
     Args:
-        c: of ``config.json``.
-        base: RoPE theta if it is not said.
+        c: fields of ``config.json``.
+        base: default of the RoPE theta.
 
     Raises:
-        ForeignError: it is scaled in a way that this program does not have.
+        ForeignError: the rotation is scaled in a way that this program does not support.
     """
     scaling = c.part("rope_parameters") or c.part("rope_scaling")
     theta = scaling if scaling is not None and "rope_theta" in scaling else c
@@ -64,9 +64,9 @@ def _scaling(scaling: Fields) -> Values:
 
 
 def write_rotation(model: ModelConfig) -> Values:
-    """Return the fields of ``config.json`` that ``read_rotation`` reads, in the older words.
+    """Return the fields of ``config.json`` that ``read_rotation`` reads, by their older names.
 
-    Every version of ``transformers`` knows these.
+    Every version of ``transformers`` knows the older names.
     """
     written: Values = {"rope_theta": float(model.rotary_base)}
     if model.use_rope_scaling:

@@ -1,6 +1,6 @@
 """A folder of safetensors files: read tensor by tensor, written file by file.
 
-Nothing holds more than one file's tensors in memory.
+At most the tensors of one file are in memory at a time.
 """
 
 import json
@@ -31,12 +31,12 @@ _TYPES: Final = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What is known of a tensor before it is read.
+    """Place, shape and dtype of a tensor in a file.
 
     Attributes:
-        file: that has it.
-        shape: of the tensor.
-        dtype: of its elements.
+        file: file that holds the tensor.
+        shape: shape of the tensor.
+        dtype: dtype of its elements.
     """
 
     file: Path
@@ -45,7 +45,7 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -53,13 +53,13 @@ class TensorFiles:
     """The tensors in the safetensors files of a folder.
 
     Args:
-        folder: with one file, or several and their index.
+        folder: folder with one safetensors file, or with several files and their index.
 
     Attributes:
-        tensors: what is known of every tensor, by name.
+        tensors: file, shape and dtype of every tensor, by name.
 
     Raises:
-        ForeignError: a file is missing or damaged, or holds what are no weights.
+        ForeignError: a file is missing or damaged, or has elements that are not floating-point.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ class TensorFiles:
         """Return a tensor.
 
         Raises:
-            ForeignError: it cannot be read.
+            ForeignError: the tensor cannot be read.
         """
         path = self.tensors[name].file
         with _told(path):
@@ -88,7 +88,7 @@ class TensorFiles:
 
 
 def _files(folder: Path) -> dict[Path, set[str]]:
-    """Return the files of a folder, each with the tensors that an index says it has."""
+    """Return the files of a folder, each with the tensors that the index places in it."""
     index = folder / INDEX
     if not index.is_file():
         return {_only_file(folder): set()}
@@ -125,7 +125,7 @@ def _only_file(folder: Path) -> Path:
 def _described(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     with _told(path):
         file = _safe_open(path)
-        for name in file.keys():  # noqa: SIM118 (it is no mapping)
+        for name in file.keys():  # noqa: SIM118 (the file is not a mapping)
             described = file.get_slice(name)
             kind = described.get_dtype()
             if kind not in _TYPES:
@@ -139,14 +139,14 @@ def _described(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 def _safe_open(path: Path) -> Any:
     if path.is_fifo():
         raise OSError("it is a pipe")
-    from safetensors import safe_open  # an extra, needed here alone
+    from safetensors import safe_open  # an optional package, needed only here
 
     return safe_open(path, framework="pt")
 
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turn every error about a file into one that names it."""
+    """Turn every error about a file into a ``ForeignError`` that names the file."""
     try:
         yield
     except (ForeignError, ImportError):
@@ -161,7 +161,7 @@ class Group:
 
     Attributes:
         sizes: bytes of every tensor, by name.
-        make: returns them.
+        make: returns the tensors, by name.
     """
 
     sizes: Mapping[str, int]
@@ -169,23 +169,23 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Bytes of all tensors."""
         return sum(self.sizes.values())
 
 
 def write_folder(
     folder: Path, groups: Iterable[Group], texts: Mapping[str, str], most_bytes: int
 ) -> None:
-    """Write the files of a model; the folder has all of them, or is not there.
+    """Write the files of a model; the folder is complete or absent.
 
     Args:
-        folder: to make; it may be there if it is empty.
-        groups: of tensors, in the order in which they are written.
-        texts: other files by name.
-        most_bytes: of a file of tensors, unless one group has more.
+        folder: folder to make; it may exist if it is empty.
+        groups: groups of tensors, in the order in which they are written.
+        texts: texts of other files, by name.
+        most_bytes: most bytes of a file of tensors; only a file of one larger group has more.
 
     Raises:
-        ForeignError: the folder holds something, or cannot be written.
+        ForeignError: the folder is not empty, or cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ForeignError(f"{folder} is there already: name another folder, or remove it")
@@ -217,8 +217,8 @@ def _shards(groups: Iterable[Group], most_bytes: int) -> list[list[Group]]:
 
 
 def _write_tensors(folder: Path, shards: Sequence[Sequence[Group]]) -> dict[str, str]:
-    """Write the files of tensors; return their index as a text by name, if there are several."""
-    from safetensors.torch import save_file  # an extra, needed here alone
+    """Write the files of tensors; return the name and text of their index if there are several."""
+    from safetensors.torch import save_file  # an optional package, needed only here
 
     placed: dict[str, str] = {}
     total = 0

@@ -1,4 +1,4 @@
-"""Writes imported weights as a checkpoint of ours."""
+"""Writes imported weights as a checkpoint of this program."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from megatron.model.config import ModelConfig
 from megatron.parallel.groups import ConnectedAxis
 
 Advance = Callable[[int], None]
-"""Is told the bytes that have been converted since it was last called."""
+"""Called with the number of bytes that were converted since its last call."""
 
 _ALONE: Final = ConnectedAxis("world", 0, (0,))
 
@@ -24,14 +24,14 @@ def write_weights(root: Path, model: ModelConfig, tensors: Mapping[str, Streamed
 
     Args:
         root: folder of checkpoints.
-        model: whose weights they are.
-        tensors: under the names of checkpoints; made one after the other.
+        model: configuration of the model.
+        tensors: tensors by their names in a checkpoint; they are made one after the other.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        SaveError: it was not written.
+        SaveError: the checkpoint was not written.
     """
     common = {
         "iteration": 0,
@@ -45,7 +45,7 @@ def write_weights(root: Path, model: ModelConfig, tensors: Mapping[str, Streamed
 
 
 def check_finite(tensor: Tensor, where: str) -> None:
-    """Refuse weights that no training recovers from: every loss after them is NaN.
+    """Refuse weights that are NaN or infinite, because every loss would be NaN.
 
     Args:
         tensor: weights.

@@ -1,1 +1,1 @@
-"""Raw text, as JSON lines or parquet, to token files; and token files merged into one."""
+"""Turns raw text (JSON lines or parquet) into token files, and merges token files."""

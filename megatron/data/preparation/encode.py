@@ -16,18 +16,18 @@ from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 TOLD: Final = 10
-"""Bad lines that are named."""
+"""Number of bad lines that messages describe."""
 
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    """What becomes of a record.
+    """How a record becomes token ids.
 
     Attributes:
-        tokenizer: makes ids of text.
-        keys: what is read of a record; each makes files of its own.
-        append_eod: whether a document ends with the token for it.
-        sentences: how text is cut; ``None``: not at all.
+        tokenizer: the tokenizer that turns text into ids.
+        keys: keys of a record that hold text; each key has output files of its own.
+        append_eod: whether a document ends with the end-of-document token.
+        sentences: how text is cut into sentences; ``None``: text stays whole.
     """
 
     tokenizer: TokenizerConfig
@@ -41,9 +41,9 @@ class Tokens:
     """The documents of one key.
 
     Attributes:
-        ids: bytes of the ids, in the dtype of the files.
-        lengths: bytes of the ids' numbers in each sequence, int32.
-        counts: bytes of the sequences' numbers in each document, int32.
+        ids: the token ids in the dtype of the output files, as bytes.
+        lengths: number of ids in each sequence, int32, as bytes.
+        counts: number of sequences in each document, int32, as bytes.
     """
 
     ids: bytes
@@ -53,14 +53,14 @@ class Tokens:
 
 @dataclass
 class Encoded:
-    """What a block has become.
+    """The token ids of a block, and counts of its records.
 
     Attributes:
-        tokens: of each key.
+        tokens: the documents of each key.
         lines: records in the block, bad and blank ones included.
         documents: records that became documents.
-        bad: records that did not.
-        told: of the first of them the line in the block, from 0, and why.
+        bad: records that could not become documents.
+        told: the first bad records: the line in the block, from 0, and the reason.
     """
 
     tokens: dict[str, Tokens] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Encoded:
 
 
 def encode(config: EncodeConfig, block: Block) -> Encoded:
-    """Encode a block; the tokenizer is made once in a process."""
+    """Encode a block; the tokenizer is made once per process."""
     return _encoder(config)(block)
 
 
@@ -79,7 +79,7 @@ def preload(config: EncodeConfig) -> int:
     """Make the tokenizer, and return the size of its vocabulary.
 
     Raises:
-        ValueError: it cannot be made.
+        ValueError: the tokenizer cannot be made.
     """
     return _encoder(config).vocab_size
 
@@ -102,7 +102,7 @@ class _Encoder:
         self._dtype = np.dtype(token_dtype(self.vocab_size)).newbyteorder("<")
 
     def __call__(self, block: Block) -> Encoded:
-        """Encode all texts of the block at once; of a block with a bad one, record by record."""
+        """Encode all texts of the block at once, without the records that cannot be encoded."""
         made = Encoded()
         records = list(self._records(block, made))
         sentences = [s for record in records for texts in record[1] for s in texts]
@@ -119,7 +119,7 @@ class _Encoder:
         return made
 
     def _records(self, block: Block, made: Encoded) -> Iterator[tuple[int, list[list[str]]]]:
-        """Yield the line and the sentences of every key of each good record."""
+        """Yield for each good record its line number and its sentences by key."""
         for line, content in _contents(block.records):
             made.lines = line + 1
             if isinstance(content, bytes) and not content.strip():
@@ -157,7 +157,7 @@ class _Encoder:
     def _collect(
         self, records: Sequence[list[list[str]]], ids: Iterator[list[int]], made: Encoded
     ) -> None:
-        """Lay the ids of all sentences out by key; sentences without any leave no trace."""
+        """Collect the ids of all sentences by key; sentences without ids are left out."""
         keys = self._config.keys
         code = _CODES[self._dtype.itemsize]
         tokens: dict[str, array[int]] = {key: array(code) for key in keys}
@@ -182,7 +182,7 @@ class _Encoder:
 
 
 _CODES = {2: "H", 4: "i"}
-"""Codes of ``array`` for a number's bytes."""
+"""Type codes of ``array``, by the bytes of a number."""
 
 
 def _contents(
@@ -197,7 +197,8 @@ def _contents(
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
     try:
-        # Some editors put a byte order mark before a file, and `cat` keeps one before each.
+        # Some editors begin a file with a byte order mark, and `cat` keeps the marks when it joins
+        # files.
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _BadRecordError(f"is no UTF-8 at its byte {error.start + 1}") from error

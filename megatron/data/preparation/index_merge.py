@@ -1,4 +1,4 @@
-"""Token files of several prefixes into one pair, sequence for sequence."""
+"""Merges the token files of several prefixes into one pair, sequence for sequence."""
 
 import errno
 import shutil
@@ -18,7 +18,7 @@ def prefixes_of(folder: Path) -> list[Path]:
     """Return the prefixes of all pairs in a folder, sorted by name as Megatron-LM's tool does.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder has no pair.
     """
     found = {path.name[:-4] for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
     if not found:

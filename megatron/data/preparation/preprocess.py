@@ -1,4 +1,7 @@
-"""Raw text to token files: reads, has encoded, writes in input order, and goes on when killed."""
+"""Turns raw text into token files: workers encode it, this process writes it in input order.
+
+A run that was killed goes on from its last saved state.
+"""
 
 import errno
 import hashlib
@@ -19,26 +22,26 @@ from megatron.data.preparation.workers import in_order
 from megatron.data.tokenizers.interface import TokenizerConfig
 
 SAVE_SECONDS: Final = 10.0
-"""Seconds between two states from which a killed run can go on."""
+"""Seconds between two saved states from which a killed run can go on."""
 
 
 MOST_WORKERS: Final = 1024
-"""Processes that encode; a larger number is a mistyped one."""
+"""Most processes that encode; a larger number is surely mistyped."""
 
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """What is read and written.
+    """Inputs, outputs and workers of a run.
 
     Attributes:
         inputs: files, in the order in which they are read.
-        output_prefix: of the files ``PREFIX_KEY_document.bin`` and ``.idx``; with sentences
+        output_prefix: prefix of the files ``PREFIX_KEY_document.bin`` and ``.idx``; with sentences
             ``PREFIX_KEY_sentence``.
-        encode: what becomes of a record.
+        encode: how a record becomes token ids.
         workers: processes that encode.
         is_strict: whether the first bad line ends the run.
-        restarts: whether files of a run that was ended are thrown away.
-        save_seconds: seconds between two states from which a killed run can go on.
+        restarts: whether the files of an unfinished run are thrown away.
+        save_seconds: seconds between two saved states from which a killed run can go on.
     """
 
     inputs: tuple[Path, ...]
@@ -57,7 +60,7 @@ class PreprocessConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the files are until all is done."""
+        """Folder of the files until the run is finished."""
         return Path(f"{self.output_prefix}.unfinished")
 
 
@@ -68,9 +71,10 @@ class Status:
     Attributes:
         done_bytes: bytes of the input files whose records are written.
         total_bytes: bytes of all input files.
-        documents: records that became documents; ``bad`` ones became none.
+        documents: records that became documents.
         tokens: ids written.
-        told: the first bad records, in words.
+        bad: records that could not become documents.
+        told: descriptions of the first bad records.
     """
 
     done_bytes: int
@@ -84,8 +88,8 @@ class Status:
 def preprocess(config: PreprocessConfig, report: Callable[[Status], None]) -> Status:
     """Write the token files of raw text.
 
-    What is written depends on the inputs and on ``config.encode`` only, not on the workers, nor on
-    how often the run was ended and begun again.
+    The files depend only on the inputs and on ``config.encode``. They are the same for any number
+    of workers, and for a run that was killed and resumed.
 
     Raises:
         ValueError: an input, the tokenizer or the output cannot be used; there is no room; or a bad
@@ -167,7 +171,7 @@ def _preprocess(
 
 
 def _nothing(config: PreprocessConfig, state: State) -> str:
-    """Return what to tell of input without a good record."""
+    """Return the error message for input without a good record."""
     bad = f" (bad lines: {state.bad:,}, the first: {state.told[0]})" if state.bad else ""
     return (
         f"--input {' '.join(map(str, config.inputs))}: there is no document in it{bad}; give files "
@@ -195,7 +199,7 @@ def _items(config: PreprocessConfig, state: State) -> Iterator[_Item]:
 
 
 def _begin(config: PreprocessConfig) -> State:
-    """The state of the run that was ended, or of a new one."""
+    """Return the saved state of an unfinished run, or the state of a new run."""
     settings = dict(_settings(config))
     left = None if config.restarts else read_state(config.folder)
     if left is None:
@@ -213,7 +217,7 @@ def _begin(config: PreprocessConfig) -> State:
 
 
 def _settings(config: PreprocessConfig) -> Iterator[tuple[str, str]]:
-    """All that decides what is written, by the flag."""
+    """Yield the flag and the value of every setting that the files depend on."""
     for number, path in enumerate(config.inputs):
         stat = path.stat()
         yield f"--input {number + 1}", f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
@@ -227,7 +231,7 @@ def _settings(config: PreprocessConfig) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """The content of a tokenizer's file, or of the files of its folder."""
+    """Return a hash of a tokenizer's file, or of the JSON files in its folder."""
     files: Sequence[Path] = sorted(path.glob("*.json")) if path.is_dir() else [path]
     parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

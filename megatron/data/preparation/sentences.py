@@ -16,7 +16,7 @@ class SentenceConfig:
     """How text is cut into sentences.
 
     Attributes:
-        language: whose Punkt data is used.
+        language: language of the Punkt data.
         keep_newlines: whether the white space behind a sentence stays with it.
     """
 

@@ -1,8 +1,8 @@
 """Reads JSON lines (plain, gzip, zstandard) and parquet in blocks of whole records.
 
-Where a block ends depends on the file only, never on who works on it. So the blocks of a run that
-was ended are found again, and so many workers make what one makes. What a file is, its first bytes
-say, not its name.
+Where a block ends depends only on the file. So a resumed run finds the same blocks again, and any
+number of workers makes the same result. The first bytes of a file tell its format; its name does
+not matter.
 """
 
 import gzip
@@ -16,13 +16,13 @@ from typing import IO, Any, Final, cast
 from megatron.data.tokenizers.files import library
 
 BLOCK_BYTES: Final = 1 << 20
-"""Bytes of JSON lines after which a block ends with its line."""
+"""Bytes of JSON lines in a block; the block goes on to the end of its last line."""
 
 BLOCK_ROWS: Final = 512
 """Rows of a block of parquet, at most."""
 
 LONGEST_LINE: Final = 1 << 30
-"""Bytes of the longest line; a file that has a longer one holds no JSON lines."""
+"""Bytes from which on a line is too long for JSON lines; the file is refused."""
 
 _SKIPPED_BYTES = 1 << 22
 
@@ -32,9 +32,9 @@ class Block:
     """Consecutive records of a file.
 
     Attributes:
-        records: JSON lines as they stand in the file; or the values of each column.
-        end: position behind them, in bytes of text or in rows.
-        file_bytes: bytes of the file on disk read so far, or the like share of them.
+        records: JSON lines as they stand in the file, or the values of each parquet column.
+        end: position behind the records, in bytes of uncompressed text or in rows.
+        file_bytes: bytes of the file on disk read so far; for parquet estimated from the rows.
     """
 
     records: bytes | Mapping[str, Sequence[object]]
@@ -47,8 +47,8 @@ def blocks(path: Path, keys: Sequence[str], start: int = 0) -> Iterator[Block]:
 
     Args:
         path: the file.
-        keys: columns that are read of a parquet file.
-        start: ``end`` of the last block that is not wanted any more.
+        keys: columns that are read from a parquet file.
+        start: ``end`` of the last block that is already done.
 
     Raises:
         ValueError: the file cannot be read, is damaged, lacks a column, or there is no library for
@@ -64,7 +64,7 @@ def blocks(path: Path, keys: Sequence[str], start: int = 0) -> Iterator[Block]:
 
 
 class _DamagedError(Exception):
-    """Compressed bytes that are none."""
+    """Content that the library of its format cannot read."""
 
 
 def _blocks(path: Path, keys: Sequence[str], start: int) -> Iterator[Block]:
@@ -98,7 +98,7 @@ def _lines(path: Path, file: IO[bytes], text: IO[bytes], start: int) -> Iterator
 
 
 def _skip(text: IO[bytes], count: int) -> None:
-    """Read compressed text that is not wanted."""
+    """Read ``count`` bytes of compressed text and drop them."""
     while count > 0:
         found = len(text.read(min(count, _SKIPPED_BYTES)))
         if not found:
@@ -121,7 +121,7 @@ _OPENERS: Final[Mapping[bytes, Callable[[IO[bytes]], IO[bytes]]]] = {
 
 
 class _Zstandard(io.RawIOBase):
-    """The text of zstandard frames; a frame that is cut short is told, not taken for the end."""
+    """The text of zstandard frames; a frame that is cut short raises ``EOFError``."""
 
     def __init__(self, file: IO[bytes], zstandard: Any) -> None:
         self._file, self._library = file, zstandard
@@ -129,11 +129,11 @@ class _Zstandard(io.RawIOBase):
         self._compressed, self._text = b"", b""
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return true: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as text is at hand; 0 at the end."""
+        """Copy available text to the buffer and return its number of bytes; 0 at the end."""
         while not self._text:
             self._compressed = self._compressed or self._file.read(1 << 17)
             if not self._compressed:
@@ -170,7 +170,7 @@ def _rows(path: Path, keys: Sequence[str], start: int) -> Iterator[Block]:
                 f"{', '.join(file.schema_arrow.names)}"
             )
         total = max(1, file.metadata.num_rows)
-        first = 0  # row of a group
+        first = 0  # first row of the group
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             end = first

@@ -1,8 +1,8 @@
-"""The files of a run that has not ended, in a folder beside its output: ``PREFIX.unfinished``.
+"""The files of an unfinished run, in a folder beside its output: ``PREFIX.unfinished``.
 
-Tokens are appended to them, and now and then a state says up to where they are valid. A run that
-was killed begins again at its state: what was appended after it is cut off. When all is there, the
-files are renamed to their places, each index after its tokens.
+Tokens are appended to the files, and every few seconds a state file records how many of their bytes
+are valid. A run that was killed goes on from this state and cuts off the bytes behind it. At the
+end the files are renamed to their places, each index after its tokens.
 """
 
 import fcntl
@@ -30,17 +30,17 @@ class State:
     """How far a run has come.
 
     Attributes:
-        settings: all that decides what it writes, by name.
+        settings: every setting that the files depend on, by flag.
         file: number of the input file that is being read.
-        position: where in it, as ``Block.end``.
-        line: lines of it that were read.
-        done_bytes: bytes of the input files before it.
+        position: position in this input file, as ``Block.end``.
+        line: lines of this input file that were read.
+        done_bytes: bytes of the input files before this input file.
         documents: records that became documents.
-        tokens: of all keys.
-        bad: records that did not.
-        told: the first of those, in words.
+        tokens: ids written for all keys.
+        bad: records that could not become documents.
+        told: descriptions of the first bad records.
         sizes: bytes of each file written so far.
-        is_complete: everything is written, and only the names are missing.
+        is_complete: whether everything is written and only the renaming is left.
     """
 
     settings: dict[str, str]
@@ -56,7 +56,7 @@ class State:
     is_complete: bool = False
 
     def add(self, name: Path, made: Encoded) -> None:
-        """Count a block of the file ``name``."""
+        """Count the records of a block of the input file ``name``."""
         for line, why in made.told[: TOLD - len(self.told)]:
             self.told.append(f"{name} line {self.line + line + 1:,} {why}")
         self.line += made.lines
@@ -64,17 +64,17 @@ class State:
         self.bad += made.bad
 
     def next_file(self, size: int) -> None:
-        """Go on to the next input file, behind one of so many bytes."""
+        """Go on to the next input file; the file before it has ``size`` bytes."""
         self.file, self.position, self.line = self.file + 1, 0, 0
         self.done_bytes += size
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder; it is made where it is missing.
+    """Lock a folder against other runs; a missing folder is made.
 
     Raises:
-        ValueError: another run has it.
+        ValueError: another run has locked the folder.
     """
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -90,7 +90,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def read_state(folder: Path) -> State | None:
-    """Return the state of the run that left a folder; ``None``: it left none.
+    """Return the state that a run has left in a folder; ``None``: there is no state.
 
     Raises:
         ValueError: the state is damaged.
@@ -105,13 +105,13 @@ def read_state(folder: Path) -> State | None:
 
 
 class Unfinished:
-    """The files of a run: of each prefix its ids, their lengths and the ends of its documents.
+    """The files of a run: for each prefix ids, lengths of sequences and ends of documents.
 
     Args:
-        folder: where they are.
-        prefixes: the output of each key.
-        dtype: of the ids.
-        state: where the run begins; its sizes are those of the files.
+        folder: folder of the files.
+        prefixes: output prefix of each key.
+        dtype: dtype of the ids.
+        state: where the run begins; the files are cut off at its sizes.
 
     Raises:
         ValueError: a file is shorter than the state says.
@@ -147,7 +147,7 @@ class Unfinished:
         self._files[name] = file
 
     def append(self, tokens: Mapping[str, Tokens]) -> None:
-        """Write what a block has become."""
+        """Append the documents of a block."""
         for number, key in enumerate(self._prefixes):
             made = tokens[key]
             ends = np.cumsum(np.frombuffer(made.counts, "<i4"), dtype="<i8") + self._sequences[key]
@@ -158,7 +158,7 @@ class Unfinished:
             self._state.tokens += len(made.ids) // self._dtype.itemsize
 
     def save(self) -> None:
-        """Make the state that of the files, so that a run can begin here."""
+        """Save the state with the present sizes of the files, so that a run can go on from here."""
         for name, file in self._files.items():
             file.flush()
             os.fsync(file.fileno())
@@ -166,7 +166,7 @@ class Unfinished:
         write_text(self._folder / _STATE, json.dumps(asdict(self._state)))
 
     def finish(self) -> None:
-        """Write the indices and give all files their names; a run that ends here can go on."""
+        """Write the indices and rename all files; a run that is killed meanwhile can go on."""
         if not self._state.is_complete:
             for number in range(len(self._prefixes)):
                 self._index(number)
@@ -197,5 +197,5 @@ class Unfinished:
         sync(path)
 
     def close(self) -> None:
-        """Close all files; those of a run that has not ended stay."""
+        """Close all files; the files of an unfinished run stay in the folder."""
         self._stack.close()

@@ -13,7 +13,7 @@ from typing import TypeVar
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_WAITING = 3  # inputs for each worker that are under way or done and not yet taken
+_WAITING = 3  # inputs per worker that are submitted and whose results are not yet taken
 
 
 def in_order(
@@ -24,7 +24,7 @@ def in_order(
     Args:
         work: a function that other processes can import.
         inputs: read in this process.
-        workers: processes; 1: this one.
+        workers: number of processes; 1: this process does the work.
 
     Raises:
         ValueError: a process died.
@@ -32,8 +32,8 @@ def in_order(
     if workers == 1:
         yield from ((item, work(item)) for item in inputs)
         return
-    # A fork of this process could take a lock over for ever. Forks of a server that does nothing
-    # but import cannot, and they need not import again what it has.
+    # A fork of this process could inherit a lock that nobody releases. The fork server only
+    # imports modules, so its forks inherit no held lock and need not import the modules again.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", __name__, _module_of(work)])
     pool = ProcessPoolExecutor(workers, context, _initialize)

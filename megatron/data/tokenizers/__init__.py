@@ -1,1 +1,1 @@
-"""Text to token ids and back. The types carry Megatron-LM's names and number ids as it does."""
+"""Tokenizers: text to token ids and back. The types have Megatron-LM's names and ids."""

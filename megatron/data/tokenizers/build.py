@@ -19,7 +19,7 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Make a tokenizer.
 
     Returns:
-        The tokenizer; its ``vocab_size`` is its own, whatever was asked for.
+        The tokenizer; its ``vocab_size`` may differ from the flag ``--vocab-size``.
 
     Raises:
         ValueError: a flag is missing, unknown or at odds with the model; a file cannot be used; or
@@ -32,7 +32,7 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
         )
     tokenizer = TYPES[config.tokenizer_type](config)
     least = config.vocab_size
-    is_null = config.tokenizer_type == "NullTokenizer"  # its end of a document comes on top
+    is_null = config.tokenizer_type == "NullTokenizer"  # adds an end-of-document token
     if least is not None and least < tokenizer.vocab_size and not is_null:
         raise ValueError(
             f"--vocab-size {least} is smaller than the {tokenizer.vocab_size} entries "

@@ -1,7 +1,7 @@
 """Byte-pair encodings over bytes: GPT-2's two files, and the vocabularies that tiktoken reads.
 
-Neither takes special tokens written out in a text for special: text never makes an end of a
-document.
+Both encode special tokens that are written out in a text as ordinary text. So a text never yields
+the end-of-document token.
 """
 
 import base64
@@ -23,19 +23,19 @@ PATTERNS: Final = {
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-"""``--tiktoken-pattern``: expressions that cut text into words, as Megatron-LM's of these names."""
+"""``--tiktoken-pattern``: regular expressions that cut text into words, by Megatron-LM's names."""
 
 _SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 _NEEDED_SPECIAL_TOKENS = _SPECIAL_TOKENS[:3]
-_TIKTOKEN_VOCABULARY = 1 << 17  # Megatron-LM's, where --vocab-size is not given
+_TIKTOKEN_VOCABULARY = 1 << 17  # Megatron-LM's default for --vocab-size
 _BYTES = 256
 
 
 class GPT2BPETokenizer(PackageTokenizer):
     """GPT-2's byte-pair encoding; a document ends with ``<|endoftext|>``.
 
-    The words are those of GPT-2's expression, and ids those of ``vocab.json``. The package
-    ``tokenizers`` does the work.
+    GPT-2's regular expression cuts the text into words, and ``vocab.json`` gives the ids. The
+    package ``tokenizers`` does the work.
 
     Args:
         config: with ``vocab_file`` and ``merge_file``.
@@ -67,7 +67,7 @@ class GPT2BPETokenizer(PackageTokenizer):
 
 
 def _checked_ids(content: Any, path: Path, pre_tokenizers: Any, what: str) -> dict[str, int]:
-    """The ids of ``vocab.json``, one of each, with every byte and the end of a document."""
+    """Return the content of ``vocab.json``; its ids and bytes must be complete."""
     if not isinstance(content, dict) or set(map(type, content.values())) - {int}:
         raise ValueError(f"--vocab-file {path} does not give tokens ids; give {what}")
     if sorted(content.values()) != list(range(len(content))):
@@ -88,11 +88,12 @@ class TikTokenizer(Tokenizer):
     """A vocabulary of the package tiktoken in Megatron-LM's (and Mistral's) JSON form.
 
     The file is a list of ``{"rank": N, "token_bytes": base64, "token_str": text}``, bytes first.
-    The first ids are kept for special tokens, and that of rank N is N more. A document ends with
-    ``</s>``.
+    The first ids are special tokens; the entry of rank N has the id N plus their number. A document
+    ends with ``</s>``.
 
     Args:
-        config: with ``tokenizer_model``; of more entries than ``vocab_size`` the first are read.
+        config: with ``tokenizer_model``; as many of its first entries are read as fit into
+            ``vocab_size`` beside the special tokens.
 
     Raises:
         ValueError: the file is missing or damaged, the special tokens do not fit, or there is no
@@ -130,12 +131,12 @@ class TikTokenizer(Tokenizer):
         return list(self._backend.encode_ordinary(text))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
+        """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode(list(ids)))
 
 
 def _special_tokens(config: TokenizerConfig) -> list[str]:
-    """The names of all special tokens: those given, then numbered ones that fill the rest."""
+    """Return the names of all special tokens: the given names, then numbered names."""
     count = config.tiktoken_num_special_tokens
     named = list(config.tokenizer_special_tokens or _SPECIAL_TOKENS[:count])
     lacking = [token for token in _NEEDED_SPECIAL_TOKENS if token not in named]
@@ -154,7 +155,7 @@ def _special_tokens(config: TokenizerConfig) -> list[str]:
 
 
 def _ranks(content: Any, path: Path, what: str, most: int, first: int) -> dict[bytes, int]:
-    """The id of every token's bytes, of ``most`` entries at most, from ``first`` on."""
+    """Return ids by token bytes: the first ``most`` entries, numbered from ``first`` on."""
     if not isinstance(content, list) or len(content) < _BYTES:
         raise ValueError(f"--tokenizer-model {path} holds no list of 256 and more; give {what}")
     ranks: dict[bytes, int] = {}

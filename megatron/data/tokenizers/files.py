@@ -16,7 +16,7 @@ def library(name: str, asker: str) -> Any:
         asker: the flag that needs it, with its value.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: the package is not installed.
     """
     try:
         return import_module(name)
@@ -27,7 +27,7 @@ def library(name: str, asker: str) -> Any:
 
 
 def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:
-    """Return the file that a flag names; ``what`` it is in words, to follow "needs".
+    """Return the file that a flag names; messages call it ``what``, as in "needs {what}".
 
     Raises:
         ValueError: the flag is missing, or names no file.
@@ -43,7 +43,7 @@ def read_json(flag: str, path: Path, what: str) -> Any:
     """Return the content of a JSON file that a flag names.
 
     Raises:
-        ValueError: it cannot be read, or is no JSON.
+        ValueError: the file cannot be read, or is not JSON.
     """
     try:
         return json.loads(read_text(path))

@@ -26,15 +26,15 @@ class PackageTokenizer(Tokenizer):
         return [encoding.ids for encoding in found]
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; special tokens are written out, and bytes that are no UTF-8 U+FFFD."""
+        """Text of ``ids``; special tokens are written out, invalid UTF-8 becomes U+FFFD."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
 
 class HuggingFaceTokenizer(PackageTokenizer):
-    """``tokenizer.json`` of a folder; a document ends with the ``eos_token`` that it names.
+    """``tokenizer.json`` of a folder; the folder's ``eos_token`` ends a document.
 
-    Only the package ``tokenizers`` is needed. Special tokens written out in a text become those
-    tokens, as Hugging Face's libraries have it.
+    Only the package ``tokenizers`` is needed. A special token that is written out in a text becomes
+    the token itself, as in Hugging Face's libraries.
 
     Args:
         config: with ``tokenizer_model``, the folder, or the file ``tokenizer.json`` in it.
@@ -66,7 +66,7 @@ class HuggingFaceTokenizer(PackageTokenizer):
         self._backend.no_padding()
         self._adds_special = config.tokenizer_hf_include_special_tokens
         self.eod = self._id_of_end(path.parent)
-        # Entries that are added to the model's may lie behind gaps.
+        # Added tokens may leave gaps between ids, so the largest id counts.
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def _id_of_end(self, folder: Path) -> int:
@@ -82,7 +82,7 @@ class HuggingFaceTokenizer(PackageTokenizer):
 
 
 def _end_of_text(folder: Path) -> str | None:
-    """The ``eos_token`` of a folder; ``None``: it names none."""
+    """Return the ``eos_token`` that a folder's files name; ``None``: they name none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
             content = read_json("--tokenizer-model", folder / name, _WHAT)

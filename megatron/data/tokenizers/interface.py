@@ -1,4 +1,4 @@
-"""What a tokenizer offers, and everything that its flags say about it."""
+"""The interface of all tokenizers, and the flags that describe a tokenizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Tokenizer(ABC):
         """Ids of a text, without an end-of-document token."""
 
     def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of every text; a library may be quicker at all of them together."""
+        """Ids of every text; some libraries encode many texts together faster."""
         return [self.tokenize(text) for text in texts]
 
     @abstractmethod
@@ -35,8 +35,9 @@ class TokenizerConfig:
     """A tokenizer as its flags describe it; each attribute is the flag of its name.
 
     Attributes:
-        vocab_size: the size of a ``NullTokenizer``; the entries that are read of a
-            ``TikTokenizer``'s file; of all others the least that the model may have.
+        vocab_size: for a ``NullTokenizer`` the number of its tokens; for a ``TikTokenizer`` the
+            most ids, special tokens included; for all other types the most entries that the model
+            may have.
     """
 
     tokenizer_type: str

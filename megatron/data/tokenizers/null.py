@@ -9,7 +9,7 @@ class NullTokenizer(Tokenizer):
     """Text that already is ids: decimal numbers separated by blanks.
 
     Args:
-        vocab_size: ids below it are tokens; it is itself the end-of-document token.
+        vocab_size: numbers below it are tokens; the number itself is the end-of-document token.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -19,7 +19,7 @@ class NullTokenizer(Tokenizer):
         """The numbers in ``text``.
 
         Raises:
-            ValueError: a word is no number, or no token.
+            ValueError: a word is not a number, or its number is not an id.
         """
         ids = [int(word) for word in text.split()]
         if ids and not 0 <= min(ids) <= max(ids) <= self.eod:

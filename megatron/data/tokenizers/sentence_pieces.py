@@ -35,7 +35,7 @@ class _SentencePieces(Tokenizer):
         return list(self.processor.encode(list(texts), num_threads=1))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; special tokens leave no trace."""
+        """Text of ``ids``; special tokens are left out."""
         pieces = self.processor.vocab_size()
         return str(self.processor.decode([index for index in ids if index < pieces]))
 
@@ -59,8 +59,8 @@ class GPTSentencePieceTokenizer(_SentencePieces):
 class Llama2Tokenizer(GPTSentencePieceTokenizer):
     """A sentencepiece model as Llama 2 was trained with it: every text begins with ``<s>``.
 
-    So did Megatron-LM's until its tokenizers moved into Megatron-Core, whose type of this name adds
-    nothing; ``GPTSentencePieceTokenizer`` is that.
+    Megatron-LM added ``<s>`` too, until its tokenizers moved into Megatron-Core. Megatron-Core's
+    type of this name adds nothing, like ``GPTSentencePieceTokenizer`` here.
 
     Raises:
         ValueError: the ``.model`` file is missing, damaged or has no ``<s>`` or ``</s>``.
@@ -76,7 +76,7 @@ class Llama2Tokenizer(GPTSentencePieceTokenizer):
             )
 
     def tokenize(self, text: str) -> list[int]:
-        """Id of ``<s>``, then those of ``text``."""
+        """Id of ``<s>``, then the ids of ``text``."""
         return [self._begin, *super().tokenize(text)]
 
     def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -85,11 +85,11 @@ class Llama2Tokenizer(GPTSentencePieceTokenizer):
 
 
 class SentencePieceTokenizer(_SentencePieces):
-    """A sentencepiece model with BERT-style special tokens appended where it has none.
+    """A sentencepiece model to which missing BERT-style special tokens are appended.
 
-    Megatron-LM's numbering: ``<CLS> <SEP> <EOD> <MASK>``, then ``<PAD> <BOS> <EOS>`` for those the
-    model lacks, then so many ``<extra_id_N>``, each taking the next free id; the vocabulary grows
-    accordingly. A document ends with ``<EOD>``.
+    The order is Megatron-LM's: ``<CLS> <SEP> <EOD> <MASK>``, then ``<PAD> <BOS> <EOS>``, then
+    ``extra_ids`` tokens ``<extra_id_N>``. Each token that the model lacks takes the next free id,
+    and the vocabulary grows by these tokens. A document ends with ``<EOD>``.
     """
 
     def __init__(self, model: Path, extra_ids: int = 0) -> None:
@@ -108,10 +108,10 @@ class SentencePieceTokenizer(_SentencePieces):
 
 
 def model_file(config: TokenizerConfig) -> Path:
-    """Return the model of a type that needs one.
+    """Return the model file of a tokenizer type that needs a model.
 
     Raises:
-        ValueError: none is given, or there is no such file.
+        ValueError: no model is given, or the file does not exist.
     """
     return needed("--tokenizer-model", config.tokenizer_model, config.tokenizer_type, _WHAT)
 
