@@ -1,4 +1,4 @@
-"""Looks at the results of the passes, to find where infinity or NaN appears first."""
+"""Checks the results of passes, to find where infinity or NaN appears first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
-"""Where a rank is: written by the thread that trains, read by another one at any time.
+"""How far a rank has come: written by the training thread, read by other threads at any time.
 
-The executor writes one attribute per instruction. Everything that people want to know is derived
-from it when somebody asks, which is rarely.
+The executor writes one attribute per instruction. All other facts are derived from that attribute
+when they are asked for, which is rare.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ class Position:
         may_last: whether the phase may go on for long without any progress that shows here, as a
             save may.
         program: the program that runs, or ran last; ``None`` before the first.
-        row: this rank's row of it.
-        at: number of the current instruction in the row; its length when all are done.
+        row: this rank's row of the program.
+        at: index of the current instruction in the row; the row's length when all are done.
         programs: programs begun so far.
     """
 
@@ -56,13 +56,13 @@ class Position:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """A value that changes with everything that the rank does."""
+        """A value that changes with every instruction and every phase."""
         return self.programs, self.at, self.phase
 
     @property
     def instruction(self) -> Instruction | None:
         """The instruction that is carried out; ``None`` outside of a program."""
-        row, at = self.row, self.at  # read once, as they may change meanwhile
+        row, at = self.row, self.at  # read once, because another thread may change them
         return row[at] if at < len(row) else None
 
     @property

@@ -1,7 +1,7 @@
 """The activation store: everything that one pass leaves for another, by name and microbatch.
 
-Passes keep nothing anywhere else, so the store holds all memory that the schedule costs. Its count
-of microbatches in flight is compared with the plan's count.
+Passes keep tensors only here, so the store holds all memory that the schedule costs. Its count of
+microbatches in flight is compared with the plan's count.
 """
 
 from collections.abc import Hashable
@@ -49,7 +49,7 @@ class ActivationStore:
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Microbatch and chunk of every activation between F and B, or W, in order."""
+        """Microbatch and chunk of every activation between F and B (or W), in order."""
         keys = (key for key in self._values if isinstance(key, tuple) and key[0] in _ACTIVATIONS)
         return sorted({(microbatch, chunk) for _, microbatch, chunk in keys})
 
