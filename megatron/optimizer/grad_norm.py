@@ -1,7 +1,7 @@
 """The global gradient norm, in which every parameter of the model counts once, and clipping by it.
 
-A rank sums its own squares; the sum over ranks is the caller's all-reduce; the clip coefficient is
-the same everywhere because the norm is.
+A rank sums its own squares, and the caller sums over the ranks. All ranks then have the same norm,
+and so the same clip coefficient.
 """
 
 from collections.abc import Iterable
