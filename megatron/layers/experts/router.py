@@ -1,13 +1,13 @@
-"""The router of a mixture of experts: which experts a token chooses, and how much each counts.
+"""The router of a mixture of experts: it chooses experts for a token, and their weights.
 
-A token's score of an expert is a softmax over all experts, or a sigmoid of each. It chooses the k
-experts with the best scores, from the best groups alone if experts form groups (arXiv 2412.19437,
-section 2.1.2). The loss that balances the experts (arXiv 2101.03961, equation 4; by sequence in
-2412.19437, equation 17) and the one that keeps logits small (arXiv 2202.08906, equation 5) are
-losses of the layer's own.
+A token scores the experts by a softmax over all experts, or by a sigmoid for each expert. The token
+chooses the k experts with the best scores. If experts form groups, it chooses within the best
+groups only (arXiv 2412.19437, section 2.1.2). The layer has up to two losses of its own. One
+balances the experts (arXiv 2101.03961, equation 4; by sequence in 2412.19437, equation 17). The
+other keeps logits small (arXiv 2202.08906, equation 5).
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, k choices of a
-token, e experts, g groups of them.
+token, e experts, g groups of experts.
 """
 
 from dataclasses import dataclass
@@ -23,31 +23,31 @@ from megatron.layers.site import Site
 from megatron.parallel import collectives
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
-"""Of an expert: by a softmax over all experts, or by its own sigmoid."""
+"""How an expert is scored: by a softmax over all experts, or by a sigmoid of its own logit."""
 
 Balance: TypeAlias = Literal["aux_loss", "seq_aux_loss", "none"]
-"""Experts shall have equally many tokens of a microbatch, or of every sequence; or nothing does."""
+"""Balancing loss: experts get equally many tokens of a microbatch, or of each sequence; or none."""
 
 _LEAST: float = 1e-20
-"""Is added to sums that weights are divided by, as in Megatron."""
+"""Added to the sums by which weights are divided, as in Megatron."""
 
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """How tokens choose.
+    """How tokens choose experts.
 
     Attributes:
         experts: e.
         topk: k.
-        score: of an expert.
-        pre_softmax: the softmax is over all experts, not over the chosen ones.
-        groups: g, of which ``group_topk`` may be chosen from; 1: all experts are in one.
-        group_topk: groups that a token may choose from.
+        score: how an expert is scored.
+        pre_softmax: the softmax is over all experts, not over the chosen experts.
+        groups: number g of groups; 1: all experts are in one group.
+        group_topk: number of groups from which a token may choose experts.
         scaling: factor of the weights.
-        balance: what the balancing loss compares.
-        balance_coeff: its coefficient.
+        balance: scope of the balancing loss.
+        balance_coeff: coefficient of the balancing loss.
         z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials.
-        in_fp32: logits are products in fp32.
+        in_fp32: logits are computed in fp32.
     """
 
     experts: int
@@ -64,11 +64,11 @@ class RouterOptions:
 
 
 class Choice(NamedTuple):
-    """What tokens have chosen.
+    """The choices of tokens.
 
     Attributes:
-        experts_buk: int64, all of a token different.
-        weights_buk: how much each counts; fp32 or wider.
+        experts_buk: int64, the chosen experts; a token's experts differ.
+        weights_buk: weights of the chosen experts' outputs; fp32 or wider.
     """
 
     experts_buk: Tensor
@@ -79,9 +79,9 @@ class Router(nn.Module):
     """Scores experts by one matrix.
 
     Args:
-        options: how tokens choose.
+        options: how tokens choose experts.
         hidden_size: h.
-        site: what the router is built in.
+        site: device, dtype, ranks and kernels of the router.
     """
 
     def __init__(self, options: RouterOptions, hidden_size: int, site: Site) -> None:
@@ -110,11 +110,11 @@ class Router(nn.Module):
             forward_pass.leave_loss(options.z_loss_coeff * squares_bu.mean())
 
     def _imbalance(self, logits_bue: Tensor) -> Tensor:
-        """Return e times the sum over experts of their share of choices times their mean score.
+        """Return e times the sum over experts of (share of choices) x (mean score).
 
-        It is 1 if all have equally many tokens. Choices are those by the scores alone, without
-        groups. Shares are of the tokens of all ranks that have parts of the same samples, which is
-        why their sum has no gradient of its own; mean scores are of this rank's tokens.
+        The result is 1 if all experts have equally many tokens. Choices here follow the scores
+        alone, without groups. Shares count the tokens of all ranks that have parts of the same
+        samples; they have no gradient. Mean scores are over this rank's tokens.
         """
         options = self.options
         scores_bue = logits_bue.softmax(-1) if options.score == "softmax" else _shares(logits_bue)
@@ -127,7 +127,7 @@ class Router(nn.Module):
         return options.experts * (shares_be.to(scores_be.dtype) * scores_be).sum(-1).mean()
 
     def _over_ranks(self, times_be: Tensor) -> Tensor:
-        """Return the sum over the ranks that have other tokens of the same sequences."""
+        """Return the sum over all ranks that have tokens of the same sequences."""
         tensor, context = self._site.tensor, self._site.context
         if tensor.sequence_parts > 1:
             times_be = tensor.all_gather(times_be).sum(0)
@@ -137,10 +137,11 @@ class Router(nn.Module):
 
 
 def choose(logits_bue: Tensor, options: RouterOptions) -> Choice:
-    """Return the choice that logits make.
+    """Return the choices that follow from logits.
 
-    With a softmax over the chosen experts, their weights add up to 1; so do those by sigmoids, each
-    of which is divided by their sum. With ``pre_softmax`` the weights are the scores themselves.
+    A softmax over the chosen experts makes a token's weights add up to 1. Sigmoids of two or more
+    chosen experts are divided by their sum, so they add up to 1 too. With ``pre_softmax`` the
+    weights are the scores themselves. ``scaling`` then multiplies all weights.
     """
     if options.score == "sigmoid":
         scores_bue = logits_bue.sigmoid()
@@ -156,9 +157,9 @@ def choose(logits_bue: Tensor, options: RouterOptions) -> Choice:
 
 
 def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
-    """Return the chosen experts: the best of the best groups, [b, u, k].
+    """Return the chosen experts: the best experts of the best groups, [b, u, k].
 
-    A group is as good as the sum of its best experts, k / ``group_topk`` of them.
+    The score of a group is the sum over its best experts, k / ``group_topk`` of them.
     """
     if options.groups > 1:
         by_group = scores_bue.unflatten(-1, (options.groups, -1))
@@ -171,6 +172,6 @@ def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
 
 
 def _shares(logits_bue: Tensor) -> Tensor:
-    """Return sigmoids as shares of their sum."""
+    """Return sigmoids divided by their sum over the experts."""
     scores_bue = logits_bue.sigmoid()
     return scores_bue / (scores_bue.sum(-1, keepdim=True) + _LEAST)
