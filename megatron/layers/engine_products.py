@@ -205,7 +205,7 @@ class EngineProducts:
 def _by_own_scales(
     engine: TransformerEngine, form: Format, recipe: str, device: torch.device
 ) -> Callable[[Role, Tensor], object]:
-    """Return a function from a tensor's role to its quantiser, which finds scales by ``recipe``."""
+    """Return a function that gives a tensor's quantiser, which finds scales by ``recipe``."""
     made = {
         role: engine.quantiser(recipe, dtype, device, is_weight=role == WEIGHT)
         for role, dtype in types_of(form).items()

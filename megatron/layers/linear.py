@@ -187,8 +187,8 @@ class _SharedLinear(torch.autograd.Function):
         else:
             factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)
-        # The weight is not saved by autograd: recomputation would return a tensor that is not the
-        # parameter, and has no ``main_grad``.
+        # The weight is no saved tensor: recomputation replaces a saved tensor by another tensor,
+        # which is not the parameter and has no ``main_grad``.
         ctx.weight = weight = layer.weight
         ctx.keeper, ctx.layer, ctx.defer, ctx.adds = keeper, layer, defer, adds
         if layer.rows.size == 1:

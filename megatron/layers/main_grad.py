@@ -1,9 +1,9 @@
 """The full-precision sum of a parameter's gradients, by Megatron's name: ``parameter.main_grad``.
 
 ``megatron.optimizer.bucket`` gives every parameter a ``main_grad``. A new sum begins when the old
-sum is *forgotten*: nothing is written, but the first gradient will overwrite the old sum. Any user
-of a parameter may be first. (If embeddings are tied, the input and the output layer share a
-parameter.) PyTorch does not declare these attributes, so this file declares their types.
+sum is *forgotten*: nothing is written, but the next gradient will overwrite the old sum. That
+gradient may come from any layer that uses the parameter: tied embeddings belong to the input and
+the output layer. PyTorch does not declare these attributes, so this file declares their types.
 """
 
 from typing import Protocol, cast

@@ -92,7 +92,7 @@ class LayerNorm(nn.LayerNorm):
         return self._kernels.add_layer_norm(x, part, scale, self.bias, self.eps)
 
     def formula(self) -> Formula:
-        """Return what it computes."""
+        """Return the norm's scale, bias, epsilon and kernels."""
         scale = _scale(self.weight, self._zero_centred)
         return Formula(scale, self.bias, self.eps, self._kernels)
 
@@ -126,7 +126,7 @@ class RMSNorm(nn.RMSNorm):
         return self._kernels.add_rms_norm(x, part, scale, self._epsilon)
 
     def formula(self) -> Formula:
-        """Return what it computes."""
+        """Return the norm's scale, epsilon and kernels."""
         scale = _scale(self.weight, self._zero_centred)
         return Formula(scale, None, self._epsilon, self._kernels)
 

@@ -10,7 +10,8 @@ parts (B and W) works too. There is one exception to the same bits: a norm that 
 Computing again ends with the last tensor that the graph needs. So a product at the end is not
 repeated if no operation keeps its result.
 
-PyTorch's own checkpoints work in the same way, but can recompute only in the backward, not in R.
+PyTorch's own checkpoints work in the same way, but they recompute only in the backward, never
+before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

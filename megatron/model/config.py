@@ -208,7 +208,7 @@ class ModelConfig:
         return self.window_size is not None and bool(pattern[layer % len(pattern)])
 
     def window_of(self, layer: int) -> int | None:
-        """Return how many earlier positions a position of a layer sees; ``None``: all of them.
+        """Return how many earlier positions a position sees in a layer; ``None``: all positions.
 
         Args:
             layer: index in the whole model, from 0.

@@ -72,7 +72,8 @@ def check_no_rank_is_empty(
         layers: layers of every stage.
 
     Raises:
-        ValueError: a rank has nothing to train; names the flags, the ranks and the ways out.
+        ValueError: a rank has nothing to train; the message names the flags, the ranks and the ways
+            out.
     """
     busy = {stages[0][0], stages[-1][0]}
     busy |= {rank for (rank, _), count in zip(stages, layers, strict=True) if count}

@@ -255,7 +255,10 @@ def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec
 
 
 def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
-    """Return the rotation of a layer; with ``rotary_base_local`` local layers scale nothing."""
+    """Return the rotation of a layer.
+
+    With ``rotary_base_local``, layers with a window have no scaling of positions or frequencies.
+    """
     if not config.rotates(index):
         return None
     base, local = config.rotary_base, config.rotary_base_local

@@ -82,7 +82,7 @@ class MultiTokenPrediction(nn.Module):
 class MTPLayer(nn.Module):
     """One depth, with the parameter names of Megatron's checkpoints.
 
-    Args: as those of ``MultiTokenPrediction``.
+    The arguments are those of ``MultiTokenPrediction``.
     """
 
     def __init__(self, config: ModelConfig, site: Site) -> None:

@@ -51,7 +51,8 @@ class RankModel(nn.Module):
         placement: the parts that this rank owns.
         site: device, dtype, ranks and kernels of the parts. With multi-token prediction, sequences
             must not be split over context-parallel ranks.
-        vocab_recompute: T computes the logits again, so that nothing of their size is kept from S.
+        vocab_recompute: the output layer keeps no logits or exponentials from S to T; T computes
+            them again.
 
     Attributes:
         tensor: the ranks that share the layers.

@@ -39,7 +39,7 @@ VECTOR: Final = 16
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Where parameters lie in a bucket, and where it is cut.
+    """The places of parameters in a bucket, and the boundaries of its shards.
 
     Attributes:
         starts: the first element of every parameter.

@@ -18,7 +18,7 @@ def local_sum_of_squares(
     """Sum the squared entries of the gradients that count on this rank.
 
     Args:
-        parts: of this rank; those with ``counts_in_norm`` enter the sum.
+        parts: of this rank; only parts with ``counts_in_norm`` enter the sum.
         kernels: of the device.
         device: of the gradients.
 
@@ -32,7 +32,7 @@ def local_sum_of_squares(
 
 
 def clip_coefficient(norm: float, limit: float) -> float:
-    """The factor that brings a gradient of this norm to at most ``limit``.
+    """Return the factor that scales a gradient of norm ``norm`` to at most ``limit``.
 
     Args:
         norm: global gradient norm.

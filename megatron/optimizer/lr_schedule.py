@@ -51,7 +51,7 @@ def rates(config: OptimizerConfig, consumed_samples: int) -> Rates:
 
 
 def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
-    """The learning rate after ``consumed_samples`` samples.
+    """Return the learning rate after ``consumed_samples`` samples.
 
     The rate rises linearly from ``lr_warmup_init`` to ``lr`` during the warm-up. Then it stays
     (``constant``), or falls towards ``min_lr``, which is the rate after ``lr_decay_samples``. It
@@ -96,7 +96,7 @@ def _remaining(config: OptimizerConfig, consumed: int) -> float:
 
 
 def weight_decay(config: OptimizerConfig, consumed_samples: int) -> float:
-    """The weight decay after ``consumed_samples`` samples.
+    """Return the weight decay after ``consumed_samples`` samples.
 
     The weight decay is constant, or goes from ``start_weight_decay`` at step 0 to
     ``end_weight_decay`` after ``weight_decay_samples``, along a line or half a cosine.

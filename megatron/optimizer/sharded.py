@@ -72,7 +72,7 @@ class ShardedOptimizer:
         self._to_gather = set(self._to_update)
 
     def update(self, bucket: int) -> None:
-        """Take the open step for this rank's shard of a bucket; nothing happens without one."""
+        """Take the open step, if there is one, for this rank's shard of a bucket."""
         if bucket in self._to_update:
             self._to_update.discard(bucket)
             self._step(bucket)

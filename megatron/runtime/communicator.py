@@ -136,7 +136,7 @@ class Communicator:
         return self._lane.submit(work)
 
     def finish(self, comm: Comm, pending: Pending[object]) -> None:
-        """Wait for ``comm`` and put what this rank receives into the store."""
+        """Wait for ``comm``, and put the received tensor or result into the store."""
         result = pending.wait()
         i = comm.microbatch
         if comm.kind not in ("X", "G"):

@@ -15,7 +15,7 @@ from megatron.schedules.needs import REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 
 BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
-"""Kinds of passes that change no gradient; every other kind may."""
+"""Kinds of passes that add to no gradient; every other kind may add to one."""
 
 Gate = Callable[[], bool]
 """Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
@@ -28,7 +28,8 @@ class Executor:
         passes: a method for every kind of pass.
         communicator: issues communications and waits for them.
         placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
-            leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
+            leaves the tensors that the other ranks wait for. Only a run with a gate needs a
+            placeholder.
         replicas: the work with the replicas, for programs that include such work.
         position: gets the index of every instruction.
     """

@@ -17,7 +17,7 @@ class NonFiniteDetector:
 
     @contextmanager
     def keeping(self) -> Iterator[list[Sighting]]:
-        """Check all values that come to ``check``, and list those with infinity or NaN.
+        """Check all values that are given to ``check``, and list values with infinity or NaN.
 
         Each pass then costs a synchronisation, so training runs without it.
         """

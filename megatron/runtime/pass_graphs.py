@@ -43,15 +43,14 @@ class Graph(Protocol):
 
 
 NewGraph: TypeAlias = Callable[[], Graph]
-"""Returns a graph that shares memory with those of the same slot."""
+"""Returns a graph that shares memory with the other graphs of the same slot."""
 
 
 class CudaGraph:
     """A graph of CUDA.
 
     Args:
-        pool: memory that it shares with the other graphs of the slot, as
-            ``torch.cuda.graph_pool_handle`` returns it.
+        pool: memory that the graphs of a slot share; a ``torch.cuda.graph_pool_handle()``.
     """
 
     def __init__(self, pool: Any) -> None:

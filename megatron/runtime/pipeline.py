@@ -170,7 +170,7 @@ class PipelineRank:
             running.executor.run(running.evaluation)
         work = self._replica_work(plan)
         if trains and work is not None and replicas is not None and replicas.optimizer is not None:
-            for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
+            for bucket in range(len(replicas.buckets)):  # replicas have equal weights: no change
                 work.gather_again(bucket).wait()
 
     def _install(self, plan: Plan, costs: Costs, *, is_first: bool = False) -> Installed:
@@ -262,7 +262,7 @@ class PipelineRank:
         """Run the forward and backward of an iteration; gradients add up in ``main_grad``.
 
         Args:
-            batch: as many microbatches as the plan has.
+            batch: the microbatches, as many as in the plan.
             iteration: iteration of the run, for dropout.
             recorder: records this iteration.
             gate: decides, before the first pass that changes gradients, whether to go on. It must
@@ -297,8 +297,8 @@ class PipelineRank:
         """Repeat the forward to find where infinity or NaN appears first.
 
         Returns:
-            (microbatch, rank of the job, name of the value) of the infinity or NaN that is the
-            earliest in the data flow; the same on every rank. ``None`` if all values are finite.
+            (microbatch, rank of the job, name of the value) of the first infinity or NaN in the
+            data flow; the same on every rank. ``None`` if all values are finite.
         """
         with self._installed.passes.watching() as sightings:
             self.evaluate(batch, predicts_ahead=True)

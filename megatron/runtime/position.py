@@ -17,8 +17,7 @@ class Position:
 
     Attributes:
         phase: what the rank does, in words, as in ``iteration 12``.
-        may_last: whether the phase may go on for long without any progress that shows here, as a
-            save may.
+        may_last: whether the phase, such as a save, may take long without visible ``progress``.
         program: the program that runs, or ran last; ``None`` before the first.
         row: this rank's row of the program.
         at: index of the current instruction in the row; the row's length when all are done.
@@ -41,12 +40,12 @@ class Position:
         return self.row
 
     def enter(self, phase: str, *, may_last: bool = False) -> None:
-        """Note what the rank does from now on; arguments as the attributes."""
+        """Begin a phase; the arguments are described at the attributes."""
         self.phase, self.may_last = phase, may_last
 
     @contextmanager
     def within(self, phase: str, *, may_last: bool = False) -> Iterator[None]:
-        """Note what the rank does in this context; arguments as the attributes."""
+        """Return a context with its own phase; the arguments are described at the attributes."""
         before = self.phase, self.may_last
         self.enter(phase, may_last=may_last)
         try:
@@ -73,6 +72,6 @@ class Position:
 
     @property
     def last_pass(self) -> Pass | None:
-        """The pass of the row that was finished last; ``None`` if none was."""
+        """The pass of the row that was finished last; ``None`` if no pass has been finished."""
         done = self.row[: self.at]
         return next((step.item for step in reversed(done) if isinstance(step, Run)), None)

@@ -38,7 +38,7 @@ class ActivationStore:
         return self._values[name, microbatch, place]
 
     def has(self, name: str, microbatch: int, place: int = 0) -> bool:
-        """Return whether a value is there."""
+        """Return whether the store holds a value."""
         return (name, microbatch, place) in self._values
 
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:

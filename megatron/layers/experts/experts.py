@@ -106,7 +106,7 @@ class Experts(nn.Module):
 
 
 class _TwoLayers(nn.Module):
-    """The MLPs of all experts; a separate module, so that parameters have Megatron's names."""
+    """The MLPs of all experts; a separate module, which gives the parameters their names."""
 
     def __init__(
         self, shape: ExpertsShape, experts: int, activation: Activation, site: Site

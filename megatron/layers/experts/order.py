@@ -1,4 +1,4 @@
-"""The order in which experts see tokens: all tokens of the first expert, then those of the second.
+"""The order in which experts see tokens: the first expert's tokens, then the second expert's, ...
 
 A token that chooses k experts has k *slots*. ``spread`` copies tokens into their slots, and
 ``join`` adds the slots of every token up. Each is the adjoint of the other, so the backward of one

@@ -26,7 +26,7 @@ Score: TypeAlias = Literal["softmax", "sigmoid"]
 """How an expert is scored: by a softmax over all experts, or by a sigmoid of its own logit."""
 
 Balance: TypeAlias = Literal["aux_loss", "seq_aux_loss", "none"]
-"""Balancing loss: experts get equally many tokens of a microbatch, or of each sequence; or none."""
+"""Scope of the balancing loss: tokens of a microbatch, or of each sequence; ``none``: no loss."""
 
 _LEAST: float = 1e-20
 """Added to the sums by which weights are divided, as in Megatron."""
@@ -112,9 +112,9 @@ class Router(nn.Module):
     def _imbalance(self, logits_bue: Tensor) -> Tensor:
         """Return e times the sum over experts of (share of choices) x (mean score).
 
-        The result is 1 if all experts have equally many tokens. Choices here follow the scores
-        alone, without groups. Shares count the tokens of all ranks that have parts of the same
-        samples; they have no gradient. Mean scores are over this rank's tokens.
+        The result is 1 if all experts have equally many tokens. The choices for this loss follow
+        the scores alone, without groups. Shares count the tokens of all ranks that have parts of
+        the same samples; they have no gradient. Mean scores are over this rank's tokens.
         """
         options = self.options
         scores_bue = logits_bue.softmax(-1) if options.score == "softmax" else _shares(logits_bue)
