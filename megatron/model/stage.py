@@ -176,8 +176,8 @@ class RankModel(nn.Module):
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
         Input and output have the tokens of this rank. With multi-token prediction the last stage's
-        output has a further b samples for every depth. Dropout is seeded by layer and microbatch,
-        so that it does not depend on the placement.
+        output has b more samples for every depth. Dropout is seeded by layer and microbatch, so
+        that it does not depend on the placement.
 
         Args:
             chunk: chunk of this rank.

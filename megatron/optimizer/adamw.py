@@ -98,8 +98,8 @@ class AdamW:
     def _numbers(self, step: Step) -> AdamWStep:
         """Return the numbers of a step.
 
-        The gradients are left divided if the kernels divide in place, or if the step may be undone
-        and taken again.
+        The divided gradients replace the gradients if the kernels divide in place, or if the step
+        may be undone and taken again.
         """
         config, rates = self._config, step.rates
         divides_in_place = not self._kernels.updates_at_once

@@ -87,7 +87,7 @@ class OptimizerConfig:
             warm-up as a share of the decay.
         lr_warmup_init: learning rate at step 0.
         lr_wsd_decay_style: how the rate falls in the last phase of WSD.
-        lr_wsd_decay_samples: samples of that phase, counted within the decay.
+        lr_wsd_decay_samples: length of that phase: the last samples of the decay.
         decoupled_lr: peak learning rate of the input and the output layer; ``None``: ``lr``.
         decoupled_min_lr: final learning rate of the input and the output layer; ``None``:
             ``min_lr``.

@@ -288,5 +288,5 @@ def _room(tensor: Tensor) -> int:
 
 
 def _memory(size: int, device: torch.device) -> Tensor:
-    """Return ``size`` bytes of the host's memory, pinned if ``device`` is a GPU."""
+    """Return ``size`` bytes of host memory, pinned for a GPU, so that copies need no wait."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
