@@ -4,9 +4,10 @@
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return a slope for every head.
 
-    For a power of two they are the geometric sequence from ``2 ** (-8 / heads)`` to ``2 ** -8``.
-    Otherwise the heads up to the next lower power have its sequence, and the others every second
-    slope of the next higher one, as in the paper's code and in BLOOM.
+    If the number of heads is a power of two, the slopes are the geometric sequence from
+    ``2 ** (-8 / heads)`` to ``2 ** -8``. Otherwise let L be the next lower power of two. The first
+    L heads have the sequence of L, and the others have every second slope of the sequence of 2 L,
+    as in the paper's code and in BLOOM.
 
     Args:
         num_heads: query heads a of the whole model.

@@ -27,7 +27,7 @@ class AttentionShape:
         hidden_size: h.
         num_heads: query heads a.
         num_groups: key/value heads g; equal to ``num_heads`` without grouped-query attention.
-        head_size: channels d of a head; a d need not equal h.
+        head_size: channels d of a head; the product a d may differ from h.
     """
 
     hidden_size: int
@@ -49,7 +49,7 @@ class AttentionShape:
         return self.num_heads // self.num_groups
 
     def share(self, ranks: int) -> "AttentionShape":
-        """Return the sizes on one of several ranks that share the heads, by whole groups."""
+        """Return the sizes on one of ``ranks`` ranks; each has whole groups of heads."""
         assert self.num_groups % ranks == 0, f"{self.num_groups} groups for {ranks} ranks"
         return replace(self, num_heads=self.num_heads // ranks, num_groups=self.num_groups // ranks)
 
@@ -61,14 +61,14 @@ class SelfAttention(nn.Module):
     group its r query heads, then its key, then its value. Weights are unset until
     ``megatron.model.init`` draws them.
 
-    Tensor-parallel ranks share the heads, by whole groups. Context-parallel ranks share every
-    sequence; here x has the tokens of one of them.
+    Each tensor-parallel rank has whole groups of heads. Each context-parallel rank has some tokens
+    of every sequence, and the input holds only these tokens.
 
     Args:
         shape: sizes of the whole layer.
-        site: what the layer is built in.
+        site: device, dtype, ranks and kernels of the layer.
         bias: biases in both projections.
-        qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
+        qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight in training.
         qk_norms: norms over d of the queries and of the keys, applied before the rotation.
         scores: how products of queries and keys become scores.
@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
 
     @property
     def reader(self) -> Linear:
-        """What reads the input; nothing else does."""
+        """The linear layer that reads the input; nothing else reads it."""
         return self.linear_qkv
 
     def forward(self, x_bsh: LinearInput, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
@@ -124,7 +124,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x_bsh: input [b, s, h], of the tokens that this rank has.
-            forward_pass: what the pass brings to the layer.
+            forward_pass: the data of the pass for this layer, such as rotation and documents.
 
         Returns:
             The attention's output after its projection, [b, s, h].
@@ -139,7 +139,7 @@ class SelfAttention(nn.Module):
         return self.linear_proj(self._core(qkv_bsgcd, forward_pass))
 
     def _core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> Tensor:
-        """Return what lies between the two projections, [b, s, a d]."""
+        """Compute attention between the two projections; return [b, s, a d]."""
         rope, documents = forward_pass.rope, forward_pass.documents
         kernels, context = self._site.kernels, self._site.context
         dropout = self._begin_dropout(forward_pass)

@@ -1,8 +1,8 @@
-"""Causal attention where ranks share every sequence: each rank's queries meet the keys of all.
+"""Causal attention for ranks that share every sequence: queries of one rank, keys of all ranks.
 
-The ranks gather their keys and values, both in one collective, and reduce-scatter the gradients of
-these in the backward. A rank has two chunks of queries. Each is the end of the part of the sequence
-that it sees, so each is one call of the kernels, and no mask is made.
+One collective gathers keys and values of all ranks. The backward reduce-scatters their gradients. A
+rank has two chunks of queries. A chunk sees the sequence up to the chunk's own end, as in ordinary
+causal attention, so each chunk is one call of the kernels without a special mask.
 
 Shapes: b batch, s sequence, u tokens of a rank, a query heads, g key/value heads, d channels of a
 head; 2: keys and values.
@@ -36,12 +36,12 @@ def context_attention(
     Args:
         kernels: compute attention.
         context: the ranks that share the sequences.
-        q_buad: queries of this rank's tokens.
-        k_bugd: keys of them, rotated by their true positions.
-        v_bugd: values of them.
-        dropout: see ``Kernels.causal_attention``; what is dropped depends on the number of ranks.
-        scores: as there.
-        documents: of whole samples, as there.
+        q_buad: queries of this rank's tokens, rotated by the tokens' true positions.
+        k_bugd: keys of this rank's tokens, rotated in the same way.
+        v_bugd: values of this rank's tokens.
+        dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks.
+        scores: see ``Kernels.causal_attention``.
+        documents: of whole samples; see ``Kernels.causal_attention``.
     """
     seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
     parts = [
@@ -61,11 +61,11 @@ def context_attention(
 
 
 class _Seen(torch.autograd.Function):
-    """From a rank's keys and values to those that each of its chunks of queries sees."""
+    """Turns a rank's keys and values into the keys and values that its query chunks see."""
 
     @staticmethod
     def forward(ctx: Any, own_2bugd: Tensor, context: ContextParallel) -> tuple[Tensor, ...]:
-        """Return keys and values up to the end of the first chunk, and to that of the second."""
+        """Return keys and values up to the first chunk's end, then up to the second chunk's."""
         ctx.context = context
         all_2bsgd = context.gather(own_2bugd)
         ctx.shape, chunk = all_2bsgd.shape, all_2bsgd.shape[2] // (2 * context.size)
@@ -78,7 +78,7 @@ class _Seen(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Add up what both chunks of all ranks make of this rank's keys and values."""
+        """Sum the gradients of this rank's keys and values over both chunks of all ranks."""
         total_2bsgd = gradients[0].new_zeros(ctx.shape)
         for number, grad_bsgd in enumerate(gradients):
             total_2bsgd[number % 2, :, : grad_bsgd.shape[1]] += grad_bsgd

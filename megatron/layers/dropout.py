@@ -1,8 +1,8 @@
 """Dropout masks that depend on their place in the run, not on the rank that draws them.
 
 Every use of dropout seeds the generators for itself. So a mask depends neither on the number of
-ranks nor on the order in which a schedule runs the passes, and a layer that is computed again drops
-the same.
+ranks nor on the order in which a schedule runs the passes, and a recomputed layer has the same
+mask. (Dropout inside attention is an exception: its mask depends on the number of ranks.)
 """
 
 from dataclasses import dataclass
@@ -39,14 +39,14 @@ class DropoutSeeds:
 
         Args:
             use: name of the use, such as ``attention``.
-            shard: number of this rank's part of what is dropped, if ranks draw different parts.
+            shard: index of this rank's part, if ranks draw different parts of a mask.
         """
         value = stable_seed(
             self.seed, "dropout", self.iteration, self.microbatch, self.layer, use, shard
         )
         torch.default_generator.manual_seed(value)
         if torch.cuda.is_initialized():
-            torch.cuda.manual_seed(value)  # of the current device, the rank's own
+            torch.cuda.manual_seed(value)  # for the current device, which is the rank's
 
 
 def dropout(
@@ -55,8 +55,8 @@ def dropout(
     """Return ``x`` with some elements dropped and the others scaled up.
 
     Args:
-        x: of any shape. If ranks share the tokens of a sample, it is [b, u, h]: u tokens of each.
-        probability: that an element is dropped, below 1.
+        x: of any shape. If ranks share the tokens of a sample, [b, u, h] with u tokens per sample.
+        probability: probability that an element is dropped, below 1.
         seeds: place in the run; ``None``: nothing is dropped, as outside of training.
         use: name of the use, see ``DropoutSeeds.begin``.
         site: says how many ranks share the tokens of a sample.
@@ -72,8 +72,8 @@ def dropout(
 def _dropped(x: Tensor, probability: float) -> Tensor:
     """Return ``x`` with some elements dropped and the others scaled up.
 
-    On a GPU both branches launch the same kernel. On the meta device the first branch would take a
-    CPU's operations, and the count of a GPU's work would be wrong.
+    On a GPU both branches launch the same kernel. On the meta device, which counts a GPU's work,
+    the first branch would count the operations of a CPU.
     """
     if x.is_cpu:
         return functional.dropout(x, probability)
@@ -81,11 +81,11 @@ def _dropped(x: Tensor, probability: float) -> Tensor:
 
 
 def _own_mask(x_buh: Tensor, probability: float, site: Site) -> Tensor:
-    """Return which elements stay, [b, u, h], as part of the mask of all tokens.
+    """Return this rank's part [b, u, h] of the mask of all tokens: True for elements that stay.
 
-    Every rank draws the whole mask, because a generator's numbers depend on the size of what is
-    drawn. So a rank writes and reads some bytes for every element of all tokens, t c times what its
-    own would need, and for a moment they take memory.
+    Every rank draws the whole mask, because a generator's numbers depend on the size of the drawn
+    tensor. The whole mask costs t c times the time of this rank's part, and takes memory for a
+    moment.
     """
     b, u, h = x_buh.shape
     length = u * site.tensor.sequence_parts * site.context.size

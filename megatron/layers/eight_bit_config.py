@@ -6,7 +6,7 @@ from typing import Literal
 from megatron.layers.eight_bits import Format
 
 Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
-"""Where scales come from; those of blocks need Transformer Engine."""
+"""The source of scales; ``blockwise`` and ``mxfp8`` need Transformer Engine."""
 
 
 @dataclass(frozen=True)
@@ -14,15 +14,17 @@ class EightBitConfig:
     """Which products are in 8 bits, and how their factors are scaled.
 
     Attributes:
-        form: types of the factors.
-        recipe: scales from the tensors themselves, of blocks of them, or from earlier iterations.
-        margin: scales are smaller by this power of two.
-        history: iterations that delayed scaling remembers.
-        takes_largest: it takes the largest magnitude of them, not the last.
-        wide_weight_gradients: the weights' gradients are formed in the activations' type.
-        wide_first: layers at the model's start that stay in it.
-        wide_last: layers at its end that do.
-        transformer_engine: that package forms the products; otherwise the kernels do.
+        form: 8-bit types of the factors.
+        recipe: ``tensorwise``: scales from the tensors themselves; ``blockwise`` or ``mxfp8``: from
+            blocks of the tensors; ``delayed``: from earlier iterations.
+        margin: exponent of a power of two by which scales are divided (delayed scaling).
+        history: number of iterations that delayed scaling remembers.
+        takes_largest: delayed scaling uses the largest magnitude of the remembered iterations, not
+            the magnitude of the last one.
+        wide_weight_gradients: the products of weight gradients use the activations' dtype.
+        wide_first: number of layers at the model's start that use the activations' dtype.
+        wide_last: number of layers at the model's end that use the activations' dtype.
+        transformer_engine: Transformer Engine forms the products; otherwise the kernels do.
     """
 
     form: Format = "hybrid"
@@ -36,7 +38,7 @@ class EightBitConfig:
     transformer_engine: bool = False
 
     def has(self, layer: int, layers: int) -> bool:
-        """Return whether a layer of the model, by its index, is in 8 bits; those behind it are."""
+        """Return whether the layer with index ``layer`` is in 8 bits; layers after the end are."""
         return self.wide_first <= layer < layers - self.wide_last or layer >= layers
 
     def of_range(self, first: int, count: int, layers: int) -> int:

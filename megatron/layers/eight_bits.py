@@ -1,15 +1,17 @@
 """Linear layers in 8 bits: input, weight and gradient of the output are scaled and rounded.
 
-Tensor cores multiply rows of one factor with rows of the other. The first product wants rows of
-inputs and of the weight; the second, rows of gradients and columns of the weight; the third,
-columns of both. So the weight is there in both layouts, and a product that comes later keeps its
-factor *turned*, in 8 bits. A weight is quantised when an iteration first needs it.
+A layer has three products, for the output, the input's gradient and the weight's gradient. Tensor
+cores multiply rows of one *factor* with rows of the other. The first product reads rows of the
+input and of the weight; the second, rows of the gradient and columns of the weight; the third,
+columns of the gradient and of the input. So the weight is kept in both layouts, and the factors of
+the third product are kept *turned* (by columns), in 8 bits. A weight is quantised when an iteration
+first needs it.
 
-Ranks that share tokens gather them before they are quantised, so that all take the same scale; what
-they keep, they gather again as 8 bits.
+Ranks that share tokens gather them before quantising, so that all ranks use the same scale. Each
+rank keeps its own tokens in 8 bits, and gathers them again later.
 
 As in Transformer Engine, the sums of the first product may have fewer bits than fp32 on GPUs where
-that is faster; gradients are summed up in fp32.
+that is faster; gradients are summed in fp32.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
@@ -28,11 +30,11 @@ from megatron.parallel.lanes import Done, Pending
 from megatron.parallel.tensor import TensorParallel
 
 Format = Literal["e4m3", "hybrid"]
-"""Type of gradients: e4m3, or with hybrid e5m2; inputs and weights are e4m3."""
+"""The 8-bit types: ``e4m3`` for all factors, or ``hybrid`` with e5m2 for gradients."""
 
 
 def types_of(form: Format) -> dict[Role, torch.dtype]:
-    """Return the type of each factor."""
+    """Return the 8-bit type of each factor."""
     return {INPUT: E4M3, WEIGHT: E4M3, GRADIENT: E5M2 if form == "hybrid" else E4M3}
 
 
@@ -41,9 +43,9 @@ class Quantised:
     """A factor [n, k] in 8 bits, in the layouts that are needed.
 
     Attributes:
-        leading: the leading dimensions that n is the product of.
-        straight_nk: the numbers of a token, or of an output, lie together.
-        turned_kn: the numbers of a feature lie together.
+        leading: the leading dimensions; n is their product.
+        straight_nk: the matrix by rows: the numbers of a token, or of an output, are contiguous.
+        turned_kn: the matrix by columns: the numbers of a feature are contiguous.
         worth: see ``EightBits``.
     """
 
@@ -72,10 +74,10 @@ class EightBitProducts:
     Args:
         kernels: of the layer.
         dtype: of activations.
-        form: types of the factors.
+        form: 8-bit types of the factors.
         scaling: finds the scales.
-        keeps_input: the input is kept as it is, because it is there anyway or is made again; it is
-            quantised once more for the weight's gradient.
+        keeps_input: keep the input unquantised, because it is in memory anyway or is computed
+            again; it is quantised a second time for the weight's gradient.
     """
 
     accumulates = True
@@ -108,7 +110,7 @@ class EightBitProducts:
         return factor, (x,) if self._keeps_input else _kept(factor, ranks)
 
     def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
-        """See ``Products``: the kernels round what a norm has written."""
+        """See ``Products``: always ``None``, because the kernels round after the norm's pass."""
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Quantised, Kept]:
         """See ``Products``."""
@@ -173,7 +175,7 @@ class EightBitProducts:
         return Quantised(x.shape[:-1], *bits, found.worth)
 
     def _own_weight(self, weight: Tensor) -> Quantised:
-        """Return the weight in 8 bits, which is made once between two calls of ``begin``."""
+        """Return the weight in 8 bits; it is quantised once after each call of ``begin``."""
         if self._weight is None:
             self._weight = self.quantise(WEIGHT, weight.detach(), turned=True)
         return self._weight
@@ -183,7 +185,7 @@ class EightBitProducts:
 
 
 class NarrowProducts(Protocol):
-    """What forms two of a layer's products from factors in 8 bits; see ``Products``."""
+    """Forms two of a layer's three products from factors in 8 bits; see ``Products``."""
 
     def quantise(self, role: Role, x: Tensor) -> Any:
         """Return a tensor [..., k] in 8 bits."""
@@ -200,18 +202,18 @@ class NarrowProducts(Protocol):
 
 @dataclass(frozen=True)
 class Both:
-    """A factor in 8 bits, if a product needs that, and in the activations' type."""
+    """A factor in 8 bits, if a product needs 8 bits, and in the activations' dtype."""
 
     narrow: Any
     wide: Tensor
 
 
 class WideWeightGradients:
-    """See ``Products``: two products are in 8 bits, that of the weight's gradient is not.
+    """See ``Products``: the weight's gradient is in the activations' dtype, the rest in 8 bits.
 
     Args:
-        narrow: forms the two.
-        plain: forms the third.
+        narrow: forms the output and the input's gradient.
+        plain: forms the weight's gradient.
     """
 
     are_autograds = False
@@ -226,7 +228,7 @@ class WideWeightGradients:
         return Both(self._narrow.quantise(INPUT, whole), whole), kept
 
     def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
-        """See ``Products``: the weight's gradient needs the norm as it is."""
+        """See ``Products``: always ``None``; the weight's gradient needs the unrounded norm."""
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Both, Kept]:
         """See ``Products``."""
@@ -263,7 +265,7 @@ class WideWeightGradients:
 
 
 def _kept(factor: Quantised, ranks: TensorParallel) -> Kept:
-    """Return what the product of the weight's gradient needs, of the tokens of this rank."""
+    """Return the tensors to keep for the weight's gradient, of this rank's tokens."""
     if ranks.sequence_parts == 1:
         return factor.turned.bits_rk, factor.worth
     whole = factor.straight.bits_rk.view(*factor.leading, -1)

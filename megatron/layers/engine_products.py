@@ -1,12 +1,15 @@
-"""Linear layers in 8 bits whose factors and products are Transformer Engine's.
+"""Linear layers in 8 bits whose factors and products come from Transformer Engine.
 
-The first product wants rows of inputs and of the weight; the second, rows of gradients and columns
-of the weight; the third, columns of both. Where blocks have scales, a block of a row is none of a
-column: both are rounded from the tensor itself, and columns cannot be had from rows later. So a
-factor that only W needs is kept by its columns. Ranks that share tokens keep those of their own as
-they are, in place of a part of the columns, and gather and round them again: the same numbers give
-the same bits. A weight is rounded when an iteration first needs it. A norm is rounded as it is
-formed, where the package has a pass for both and ranks do not share tokens.
+The first product, for the output, reads rows of the input and of the weight. The second, for the
+input's gradient, reads rows of the gradient and columns of the weight. The third, for the weight's
+gradient, reads columns of the gradient and of the input. If blocks have their own scales, blocks
+along rows differ from blocks along columns. Rows and columns are then both rounded from the
+unrounded tensor, and columns cannot be made from rows later. So a factor for W is kept by columns.
+
+Ranks that share tokens keep their own tokens unrounded, and later gather and round them again. The
+same numbers give the same bits. A weight is rounded when an iteration first needs it. A norm is
+rounded while it is computed, if Transformer Engine has a kernel for both and ranks do not share
+tokens.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
@@ -36,8 +39,8 @@ class Rounded:
     """A factor [n, k] in 8 bits.
 
     Attributes:
-        leading: the leading dimensions that n is the product of.
-        bits: by rows, by columns or by both.
+        leading: the leading dimensions; n is their product.
+        bits: the matrix by rows, by columns or both.
     """
 
     leading: torch.Size
@@ -45,16 +48,17 @@ class Rounded:
 
 
 class EngineProducts:
-    """See ``Products``: all three products are Transformer Engine's, in 8 bits.
+    """See ``Products``: Transformer Engine forms all three products in 8 bits.
 
     Args:
-        engine: the package.
+        engine: Transformer Engine.
         dtype: of activations.
-        form: types of the factors.
-        recipe: ``tensorwise``, ``blockwise`` or ``mxfp8``, if no scales are known beforehand.
+        form: 8-bit types of the factors.
+        recipe: ``tensorwise``, ``blockwise`` or ``mxfp8``; without ``scaling`` it decides how
+            Transformer Engine finds scales.
         device: of the layer.
-        scaling: knows scales beforehand, one for a tensor.
-        keeps_input: the input is kept as it is, because it is there anyway or is made again.
+        scaling: gives one scale for each tensor (delayed scaling); ``None``: see ``recipe``.
+        keeps_input: keep the input unrounded, because it is in memory anyway or is computed again.
     """
 
     accumulates = True
@@ -84,7 +88,7 @@ class EngineProducts:
         self._weight: Bits | None = None
 
     def begin(self) -> None:
-        """Forget the weight in 8 bits, which may have another value now."""
+        """Forget the weight in 8 bits, because the weight may have changed."""
         self._weight = None
 
     def of_input(self, x: Tensor, ranks: TensorParallel) -> tuple[Rounded, Kept]:
@@ -147,7 +151,7 @@ class EngineProducts:
         return self._engine.product(x.bits, grad.bits, "NT", self._dtype)
 
     def accumulate_(self, total: Tensor, grad: Rounded, x: Rounded, *, begins: bool) -> None:
-        """See ``Products``: the sum is formed in the product."""
+        """See ``Products``; the product adds to ``total`` itself."""
         self._engine.product(x.bits, grad.bits, "NT", total.dtype, out=total, adds=not begins)
 
     def quantise(
@@ -174,24 +178,25 @@ class EngineProducts:
         return Normed(Rounded(x.shape[:-1], bits), kept, mean_n, inverse_n)
 
     def _with_columns(self, role: Role, x: Tensor) -> tuple[Rounded, Kept]:
-        """Return a factor by rows and columns, and what to keep of it: its columns."""
+        """Return a factor by rows and columns, and its columns, which are to be kept."""
         factor = self.quantise(role, x, turned=True)
         kept, self._again[role] = columns_of(factor.bits)
         return factor, kept
 
     def _of_columns(self, role: Role, kept: Kept) -> Rounded:
-        """Return a factor of kept columns, for W: all factors of a role are made alike."""
+        """Return a factor for W from kept columns, by the function of the factor's role."""
         return Rounded(torch.Size(()), self._again[role](kept))
 
     def _columns(self, role: Role, x: Tensor) -> Rounded:
-        """Return a factor for W.
+        """Return a factor for W by columns.
 
-        Where a tensor has one scale, columns are rows turned, and the package rounds rows first.
+        If a tensor has one scale, Transformer Engine makes columns by turning rounded rows, so it
+        must round the rows too.
         """
         return self.quantise(role, x, straight=not self._has_blocks, turned=True)
 
     def _own_weight(self, weight: Tensor) -> Bits:
-        """Return the weight in 8 bits, which is made once between two calls of ``begin``."""
+        """Return the weight in 8 bits; it is rounded once after each call of ``begin``."""
         if self._weight is None:
             self._weight = self.quantise(WEIGHT, weight.detach(), turned=True).bits
         return self._weight
@@ -200,7 +205,7 @@ class EngineProducts:
 def _by_own_scales(
     engine: TransformerEngine, form: Format, recipe: str, device: torch.device
 ) -> Callable[[Role, Tensor], object]:
-    """Return what tells the quantiser of a tensor, by what it is to its layer."""
+    """Return a function that gives a tensor's quantiser, which finds scales by ``recipe``."""
     made = {
         role: engine.quantiser(recipe, dtype, device, is_weight=role == WEIGHT)
         for role, dtype in types_of(form).items()
@@ -211,7 +216,7 @@ def _by_own_scales(
 def _by_known_scales(
     engine: TransformerEngine, form: Format, scaling: Scaling
 ) -> Callable[[Role, Tensor], object]:
-    """Return what tells the quantiser of a tensor, with the scale that it has now."""
+    """Return a function that makes a tensor's quantiser, with the current scale of ``scaling``."""
     types = types_of(form)
 
     def quantiser(role: Role, x: Tensor) -> object:

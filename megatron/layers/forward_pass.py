@@ -1,7 +1,8 @@
-"""What a forward pass brings to every layer. A new property of a batch is a field here.
+"""The data of a forward pass for every layer. A new property of a batch is a new field here.
 
-A stage receives the object for a microbatch, and hands each layer the same object with the layer's
-own rotation and seeds. Nothing on the way from a pass to a part of a layer names a single field.
+A stage receives a ``ForwardPass`` for a microbatch, and gives each layer a copy with the layer's
+own rotation and seeds. Code between a pass and a part of a layer hands the object on as a whole, so
+a new field needs no change there.
 """
 
 from dataclasses import dataclass, replace
@@ -16,10 +17,10 @@ from megatron.layers.rope import RotaryEmbedding
 
 
 class LayerLosses:
-    """The place where the layers of a stage leave losses of their own in one forward pass.
+    """Collects the losses that the layers of a stage have of their own, in one forward pass.
 
-    A layer that is computed again for its backward leaves its loss again. The place is closed by
-    then, and such a loss is dropped.
+    A layer that is computed again for its backward leaves its loss again. The collection is closed
+    by then, and drops the second loss.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class LayerLosses:
             self._left.append(loss)
 
     def close(self) -> list[Tensor]:
-        """Return all losses in the order in which they were left; none can be left from now on."""
+        """Return all losses in the order in which they were left, and drop all later ones."""
         left, self._left, self._is_closed = self._left, [], True
         return left
 
@@ -42,19 +43,17 @@ class ForwardPass:
     """One forward pass of a microbatch.
 
     Attributes:
-        seeds: of dropout, at the place of the layer at hand; ``None``: nothing is dropped, as
-            outside of training.
-        rope: rotation of the tokens that this rank has, by the layer at hand; ``None``: the layer
-            rotates nothing.
-        documents: of whole samples, none of which sees another; ``None``: a position sees all
-            earlier ones.
-        positions_bs: of all tokens of the microbatch, [b, s], or [1, s] for all samples alike;
-            ``None``: 0, 1, 2, ...
-        ahead_bwh: embeddings of the tokens that follow, on the last stage, to predict further
-            tokens from; ``None``: only the next token is predicted.
-        left_out: gets the groups of layers that the backward needs computed again; ``None``: nobody
-            computes them ahead of their backward.
-        losses: gets the losses of layers; ``None``: they count for nothing.
+        seeds: of dropout, for the current layer; ``None``: no dropout, as outside of training.
+        rope: the current layer's rotation for the tokens of this rank; ``None``: no rotation.
+        documents: the documents of whole samples; tokens of one document do not see another.
+            ``None``: a position sees all earlier positions.
+        positions_bs: positions of all tokens of the microbatch, [b, s], or [1, s] if all samples
+            have the same; ``None``: 0, 1, 2, ...
+        ahead_bwh: embeddings of the following tokens for multi-token prediction, on the last stage;
+            ``None``: only the next token is predicted.
+        left_out: gets the groups of layers to recompute, for R; ``None``: the backward recomputes
+            them when it needs them.
+        losses: gets the losses of layers; ``None``: layers' losses are dropped.
     """
 
     seeds: DropoutSeeds | None = None
@@ -69,25 +68,25 @@ class ForwardPass:
     def of_layers(self) -> "ForwardPass":
         """The same pass without the parts that only a stage reads.
 
-        Layers that are computed again hold the pass until then. Further embeddings would be held
-        as long, and the list of these layers would hold itself.
+        Layers to recompute keep the pass alive until then. They would also keep ``ahead_bwh``
+        alive, and the list ``left_out`` would contain a reference to itself.
         """
         return replace(self, ahead_bwh=None, left_out=None)
 
     def in_layer(self, index: int, rope: RotaryEmbedding | None) -> "ForwardPass":
-        """Return what the pass brings to one layer.
+        """Return the pass for one layer.
 
         Args:
             index: of the layer in the whole model.
-            rope: rotation by the layer, of the tokens that this rank has.
+            rope: the layer's rotation for the tokens of this rank.
         """
         seeds = None if self.seeds is None else replace(self.seeds, layer=index)
         return replace(self, seeds=seeds, rope=rope)
 
     def leave_loss(self, loss: Tensor) -> None:
-        """Leave a loss of a layer's own, such as that of a router.
+        """Leave a layer's own loss, such as a router's balancing loss.
 
-        The loss is added to the iteration's, weighted by the microbatch's tokens that count.
+        The loss is added to the iteration's loss, weighted by the microbatch's tokens that count.
 
         Args:
             loss: a scalar, the mean over the tokens that this rank has outside of attention and
@@ -98,4 +97,4 @@ class ForwardPass:
 
 
 PLAIN_PASS: Final = ForwardPass()
-"""A pass that brings nothing: whole samples from position 0 on, and no dropout."""
+"""A pass with defaults only: whole samples from position 0 on, and no dropout."""

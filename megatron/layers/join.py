@@ -1,7 +1,7 @@
-"""Joins the outputs of a column-parallel layer that no row-parallel one follows.
+"""Joins the outputs of a column-parallel layer that has no row-parallel layer after it.
 
-Shapes: b batch, s tokens of a sequence, u those of them that a rank has, c outputs of a rank, h of
-all ranks of the tensor axis.
+Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has, c outputs of a rank, h
+outputs of all ranks of the tensor axis.
 """
 
 from typing import Any

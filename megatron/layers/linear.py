@@ -1,17 +1,17 @@
 """Linear layers whose backward can be split into a part for B and a part that W does later.
 
 The previous stage waits only for the input gradient. If a schedule has W passes, the other product
-of the backward, output gradient times input, is handed out as a closure. It runs when the schedule
-says so (zero bubble, arXiv 2401.10241, section 2). Weights are drawn once, by
-``megatron.model.init``.
+of the backward, output gradient times input, is handed out as a closure. The closure runs in a W
+pass (zero bubble, arXiv 2401.10241, section 2). ``megatron.model.init`` sets the weights.
 
-Tensor-parallel ranks share a layer in two ways (arXiv 1909.08053, section 3). *Column-parallel*,
-each forms some of the outputs, from all tokens: they are gathered before the product, and the
-input's gradient is reduced. *Row-parallel*, each has some of the inputs: the product is reduced,
-and the output's gradient is gathered. Nothing that a rank can gather is kept for the backward.
+Tensor-parallel ranks share a layer in two ways (arXiv 1909.08053, section 3). In a
+*column-parallel* layer each rank forms some of the outputs, for all tokens. The tokens are gathered
+before the product, and the input's gradient is reduced. In a *row-parallel* layer each rank has
+some of the input features. The product is reduced, and the output's gradient is gathered. For the
+backward a rank keeps only its own tokens, and gathers the others again.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features; with
-tensor parallelism b batch, s tokens of a sequence, u those of them that a rank has.
+tensor parallelism b batch, s tokens of a sequence, u tokens of it that a rank has.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,18 +31,18 @@ from megatron.layers.weight_gradients import Defer
 from megatron.parallel.tensor import ALONE
 
 Way: TypeAlias = Literal["columns", "rows"]
-"""What ranks share of a layer: its outputs, or its inputs."""
+"""Ranks divide a layer's outputs (``columns``), or its inputs (``rows``)."""
 
 
 @dataclass(frozen=True)
 class FactoredInput:
-    """An input of a linear layer whose factor is there already; no other layer can read it.
+    """An input that is already a factor (see ``Products``) of one linear layer.
 
     Attributes:
-        placeholder: the input [..., i]; autograd records it, and nobody reads it.
-        factor: of the input.
-        kept: of the factor.
-        products: of the layer; they have made the factor.
+        placeholder: stands for the input [..., i] in autograd's graph; its values are never read.
+        factor: the input in the form that the layer multiplies.
+        kept: tensors to keep for the weight's gradient.
+        products: the layer's strategy, which has made the factor; other layers cannot use it.
     """
 
     placeholder: Tensor
@@ -52,7 +52,7 @@ class FactoredInput:
 
 
 LinearInput: TypeAlias = Tensor | FactoredInput
-"""What a linear layer reads."""
+"""The input of a linear layer."""
 
 
 class Linear(nn.Linear):
@@ -61,17 +61,18 @@ class Linear(nn.Linear):
     Args:
         in_features: i of the whole layer.
         out_features: o of the whole layer.
-        site: what the layer is built in.
+        site: device, dtype, ranks and kernels of the layer.
         bias: whether the layer has a bias.
-        parallel: the site's tensor ranks share the outputs (``columns``) or the inputs (``rows``);
-            ``None``: no rank shares the layer.
-        fused: number of layers of equal size whose outputs lie one after the other; each is cut.
+        parallel: the site's tensor-parallel ranks divide the outputs (``columns``) or the inputs
+            (``rows``); ``None``: every rank has the whole layer.
+        fused: number of layers of equal size whose outputs lie one after the other; ranks cut each
+            of them.
 
     Attributes:
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
-        defer: see ``DefersWeightGradients``. Without it the backward adds the weight's gradient to
-            ``weight.main_grad`` itself, if the kernels do so in the product.
-        products: how the layer multiplies; by default in the type of the activations.
+        defer: see ``DefersWeightGradients``. If ``None``, the backward itself adds the weight's
+            gradient to ``weight.main_grad``, if the kernels can add within the product.
+        products: how the layer multiplies; by default in the dtype of the activations.
     """
 
     defer: Defer | None = None
@@ -107,14 +108,15 @@ class Linear(nn.Linear):
         self._keeps_first = site.recomputation.repeats_products
 
     def reset_parameters(self) -> None:
-        """Do nothing: ``megatron.model.init`` sets the values, from the right generator."""
+        """Do nothing: ``megatron.model.init`` sets the values."""
 
     def forward(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
         """[..., i] -> [..., o] of this rank; [b, u, i] -> [b, s, o] or back if ranks share it.
 
         Args:
-            x: the input, or what stands for it.
-            forms_bias_gradient: otherwise whoever reads the output forms the bias's gradient.
+            x: the input, or a factor of it.
+            forms_bias_gradient: whether the backward forms the bias's gradient; if not, the reader
+                of the output must form it.
         """
         weight, factored, early = self.weight, None, None
         bias: Tensor | None = self.bias
@@ -130,22 +132,24 @@ class Linear(nn.Linear):
         elif by_autograd and alone and self.products.are_autograds:
             return functional.linear(x, weight, bias)
         elif self._keeps_first and weight.requires_grad:
-            early = list[Any]()  # the input, kept before the product: computing again ends there
+            # The input is kept before the product, so that recomputation can end before it.
+            early = list[Any]()
             x = apply(_KeptInput, x, weight, early, self)
-        # A gradient that autograd does not form needs no node, as long as the input brings it here.
+        # If autograd need not form the weight's gradient, the weight stays out of the graph. The
+        # input must then require a gradient, or the backward would not run.
         known = weight if by_autograd or not x.requires_grad else None
         return apply(_SharedLinear, x, known, bias, early, factored, self, defer, adds)
 
     @property
     def deferred(self) -> tuple[Tensor]:
-        """See ``DefersWeightGradients``: the weight; the bias has its gradient in B."""
+        """See ``DefersWeightGradients``: the weight. B forms the bias's gradient."""
         return (self.weight,)
 
     def _adds_gradient_of(self, weight: Tensor) -> bool:
-        """Whether the backward adds the weight's gradient to its sum, as one product."""
+        """Return whether the backward adds the weight's gradient to its sum within the product."""
         return self.products.accumulates and weight.requires_grad and has_main_grad(weight)
 
-    if TYPE_CHECKING:  # PyTorch says of the call of a module only that it may return anything
+    if TYPE_CHECKING:  # PyTorch types the call of a module as returning Any
 
         def __call__(self, x: LinearInput, *, forms_bias_gradient: bool = True) -> Tensor:
             """See ``forward``."""
@@ -154,8 +158,7 @@ class Linear(nn.Linear):
 class _SharedLinear(torch.autograd.Function):
     """``functional.linear`` with communication around it, and a backward that can be split.
 
-    The same products are formed in either. So a split backward equals one that is not split bit for
-    bit.
+    A split backward forms the same products as a whole one, so both give the same bits.
     """
 
     @staticmethod
@@ -172,7 +175,8 @@ class _SharedLinear(torch.autograd.Function):
     ) -> Tensor:
         """Return the output.
 
-        ``known`` is the layer's weight, for autograd; ``None``: it forms none of its gradient.
+        ``known`` is the layer's weight for autograd's graph; ``None``: autograd does not form the
+        weight's gradient.
         """
         keeper = None
         if early:
@@ -183,7 +187,8 @@ class _SharedLinear(torch.autograd.Function):
         else:
             factor, kept = layer.products.of_input(x, layer.columns)
             ctx.save_for_backward(*kept)
-        # A kept tensor that is computed again is not the parameter, which has the sum of gradients.
+        # The weight is no saved tensor: recomputation replaces a saved tensor by another tensor,
+        # which is not the parameter and has no ``main_grad``.
         ctx.weight = weight = layer.weight
         ctx.keeper, ctx.layer, ctx.defer, ctx.adds = keeper, layer, defer, adds
         if layer.rows.size == 1:
@@ -196,10 +201,10 @@ class _SharedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layer, weight, defer, adds = ctx.layer, ctx.weight, ctx.defer, ctx.adds
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        grad = grad.contiguous()  # or every use would copy it
+        grad = grad.contiguous()  # one copy here instead of one for each use
         bias_grad = rows(grad).sum(0) if needs_bias else None
-        saved = (ctx.keeper or ctx).saved_tensors  # refuses an input that was changed since
-        kept = tuple(tensor.detach() for tensor in saved)  # without the graph that x came from
+        saved = (ctx.keeper or ctx).saved_tensors  # autograd refuses tensors that have changed
+        kept = tuple(tensor.detach() for tensor in saved)  # lets W run without the input's graph
         factor, kept_grad = layer.products.of_gradient(grad, layer.rows)
         if defer is not None:
             defer(_weight_gradient(layer, weight, kept_grad, kept))
@@ -209,7 +214,7 @@ class _SharedLinear(torch.autograd.Function):
 
 
 class _KeptInput(torch.autograd.Function):
-    """Keeps the input of a ``_SharedLinear`` in its place, before the product is formed."""
+    """Keeps the input for a ``_SharedLinear``, before the product is formed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, early: list[Any], layer: Linear) -> Tensor:
@@ -227,11 +232,11 @@ class _KeptInput(torch.autograd.Function):
 def _products(
     layer: Linear, weight: Tensor, grad: Any, kept: Kept | None, *, wants_x: bool, adds: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the input, if it is wanted, and of the weight, if inputs are kept.
+    """Return the input's gradient if ``wants_x``, and the weight's gradient if ``kept`` is given.
 
-    The weight's may be added to its sum instead.
-    The input comes again beside the product of its gradient, and the gradient is reduced beside the
-    product of the weight's.
+    With ``adds`` the weight's gradient is added to its sum, and not returned. The input is gathered
+    again during the product of its gradient, and its gradient is reduced during the product of the
+    weight's gradient.
     """
     x_grad = weight_grad = None
     products = layer.products
@@ -254,9 +259,10 @@ def _add_product(layer: Linear, weight: Tensor, grad: Any, x: Any) -> None:
 
 
 def _weight_gradient(layer: Linear, weight: Tensor, grad: Kept, x: Kept) -> Callable[[], None]:
-    """Return the work of W, which keeps only its two factors of the graph alive.
+    """Return the work of W; of the graph it keeps only the two factors of its product alive.
 
-    Each is kept for the tokens that this rank has outside of attention and MLP, and gathered again.
+    Each factor is kept for the tokens that this rank has outside of attention and MLP, and gathered
+    again for the product.
     """
     kept = (*grad, *x)
     versions = [tensor._version for tensor in kept]

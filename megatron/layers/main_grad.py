@@ -1,9 +1,9 @@
 """The full-precision sum of a parameter's gradients, by Megatron's name: ``parameter.main_grad``.
 
-``megatron.optimizer.bucket`` gives every parameter one. A new sum begins by being *forgotten*,
-without a write: the first gradient then overwrites what is there. Whoever comes first may be any of
-those who share a parameter, as the output and the input layer do if embeddings are tied. PyTorch
-declares no such attributes: they have their types here.
+``megatron.optimizer.bucket`` gives every parameter a ``main_grad``. A new sum begins when the old
+sum is *forgotten*: nothing is written, but the next gradient will overwrite the old sum. That
+gradient may come from any layer that uses the parameter: tied embeddings belong to the input and
+the output layer. PyTorch does not declare these attributes, so this file declares their types.
 """
 
 from typing import Protocol, cast
@@ -17,7 +17,10 @@ class _HasMainGrad(Protocol):
 
 
 def main_grad_of(parameter: Tensor) -> Tensor:
-    """Return the sum of a parameter's gradients, of its shape; to add to it, or to read it."""
+    """Return the sum of a parameter's gradients, of its shape, to read or to add to.
+
+    A forgotten sum is set to zero first.
+    """
     main_grad, begins = take_main_grad(parameter)
     if begins:
         main_grad.zero_()
@@ -25,9 +28,9 @@ def main_grad_of(parameter: Tensor) -> Tensor:
 
 
 def take_main_grad(parameter: Tensor) -> tuple[Tensor, bool]:
-    """Return the sum for who adds to it now, and whether what it holds does not count.
+    """Return the sum for a caller that adds to it now, and whether the sum was forgotten.
 
-    If so, the caller must overwrite all of it.
+    If the sum was forgotten, the caller must overwrite all of it.
     """
     own = cast("_HasMainGrad", parameter)
     begins, own.main_grad_is_forgotten = own.main_grad_is_forgotten, False
@@ -35,12 +38,12 @@ def take_main_grad(parameter: Tensor) -> tuple[Tensor, bool]:
 
 
 def has_main_grad(parameter: Tensor) -> bool:
-    """Whether gradients of ``parameter`` add up anywhere: not where nothing is trained."""
+    """Return whether ``parameter`` has a sum of gradients; without training it has none."""
     return hasattr(parameter, "main_grad")
 
 
 def give_main_grad(parameter: Tensor, main_grad: Tensor) -> None:
-    """Let the gradients of ``parameter`` add up in ``main_grad``, beside what it holds."""
+    """Let the gradients of ``parameter`` add to ``main_grad``, including its present values."""
     own = cast("_HasMainGrad", parameter)
     own.main_grad, own.main_grad_is_forgotten = main_grad, False
 

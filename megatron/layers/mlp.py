@@ -14,20 +14,20 @@ from megatron.layers.recompute import again
 from megatron.layers.site import Site
 
 Activation = Literal["gelu", "swiglu", "geglu", "squared_relu"]
-"""GELU by its tanh approximation, SwiGLU or, with that GELU, GeGLU (arXiv 2002.05202), or relu(x)^2
-(arXiv 2109.08668)."""
+"""GELU by its tanh approximation; SwiGLU, or GeGLU with the same GELU (arXiv 2002.05202); or
+relu(x)^2 (arXiv 2109.08668)."""
 
 
 class MLP(nn.Module):
     """Two linear layers around an activation function.
 
-    With a gate ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
+    With SwiGLU or GeGLU ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
     checkpoints. Weights are unset until ``megatron.model.init`` draws them.
 
     Args:
         hidden_size: h.
         ffn_hidden_size: f.
-        site: what the layer is built in.
+        site: device, dtype, ranks and kernels of the layer.
         activation: the function between the layers.
         bias: biases in both linear layers.
     """
@@ -66,11 +66,11 @@ class MLP(nn.Module):
 
     @property
     def reader(self) -> Linear | None:
-        """What reads the input, if nothing else does: computing again would."""
+        """The linear layer that reads the input; ``None``: recomputation reads it too."""
         return None if self._is_computed_again else self.linear_fc1
 
     def forward(self, x_bsh: LinearInput, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
-        """[b, s, h] -> [b, s, h], of the tokens that this rank has."""
+        """[b, s, h] -> [b, s, h], for the tokens that this rank has."""
         return again(self._run, x_bsh) if self._is_computed_again else self._run(x_bsh)
 
     def _run(self, x_bsh: LinearInput) -> Tensor:

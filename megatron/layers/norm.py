@@ -1,4 +1,4 @@
-"""The two norms of a GPT block; both compute in fp32 or better, whatever their input's type."""
+"""LayerNorm and RMSNorm; both compute in fp32 or better, for any dtype of the input."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,16 +21,16 @@ def build_norm(
     *,
     zero_centred: bool = False,
 ) -> "LayerNorm | RMSNorm":
-    """Return a norm over the last dimension that changes no scale yet; LayerNorm has bias 0.
+    """Return a norm over the last dimension, with scale 1 and, for LayerNorm, bias 0.
 
     Args:
         kind: ``LayerNorm`` or ``RMSNorm``.
         size: length of the last dimension.
         epsilon: added to the variance (LayerNorm) or the mean square (RMSNorm).
-        dtype: type of the parameters.
-        device: where the parameters live.
-        kernels: of that device and type.
-        zero_centred: the weight is kept as its distance from 1, so that it starts at 0.
+        dtype: of the parameters.
+        device: of the parameters.
+        kernels: of that device and dtype.
+        zero_centred: the parameter is the scale minus 1, so that it starts at 0.
 
     Raises:
         ValueError: ``kind`` is neither of the two.
@@ -44,11 +44,11 @@ def build_norm(
 
 @dataclass(frozen=True)
 class Formula:
-    """What a norm computes, for those who compute it elsewhere.
+    """The numbers of a norm, for code that computes the norm outside of its module.
 
     Attributes:
-        scale_h: what it multiplies by, connected with its weight.
-        bias_h: what it adds; ``None``: nothing, and it is an RMSNorm.
+        scale_h: the scale; autograd connects it with the norm's weight.
+        bias_h: the bias; ``None``: the norm is an RMSNorm.
         epsilon: as in ``build_norm``.
         kernels: of the norm.
     """
@@ -59,7 +59,7 @@ class Formula:
     kernels: Kernels
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether the kernels quickly form the gradients of this norm of ``x``."""
+        """Return whether the kernels have a fast backward of this norm for ``x``."""
         return x.dtype == self.scale_h.dtype and x.shape[-1] <= self.kernels.longest_norm
 
 
@@ -92,7 +92,7 @@ class LayerNorm(nn.LayerNorm):
         return self._kernels.add_layer_norm(x, part, scale, self.bias, self.eps)
 
     def formula(self) -> Formula:
-        """Return what it computes."""
+        """Return the norm's scale, bias, epsilon and kernels."""
         scale = _scale(self.weight, self._zero_centred)
         return Formula(scale, self.bias, self.eps, self._kernels)
 
@@ -126,11 +126,11 @@ class RMSNorm(nn.RMSNorm):
         return self._kernels.add_rms_norm(x, part, scale, self._epsilon)
 
     def formula(self) -> Formula:
-        """Return what it computes."""
+        """Return the norm's scale, epsilon and kernels."""
         scale = _scale(self.weight, self._zero_centred)
         return Formula(scale, None, self._epsilon, self._kernels)
 
 
 def _scale(weight_h: Tensor, zero_centred: bool) -> Tensor:
-    """Return what a norm multiplies by: its weight, or 1 more, in the weight's type."""
+    """Return the scale of a norm: its weight, or the weight plus 1, in the weight's dtype."""
     return weight_h + 1 if zero_centred else weight_h

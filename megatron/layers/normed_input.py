@@ -1,8 +1,8 @@
-"""An input that is a norm, formed in the type of the factor that its linear layer multiplies.
+"""A norm that is computed directly as a factor: in the form that a linear layer multiplies.
 
-The norm in 16 bits is then neither written nor read. The layer gets the factor together with a
-place holder of the norm's shape. Autograd sees the norm, as ever: where its gradient and that of
-the residual stream meet, they are added in one pass.
+The factor may be 8 bits, for example. The norm in 16 bits is then neither written nor read. The
+linear layer gets the factor, and a placeholder of the norm's shape for autograd. In the backward
+one pass adds the norm's gradient to the gradient of the residual stream.
 
 Shapes: ``...`` any leading dimensions, n their product, h hidden.
 """
@@ -19,13 +19,13 @@ from megatron.layers.products import FormsNorm
 
 
 def reader_of(part: nn.Module | None) -> Linear | None:
-    """Return the linear layer to which a part of a layer hands its input, if only that reads it.
+    """Return the linear layer that alone reads the input of a part, if there is one.
 
-    A part tells it by an attribute ``reader``. (A protocol that is checked at run time would take
-    the host longer than a linear layer.)
+    A part names this layer by an attribute ``reader``. (A protocol that is checked at run time
+    would take the host longer than a linear layer.)
 
     Args:
-        part: reads the input; ``None``: several parts do.
+        part: attention, an MLP or a part in its place; ``None``: several parts read the input.
     """
     reader = getattr(part, "reader", None)
     assert reader is None or isinstance(reader, Linear), f"{reader} is no linear layer"
@@ -38,10 +38,10 @@ def read_norm(
     """Return ``x + part``, or without a part ``x``, and its norm for one linear layer.
 
     Args:
-        reader: reads the norm next, and nothing else does.
+        reader: the only layer that reads the norm.
         norm: of the residual stream.
         x: the stream [..., h].
-        part: what a branch adds.
+        part: output of a branch, to add to the stream.
     """
     form = reader.products.of_norm(x, reader.columns)
     if form is None or not (formula := norm.formula()).fits(x):
@@ -55,7 +55,7 @@ def read_norm(
 
 
 class _NormedInput(torch.autograd.Function):
-    """The residual stream as it is, and a place holder for its norm."""
+    """Returns the residual stream unchanged, and a placeholder for its norm."""
 
     @staticmethod
     def forward(
@@ -67,7 +67,7 @@ class _NormedInput(torch.autograd.Function):
         form: FormsNorm[Any],
         found: list[Any],
     ) -> tuple[Tensor, Tensor]:
-        """Put the factor, and what to keep of it, into ``found``."""
+        """Put the factor, and the tensors to keep for W, into ``found``."""
         ctx.set_materialize_grads(False)
         normed = form(x, scale_h, bias_h, formula.epsilon)
         ctx.save_for_backward(x, scale_h, normed.mean_n, normed.inverse_n)

@@ -1,9 +1,10 @@
-"""How a linear layer multiplies: a strategy, so that no layer asks for the type of its factors.
+"""Strategies for the products of a linear layer, so that the layer need not know their dtype.
 
-A layer has three products: of input and weight, of the output's gradient and the weight, and of
-that gradient and the input. Its strategy makes *factors* of input and gradient, keeps what a later
-product needs of them, and forms the products. Ranks that share a layer gather tokens where a factor
-is made. What is kept is of the tokens that this rank has alone, and is gathered again.
+A layer has three products: input times weight, the output's gradient times weight, and the output's
+gradient times input. A strategy turns inputs and gradients into *factors*, the form in which they
+are multiplied, and forms the products. It also chooses the tensors to keep for a later product.
+Ranks that share a layer gather tokens when a factor is made. A rank keeps only its own tokens, and
+gathers again later.
 
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
@@ -23,7 +24,7 @@ Factor = TypeVar("Factor")
 T = TypeVar("T")
 
 Kept: TypeAlias = tuple[Tensor, ...]
-"""What is kept of a factor until W."""
+"""The tensors that are kept of a factor for the weight's gradient."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Normed(Generic[Factor]):
     """A norm as a factor.
 
     Attributes:
-        factor: of the norm.
-        kept: of the factor.
-        mean_n: fp32, of every row; ``None``: it is an RMSNorm.
-        inverse_n: fp32, the inverse deviation or root mean square of every row.
+        factor: the norm in the form that a layer multiplies.
+        kept: the tensors that are kept of the factor.
+        mean_n: fp32, the mean of every row; ``None``: the norm is an RMSNorm.
+        inverse_n: fp32, for every row the inverse of the standard deviation or root mean square.
     """
 
     factor: Factor
@@ -44,59 +45,61 @@ class Normed(Generic[Factor]):
 
 
 FormsNorm: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, float], Normed[Factor]]
-"""Forms a norm as a factor, of what the norm is of, its scale, its bias and epsilon."""
+"""Computes a norm as a factor, from the norm's input, scale, bias and epsilon."""
 
 
 class Products(Protocol[Factor]):
     """The strategy of one layer.
 
     Attributes:
-        accumulates: whether ``accumulate_`` is to be used where there is a sum of gradients;
-            otherwise autograd adds what ``weight_gradient`` returns.
-        are_autograds: autograd's own layer forms the same products, and keeps the same.
+        accumulates: whether to use ``accumulate_`` if there is a sum of gradients; otherwise
+            autograd adds the result of ``weight_gradient``.
+        are_autograds: whether PyTorch's own linear layer forms the same products, and keeps the
+            same tensors.
     """
 
     accumulates: bool
     are_autograds: bool
 
     def of_input(self, x: Tensor, ranks: TensorParallel) -> tuple[Factor, Kept]:
-        """Return the factor of an input [..., i], and what to keep of it.
+        """Return the factor of an input [..., i], and the tensors to keep of it.
 
         Args:
-            x: of this rank's tokens.
-            ranks: that gather it.
+            x: the input, for this rank's tokens.
+            ranks: the ranks that gather the input.
         """
         ...
 
     def of_norm(self, x: Tensor, ranks: TensorParallel) -> FormsNorm[Factor] | None:
-        """Return what forms the factor of a norm in the norm's own pass.
+        """Return a function that computes a norm and its factor in one pass.
 
         Args:
-            x: of the shape and type of what the norm is of; not read.
-            ranks: that would gather the norm.
+            x: a tensor with the shape and dtype of the norm's input; its values are not read.
+            ranks: the ranks that would gather the norm.
 
         Returns:
-            ``None``: the norm comes first, and its factor by ``of_input``.
+            The function, or ``None`` if there is none: the caller computes the norm, and then the
+            factor by ``of_input``.
         """
         ...
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Factor, Kept]:
-        """Return the factor of an output's gradient [..., o]; otherwise as ``of_input``."""
+        """Return the factor of an output's gradient [..., o]; see ``of_input``."""
         ...
 
     def start_input_again(self, kept: Kept, ranks: TensorParallel) -> Pending[Factor]:
-        """Begin to make the factor of an input from what was kept of it.
+        """Begin to make the factor of an input from the kept tensors.
 
-        The caller waits before it calls any method of ``ranks``.
+        The caller must wait for the result before it calls any method of ``ranks``.
         """
         ...
 
     def input_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
-        """Make the factor of an input from what was kept of it."""
+        """Make the factor of an input from the kept tensors."""
         ...
 
     def gradient_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
-        """Make the factor of a gradient from what was kept of it."""
+        """Make the factor of a gradient from the kept tensors."""
         ...
 
     def output(self, x: Factor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -117,9 +120,9 @@ class Products(Protocol[Factor]):
 
 
 class PlainProducts:
-    """Products in the type of the activations; a factor is the tensor itself.
+    """Products in the dtype of the activations; a factor is the tensor itself.
 
-    Shapes and layouts are those of autograd's own products.
+    Shapes and layouts are the same as in autograd's own products.
 
     Args:
         kernels: of the layer.
@@ -136,7 +139,7 @@ class PlainProducts:
         return ranks.gather(x), (x,)
 
     def of_norm(self, x: Tensor, ranks: TensorParallel) -> None:
-        """See ``Products``: a norm is a factor as it is."""
+        """See ``Products``: always ``None``, because a norm's output is already a factor."""
 
     def of_gradient(self, grad: Tensor, ranks: TensorParallel) -> tuple[Tensor, Kept]:
         """See ``Products``."""
@@ -170,11 +173,11 @@ class PlainProducts:
 
 
 class Then(Generic[T]):
-    """What becomes of a result, once it is there.
+    """A pending result that a function turns into another one when it arrives.
 
     Args:
-        pending: the result.
-        make: what to make of it.
+        pending: the first result.
+        make: the function.
     """
 
     def __init__(self, pending: Pending[Any], make: Callable[[Any], T]) -> None:

@@ -1,16 +1,17 @@
 """Recomputation: activations that the forward drops, and that the backward computes again.
 
-Autograd records the same graph as without recomputation. Only the tensors that its operations would
-keep are dropped. They are computed again, from the same inputs by the same operations, when the
-first operation of the backward asks for one, or earlier, in the pass R. Dropout seeds itself. So
-losses and gradients are the same bits, and a backward in two parts (B and W) works as ever. There
-is one exception: a norm that was written only in 8 bits (``normed_input.py``) has 16 bits when it
-is computed again as a part of a layer.
+Autograd records the same graph as without recomputation, but drops the tensors that its operations
+would keep. The dropped tensors are computed again by the same operations from the same inputs. This
+happens in the pass R, or when the first operation of the backward needs such a tensor. Dropout
+seeds itself, so losses and gradients have the same bits as without recomputation. A backward in two
+parts (B and W) works too. There is one exception to the same bits: a norm that was written only in
+8 bits (``normed_input.py``) is computed in 16 bits when a whole layer is computed again.
 
-Computing again ends with the last tensor that the graph needs. So a product whose result no
-operation keeps is not repeated.
+Computing again ends with the last tensor that the graph needs. So a product at the end is not
+repeated if no operation keeps its result.
 
-PyTorch's own checkpoints work alike, but only their backward can compute them again.
+PyTorch's own checkpoints work in the same way, but they recompute only in the backward, never
+before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,13 +37,14 @@ Layer = TypeVar("Layer")
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What the layers of a chunk compute again in their backward.
+    """The parts and layers of a chunk that are computed again for the backward.
 
     Attributes:
-        parts: of every layer, from the inputs of each part.
-        group: layers in a row that are computed again together, from the input of the first; 0: no
-            whole layer is.
-        most: groups of a chunk at most, its first ones; ``None``: as many as its layers make.
+        parts: parts of every layer, each computed again from its inputs.
+        group: number of consecutive layers that are computed again together, from the input of the
+            first; 0: no whole layer is computed again.
+        most: largest number of groups in a chunk, beginning with its first layer; ``None``: all
+            layers are in groups.
     """
 
     parts: frozenset[Part] = frozenset()
@@ -58,10 +60,10 @@ class Recomputation:
 
     @property
     def repeats_products(self) -> bool:
-        """Whether a linear layer may be the last that is computed again.
+        """Whether a linear layer may be the last operation that is computed again.
 
-        The layer then keeps its input before the product is formed, not after it as autograd's own
-        layer does, so that computing again ends before that product.
+        Such a layer must keep its input before the product is formed, so that computing again ends
+        before the product. (Autograd's own layer keeps its input after the product.)
         """
         return bool(self.group) or "mlp" in self.parts
 
@@ -76,12 +78,12 @@ class Recomputation:
 
         Args:
             layers: of a chunk.
-            forward: runs one of them; it must give the same bits whenever it is called.
-            x: input of the first.
+            forward: runs one layer; it must give the same bits whenever it is called.
+            x: input of the first layer.
             left_out: gets the groups that are to be computed again, in order.
 
         Returns:
-            The output of the last.
+            The output of the last layer.
         """
         kept_from = 0
         for layers_of_group in self.groups(layers):
@@ -93,7 +95,7 @@ class Recomputation:
         return _run_all(layers[kept_from:], forward, x)
 
     def groups(self, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
-        """Yield the layers that are computed again together."""
+        """Yield every group of layers that are computed again together."""
         if self.group:
             first = range(0, len(layers), self.group)[: self.most]
             yield from (layers[i : i + self.group] for i in first)
@@ -103,10 +105,10 @@ NO_RECOMPUTATION: Final = Recomputation()
 
 
 class Again:
-    """A function of which only the arguments are kept; its backward computes the rest again.
+    """A function call that keeps only its arguments, and computes the rest again for the backward.
 
-    The tensors among the arguments are kept as an operation of autograd would keep them. So an
-    enclosing context may drop one of them too (``forgotten``), and make that tensor anew.
+    Tensor arguments are kept in the same way as an autograd operation keeps tensors. So an
+    enclosing context (``forgotten``) may drop such an argument too, and compute it again.
 
     Args:
         function: must give the same bits whenever it is called.
@@ -121,7 +123,7 @@ class Again:
         self._computed: dict[int, Tensor] | None = None
 
     def run(self) -> Tensor:
-        """Return what the function returns, connected with its arguments."""
+        """Return the function's result, connected with the arguments in autograd's graph."""
         connected = self._arguments
         tensors = [argument for argument in connected if isinstance(argument, Tensor)]
         self._arguments = tuple(
@@ -134,7 +136,7 @@ class Again:
             return self._function(*connected)
 
     def compute(self) -> None:
-        """Compute all that was left out, if that has not been done."""
+        """Compute all dropped tensors again, unless that has been done."""
         if self._computed is not None:
             return
         computed: dict[int, Tensor] = {}
@@ -151,7 +153,7 @@ class Again:
         self._computed, self._kept = computed, None
 
     def _kept_arguments(self) -> list[object]:
-        """Return the arguments without the graph that they came from."""
+        """Return the arguments, detached from the graph that made them."""
         tensors = iter(self._kept.saved_tensors)
         return [
             next(tensors).detach().requires_grad_(argument.requires_grad)
@@ -165,14 +167,14 @@ class Again:
         return self._left_out - 1
 
     def _use(self, number: int) -> Tensor:
-        """Return a tensor that was left out; each is used once, and then gone."""
+        """Return a dropped tensor after computing it again; each is used once, and then freed."""
         self.compute()
         assert self._computed is not None
         return self._computed.pop(number)
 
 
 class _CompleteError(Exception):
-    """Ends computing again: all that was left out is there."""
+    """Ends computing again when all dropped tensors have been computed."""
 
 
 def _unused(_: None) -> Tensor:
@@ -180,39 +182,39 @@ def _unused(_: None) -> Tensor:
 
 
 class _Slot(NamedTuple):
-    """The place of a tensor among arguments."""
+    """Stands for a tensor in the list of arguments."""
 
     requires_grad: bool
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps tensors; what it returns is empty."""
+    """Keeps tensors for the backward, and returns an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
-        """Keep ``tensors``; ``anchor`` requires a gradient, so that there is something to keep."""
+        """Keep ``tensors``; ``anchor`` requires a gradient, so that autograd makes a node."""
         ctx.save_for_backward(*tensors)
         return torch.empty_like(anchor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
-        """Nobody reads what the forward returns."""
+        """Raise an error: nobody reads the result of the forward, so no gradient arrives."""
         raise AssertionError("it has no backward")
 
 
 def again(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """Return what ``function`` returns, keeping as little as ``Again`` does; arguments as there."""
+    """Return the result of ``function``, and keep only its arguments; see ``Again``."""
     return Again(function, *arguments).run()
 
 
 @contextmanager
 def forgotten(make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor) -> Iterator[None]:
-    """Within the context operations keep no ``made``: their backward makes the tensor again.
+    """Return a context whose operations do not keep ``made``: their backward computes it again.
 
     Args:
         make: must give the same bits whenever it is called.
-        x: is kept.
-        made: what ``make(x)`` returns, connected with whatever it came from.
+        x: argument of ``make``; it is kept.
+        made: the tensor ``make(x)``, connected with autograd's graph.
     """
     memory, size = StorageWeakRef(made.untyped_storage()), made.numel()
 

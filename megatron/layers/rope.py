@@ -1,8 +1,8 @@
 """Rotary position embedding: pairs of a head's channels turn by an angle that grows with position.
 
-Channel i of the first half of the rotated part pairs with channel i of its second half (the
-"half rotation" of GPT-NeoX and Megatron). Interleaved, channel 2i pairs with channel 2i + 1, as in
-the paper (arXiv 2104.09864).
+Channel i of the first half of the rotated channels forms a pair with channel i of the second half
+(the "half rotation" of GPT-NeoX and Megatron). With ``interleaved``, channels 2i and 2i + 1 form a
+pair, as in the paper (arXiv 2104.09864).
 
 Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 """
@@ -20,19 +20,20 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling of the frequencies, which makes a trained model fit for longer samples.
+    """Llama 3.1's scaling of the frequencies, which prepares a trained model for longer samples.
 
-    What becomes of a pair is decided by its turns, how often it turns within the samples of the
-    training before. From ``high_freq_factor`` turns on, its frequency stays; up to
-    ``low_freq_factor``, it is divided by ``factor``; in between, it goes linearly from the one to
-    the other. The formula is that of Hugging Face's rope type ``llama3``; the defaults are those of
-    Llama 3.1, and Megatron-LM has flags for none but the factor.
+    The scaling of a pair depends on its number of full turns within a sample of the original
+    training. With ``high_freq_factor`` turns or more, the frequency stays. With ``low_freq_factor``
+    turns or fewer, it is divided by ``factor``. In between, the scaling is interpolated linearly.
+    The formula is that of Hugging Face's rope type ``llama3``, with the defaults of Llama 3.1. Of
+    these numbers Megatron-LM has a flag only for ``factor``.
 
     Attributes:
         factor: divisor of the lowest frequencies, at least 1.
-        low_freq_factor: turns up to which a frequency is divided in full.
-        high_freq_factor: turns from which a frequency stays; more than ``low_freq_factor``.
-        original_length: tokens of a sample in the training before.
+        low_freq_factor: number of turns up to which a frequency is divided by ``factor``.
+        high_freq_factor: number of turns from which a frequency stays; more than
+            ``low_freq_factor``.
+        original_length: tokens of a sample in the original training.
     """
 
     factor: float = 8.0
@@ -62,11 +63,11 @@ class RotaryEmbedding:
         rotary_percent: share of the channels that turn; the others pass unchanged.
         rotary_base: theta of the paper.
         device: where the table lives.
-        interleaved: neighbouring channels make a pair, instead of channels of the two halves.
-        interpolation: by which positions are divided (arXiv 2306.15595).
-        scaling: changes the frequencies; ``None``: they stay.
-        dtype: of the angles, at least that of the activations.
-        kernels: of the device and of the type of activations; ``None``: PyTorch's operations.
+        interleaved: neighbouring channels form a pair, instead of channels of the two halves.
+        interpolation: divisor of the positions (arXiv 2306.15595).
+        scaling: scaling of the frequencies; ``None``: no scaling.
+        dtype: of the angles; it must be at least as wide as the activations' dtype.
+        kernels: of the device and of the activations' dtype; ``None``: PyTorch's operations.
 
     Raises:
         ValueError: the rotated channels cannot be paired.
@@ -110,8 +111,8 @@ class RotaryEmbedding:
             x_bsad: queries or keys [b, s, a, d], any floating type, any strides.
 
         Returns:
-            A contiguous tensor of the shape and type of ``x_bsad``; bf16 is rounded once, at the
-            end.
+            A contiguous tensor of the shape and dtype of ``x_bsad``; bf16 is rounded only once, at
+            the end.
         """
         seq_length, positions = x_bsad.shape[1], self._cos_s1r.shape[-3]
         assert seq_length <= positions, (seq_length, positions)
@@ -119,10 +120,10 @@ class RotaryEmbedding:
         return self._kernels.rotate(x_bsad, cos_s1r, sin_s1r, interleaved=self._interleaved)
 
     def at(self, positions_bs: Tensor) -> "RotaryEmbedding":
-        """Return the rotation of tokens that are not at positions 0, 1, 2, ... of their sample.
+        """Return the rotation for tokens at given positions, in place of 0, 1, 2, ...
 
         Args:
-            positions_bs: position of every token of a microbatch, int64 [b, s]; its angles are
+            positions_bs: position of every token of a microbatch, int64 [b, s]; the angles are then
                 [b, s, 1, r].
         """
         placed = copy(self)

@@ -1,13 +1,14 @@
-"""The scales of factors in 8 bits: from a tensor itself, or from those of earlier iterations.
+"""The scales of 8-bit factors: from a tensor itself, or from tensors of earlier iterations.
 
-A scale takes the largest magnitude (*amax*) of a tensor to the largest number of its type. To find
-it in the tensor itself (``tensorwise``) costs one more reading. *Delayed* scaling takes it from
-earlier iterations instead (arXiv 2209.05433, section 4): what is larger than all that was seen is
-cut off. At the end of an iteration the ranks that share a layer, and the replicas, agree on the
-largest of their tensors. So their scales are the same, in every layout; no pass waits for it.
+A scale maps the largest magnitude (*amax*) of a tensor to the largest number of its 8-bit type. To
+find the amax in the tensor itself (``tensorwise``) costs one more reading of the tensor. *Delayed*
+scaling takes the amax from earlier iterations instead (arXiv 2209.05433, section 4), and clips
+larger values. At the end of an iteration the ranks that share a layer, and the replicas, exchange
+the maximum of their amaxes. So scales are the same in every layout of ranks, and no pass waits for
+the exchange.
 
-Shapes: k tensors: of every layer here its input, its weight and the gradient of its output; l
-layers; h iterations that are remembered.
+Shapes: l layers of this rank; 3 tensors of each: input, weight and gradient of the output; h
+iterations that are remembered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,10 @@ class Scale:
     """How a tensor is quantised.
 
     Attributes:
-        scale: fp32 [], its numbers are multiplied by it.
-        worth: fp32 [], the inverse.
-        seen: fp32 [], to be raised to its largest magnitude; ``None``: nobody asks for that.
+        scale: fp32 [], factor of the tensor's numbers.
+        worth: fp32 [], the inverse of ``scale``.
+        seen: fp32 [], the quantiser raises it to the tensor's largest magnitude; ``None``: the
+            magnitude is not recorded.
     """
 
     scale: Tensor
@@ -46,22 +48,22 @@ class Scaling(Protocol):
     """Finds the scales of one layer's tensors."""
 
     def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
-        """Return the scale of a tensor, which may be read for it.
+        """Return the scale of a tensor; this may read the tensor.
 
         Args:
-            role: what it is to its layer.
+            role: the tensor's role in its layer: input, weight or gradient.
             x: the tensor.
-            dtype: of 8 bits.
+            dtype: the 8-bit type.
         """
         ...
 
     def known(self, role: Role) -> Scale | None:
-        """Return the scale of a tensor that is not there yet; ``None``: it takes the tensor."""
+        """Return the scale of a future tensor; ``None``: the scale depends on the tensor."""
         ...
 
 
 class OwnScales:
-    """Every tensor is scaled by its own largest magnitude, as Megatron's ``tensorwise`` has it.
+    """Every tensor is scaled by its own largest magnitude, as in Megatron's ``tensorwise``.
 
     Args:
         kernels: of the layer.
@@ -86,17 +88,18 @@ def _scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> S
 class DelayedScales:
     """The scales of all layers of a rank, from the tensors of earlier iterations.
 
-    Until an iteration has ended, every tensor is scaled by itself. A magnitude that is zero,
-    infinite or NaN tells nothing: it is left out, and if nothing else is known the scale stays.
+    Until the first iteration has ended, every tensor is scaled by its own magnitude. Magnitudes
+    that are zero, infinite or NaN are ignored. If no other magnitude is known, the scale does not
+    change.
 
     Args:
         names: of the layers, in the whole model.
-        types: of the tensors of a layer, by role.
+        types: 8-bit types of the tensors of a layer, by role.
         kernels: of the layers.
-        device: of them.
-        length: iterations h that are remembered.
-        takes_largest: the scale follows from the largest magnitude of them, not from the last.
-        margin: a scale is smaller by this power of two.
+        device: of the layers.
+        length: number h of iterations that are remembered.
+        takes_largest: use the largest magnitude of the remembered iterations, not the last one.
+        margin: exponent of a power of two by which scales are divided.
 
     Attributes:
         has_history: whether an iteration has ended, here or before a checkpoint.
@@ -118,7 +121,8 @@ class DelayedScales:
         self._takes_largest = takes_largest
         most = [largest_number(types[role]) / 2**margin for role in (INPUT, WEIGHT, GRADIENT)]
         self._most_3 = torch.tensor(most, device=device)
-        # A layer's memory is one piece, as checkpoints need; its last column has the scales.
+        # A layer's history and scales are one tensor, for checkpoints; the scales are its last
+        # column.
         self._state_l3h = torch.zeros(len(names), ROLES, length + 1, device=device)
         self._scales_l3 = self._state_l3h[..., -1].fill_(1.0)
         self._worths_l3 = torch.ones(len(names), ROLES, device=device)
@@ -127,14 +131,14 @@ class DelayedScales:
         self._records = False
 
     def of_layer(self, number: int) -> Scaling:
-        """Return the part of one layer."""
+        """Return the scales of one layer."""
         return _OfLayer(self, number)
 
     def begin(self, *, records: bool) -> None:
-        """Begin an iteration; one that was given up is forgotten.
+        """Begin an iteration, and forget the magnitudes of an abandoned iteration.
 
         Args:
-            records: whether magnitudes of its tensors are remembered, as in training.
+            records: whether magnitudes are recorded, as in training.
         """
         self._seen_l3.zero_()
         self._records = records
@@ -143,7 +147,7 @@ class DelayedScales:
         """End an iteration of training: its magnitudes give the scales of the next.
 
         Args:
-            agree: writes the largest of all ranks into a tensor of this one.
+            agree: replaces a tensor of this rank, in place, by the maximum over all ranks.
         """
         seen_l3 = self._seen_l3.where(self._seen_l3.isfinite(), 0.0)
         agree(seen_l3)
@@ -155,11 +159,11 @@ class DelayedScales:
         self.loaded()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the memory of every layer [3, h + 1] by its name; the last column is the scale."""
+        """Return every layer's history [3, h + 1] by layer name; the last column is the scale."""
         return dict(zip(self.names, self._state_l3h, strict=True))
 
     def loaded(self) -> None:
-        """Use what ``tensors`` hold now."""
+        """Use the values that were loaded into ``tensors``."""
         torch.reciprocal(self._scales_l3, out=self._worths_l3)
         self.has_history = True
 
@@ -169,7 +173,7 @@ class DelayedScales:
         return known or _scale_of(self._kernels.largest(x), dtype, self._seen(number, role))
 
     def known(self, number: int, role: Role) -> Scale | None:
-        """Return the scale that a tensor of a layer will have, as ``Scaling`` does."""
+        """Return the scale of a future tensor of a layer, as ``Scaling`` does."""
         if not self.has_history:
             return None
         scale, worth = self._scales_l3[number, role], self._worths_l3[number, role]

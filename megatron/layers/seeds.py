@@ -9,7 +9,7 @@ def stable_seed(*parts: str | int) -> int:
     Python's own ``hash`` differs from process to process; this seed never does.
 
     Args:
-        *parts: the purpose of the seed, such as ``(seed, "output_layer.weight", block)``.
+        *parts: words and numbers that name the use, such as ``(seed, "output_layer.weight", 3)``.
 
     Returns:
         A non-negative integer below 2**63, which every generator of PyTorch accepts.

@@ -1,8 +1,7 @@
-"""The site of a layer: what it is built in. A new axis is a field here, and changes no signature.
+"""The *site* of a layer: its device, dtype, kernels, ranks, recomputation and 8-bit products.
 
-Every part of a layer is built from its own sizes and the site. The site says where parameters live
-and in which type, which kernels compute, which ranks share the layer, what the backward computes
-again and what is multiplied in 8 bits.
+Every part of a layer is built from its own sizes and the site. A new axis of ranks is a new field
+here, and changes no signature.
 """
 
 from dataclasses import dataclass
@@ -21,18 +20,18 @@ from megatron.parallel.tensor import ALONE, TensorParallel
 
 @dataclass(frozen=True)
 class Site:
-    """What the layers of a rank are built in.
+    """The settings that all layers of a rank share.
 
     Attributes:
-        device: where parameters live.
+        device: of the parameters.
         dtype: of parameters and activations.
         tensor: the ranks that share the layers.
         context: the ranks that share every sequence.
-        recomputation: what the backward computes again.
+        recomputation: the parts and layers that are computed again for the backward.
         wide_stream: the residual stream, and the tensors between stages, are in fp32.
-        eight_bits: what is multiplied in 8 bits; ``None``: nothing.
-        given_kernels: take the place of the fastest kernels for the device and the type, and form
-            the norms of a wide stream too; ``None``: kernels are chosen.
+        eight_bits: the products in 8 bits; ``None``: there are none.
+        given_kernels: kernels to use, also for the norms of a wide stream; ``None``: the fastest
+            kernels for the device and the dtype.
     """
 
     device: torch.device
@@ -46,7 +45,7 @@ class Site:
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The kernels of the device and the type."""
+        """The kernels of the device and the dtype."""
         return self.given_kernels or kernels_for(self.device, self.dtype)
 
     @cached_property
@@ -58,5 +57,5 @@ class Site:
 
     @property
     def stream_dtype(self) -> torch.dtype:
-        """Type of the residual stream."""
+        """Dtype of the residual stream."""
         return torch.float32 if self.wide_stream else self.dtype

@@ -1,9 +1,10 @@
-"""What a layer says of how tensor-parallel ranks hold its parameters.
+"""How a layer declares that tensor-parallel ranks hold its parameters.
 
-A parameter is *cut*, or every rank holds all of it. What is whole gets a gradient on every rank. If
-the ranks use it for different tokens or heads, these gradients are parts of a sum. A layer says
-only what cannot be seen from outside: which parameters are cut, and which serve the rank's own
-heads. Everything else is whole and serves the tokens that a rank has outside of attention and MLP.
+A parameter is *cut*, or every rank holds all of it (*whole*). A whole parameter gets a gradient on
+every rank. If the ranks apply the parameter to different tokens or heads, these gradients are
+summands of the true gradient. A layer declares which parameters are cut, and which are applied only
+to the rank's own heads. Every other parameter is whole, and is applied to the tokens that a rank
+has outside of attention and MLP.
 """
 
 from collections.abc import Mapping
@@ -18,42 +19,43 @@ from megatron.parallel.tensor import TensorParallel
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter of which every tensor rank holds an equal part.
+    """A parameter that is cut into equal parts, one for each tensor-parallel rank.
 
     Attributes:
-        dimension: is cut.
-        fused: number of equal tensors that lie one after the other in ``dimension``, each of which
-            is cut for itself: 2 for SwiGLU's gate and up projection.
+        dimension: the dimension that is cut.
+        fused: number of equal tensors that lie one after the other in ``dimension``; each is cut
+            separately. It is 2 for SwiGLU's gate and up projection.
     """
 
     dimension: int
     fused: int = 1
 
     def whole_shape(self, own: Shape, tensor: TensorParallel) -> Shape:
-        """Return the shape of the whole tensor, given that of a rank's part."""
+        """Return the shape of the whole tensor, given the shape of a rank's part."""
         cut = own[self.dimension] * tensor.size
         return (*own[: self.dimension], cut, *own[self.dimension + 1 :])
 
     def pieces(self, own: Shape, tensor: TensorParallel) -> tuple[Piece, ...]:
-        """Return the boxes of this rank, given the shape of its part."""
+        """Return the boxes of this rank, given the shape of this rank's part."""
         shape = self.whole_shape(own, tensor)
         return shard(shape, self.dimension, tensor.rank, tensor.size, self.fused)
 
     def is_copy(self, tensor: TensorParallel) -> bool:
-        """Return whether rank 0 of the tensor axis holds the same boxes: never."""
+        """Return whether rank 0 of the tensor axis holds the same boxes: always false."""
         return False
 
     def is_partial(self, tensor: TensorParallel) -> bool:
-        """Return whether other ranks hold parts of the same gradient: never."""
+        """Return whether other ranks hold summands of the same gradient: always false."""
         return False
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A parameter that every tensor rank holds whole.
+    """A parameter that every tensor-parallel rank holds whole.
 
     Attributes:
-        for_own_heads: whether each rank applies it to its own heads, not to the tokens that it has.
+        for_own_heads: whether each rank applies the parameter to its own heads; otherwise to the
+            tokens that it has outside of attention and MLP.
     """
 
     for_own_heads: bool = False
@@ -67,33 +69,33 @@ class Whole:
         return whole(own)
 
     def is_copy(self, tensor: TensorParallel) -> bool:
-        """As in ``Cut``: on all ranks but the first."""
+        """As in ``Cut``: true on all ranks except the first."""
         return tensor.rank > 0
 
     def is_partial(self, tensor: TensorParallel) -> bool:
-        """As in ``Cut``: where the ranks apply it to different numbers."""
+        """As in ``Cut``: true if the ranks apply the parameter to different heads or tokens."""
         return (tensor.size if self.for_own_heads else tensor.sequence_parts) > 1
 
 
 Holding: TypeAlias = Cut | Whole
 
 WHOLE: Final = Whole()
-"""How a parameter is held of which a layer says nothing."""
+"""The default, for parameters that a layer does not declare."""
 
 
 @runtime_checkable
 class SaysHoldings(Protocol):
-    """A module some of whose parameters are cut or serve the rank's own heads.
+    """A module that declares parameters that are cut, or applied to the rank's own heads.
 
     Attributes:
-        holdings: how these parameters are held, by their names in the module.
+        holdings: how the ranks hold these parameters, by their names in the module.
     """
 
     holdings: Mapping[str, Holding]
 
 
 def holdings_of(module: nn.Module) -> dict[str, Holding]:
-    """Return how every parameter of a module is held, by its name there."""
+    """Return how the ranks hold every parameter of a module, by its name in the module."""
     said: dict[str, Holding] = {}
     for prefix, part in module.named_modules():
         if isinstance(part, SaysHoldings):

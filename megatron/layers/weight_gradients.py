@@ -1,9 +1,8 @@
-"""Weight gradients that can wait: which parts of a model leave them for W, of which parameters.
+"""Weight gradients that can wait: the protocol of layers that leave weight gradients for W.
 
-If a schedule has W passes (zero bubble, arXiv 2401.10241, section 2), the backward of a part forms
-the gradient of its input, and hands out the products of its weight gradients as work for later. A
-part says so by a protocol: ``Linear`` is one such part, and a layer with products of its own may be
-another.
+If a schedule has W passes (zero bubble, arXiv 2401.10241, section 2), the backward of such a layer
+forms the gradient of its input, and hands out the products of its weight gradients as work for
+later. ``Linear`` follows the protocol; a layer with products of its own may follow it too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,9 @@ class DefersWeightGradients(Protocol):
     """A module that can leave weight gradients for later.
 
     Attributes:
-        defer: receives the work for later, if a parameter of ``deferred`` has a gradient at all.
-            Autograd then forms all gradients but theirs, and the work adds these to their
-            ``main_grad``. ``None``: the backward forms all gradients.
+        defer: receives the work for later, if a parameter of ``deferred`` requires a gradient. The
+            work adds the gradients of ``deferred`` to their ``main_grad``, and autograd forms all
+            other gradients. ``None``: the backward forms all gradients.
     """
 
     defer: Defer | None
@@ -34,10 +33,10 @@ class DefersWeightGradients(Protocol):
 
 
 class HasModules(Protocol):
-    """An ``nn.Module``, or what stands for one."""
+    """An ``nn.Module``, or another object with modules."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Return all modules in it."""
+        """Return all modules of this object."""
         ...
 
 
@@ -49,6 +48,6 @@ def deferring_parts(module: HasModules) -> Iterator[DefersWeightGradients]:
 
 
 def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:
-    """Split the backward of every part of ``module`` that can, or join it again with ``None``."""
+    """Split the backward of every part of ``module`` that can wait; ``None``: undo the split."""
     for part in deferring_parts(module):
         part.defer = defer

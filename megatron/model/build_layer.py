@@ -1,4 +1,4 @@
-"""The classes of transformer layers, by the order of their parts."""
+"""Chooses the class of a transformer layer by the order of attention and MLP."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -9,14 +9,14 @@ from megatron.layers.mlp import Activation
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
 
 Pattern = tuple[int, ...]
-"""A property of layers: 1 for those that have it, repeated over all layers."""
+"""A property of layers: 1 for layers that have it, 0 for others, repeated over all layers."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that decides the model's mathematics and the size of its parameters.
 
-    All values are resolved: no ``None`` means "derive it", because the flags are resolved before.
+    All values are final: flags with derived defaults are resolved before.
 
     Attributes:
         num_layers: transformer layers of the whole model.
@@ -29,33 +29,33 @@ class ModelConfig:
         max_position_embeddings: rows of the learned position table.
         vocab_size: real vocabulary entries V, before padding.
         position_embedding_type: ``learned_absolute`` adds a table on the first stage; ``rope``
-            rotates queries and keys; ``alibi`` lowers scores with distance; ``none``: causality
-            alone tells positions apart.
+            rotates queries and keys; ``alibi`` lowers scores with distance; ``none``: only the
+            causal mask distinguishes positions.
         rotary_base: RoPE theta.
         rotary_percent: share of each head that is rotated.
-        rotary_interleaved: RoPE turns neighbouring channels together, not those of two halves.
+        rotary_interleaved: RoPE pairs neighbouring channels, not channels of two halves.
         use_rope_scaling: RoPE's low frequencies are scaled down, as in Llama 3.1.
-        rope_scaling_factor: by which the lowest are divided.
-        rotary_seq_len_interpolation_factor: by which RoPE divides positions.
+        rope_scaling_factor: divisor of the lowest frequencies.
+        rotary_seq_len_interpolation_factor: divisor of RoPE's positions.
         rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
-            not scaled; ``None``: they rotate as the others do.
+            then not scaled; ``None``: they rotate like the other layers.
         no_rope_pattern: 1 for layers that do not rotate, 0 for others, repeated over the layers;
-            empty: all rotate.
-        window_size: how many earlier positions a position sees besides itself; ``None``: all.
-        window_pattern: 1 for layers with that window, 0 for those that see all, repeated over the
-            layers; empty: all layers have the window.
+            empty: all layers rotate.
+        window_size: number of earlier positions that a position sees; ``None``: all.
+        window_pattern: 1 for layers with that window, 0 for layers that see all positions, repeated
+            over the layers; empty: all layers have the window.
         softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
         attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
-        apply_layernorm_1p: a norm's weight is kept as its distance from 1.
-        post_self_attn_layernorm: a norm of attention's output before it joins the stream.
-        post_mlp_layernorm: the same of the MLP's output.
-        apply_residual_connection_post_layernorm: branches add to their norm's output, not to its
-            input.
+        apply_layernorm_1p: the parameter of a norm is its weight minus 1.
+        post_self_attn_layernorm: attention's output passes a norm before it is added to the stream.
+        post_mlp_layernorm: the MLP's output passes a norm before it is added to the stream.
+        apply_residual_connection_post_layernorm: branches add to the norm's output, not to the
+            norm's input.
         parallel_attn: attention and MLP read the same input, and both add to it.
-        parallel_layernorm: then the MLP has a norm of its own.
-        embed_layernorm: a norm of the word embeddings.
+        parallel_layernorm: with ``parallel_attn``, the MLP has a norm of its own.
+        embed_layernorm: the word embeddings pass a norm.
         embedding_multiplier: factor of the word embeddings.
         swiglu: SiLU-gated MLP instead of GELU.
         geglu: GELU-gated MLP.
@@ -71,23 +71,23 @@ class ModelConfig:
         z_loss_coeff: weight of the squared log-partition added to each token's loss.
         logit_softcap: c of ``c * tanh(logit / c)``; 0 switches it off.
         mtp_num_layers: depths D of multi-token prediction, each with a transformer layer; 0: none.
-        mtp_loss_scaling_factor: weight of the mean of their losses in the loss.
-        num_experts: experts E of a layer that has them; 0: no layer has.
+        mtp_loss_scaling_factor: weight, in the loss, of the mean of the depths' losses.
+        num_experts: experts e of a layer with experts; 0: no layer has experts.
         moe_layer_pattern: 1 for layers with experts, 0 for others, repeated over the layers.
         moe_ffn_hidden_size: inner width of an expert.
-        moe_router_topk: experts k of a token.
+        moe_router_topk: number k of experts that a token chooses.
         moe_router_score_function: how a router scores experts.
-        moe_router_pre_softmax: its softmax is over all experts, not over the chosen ones.
-        moe_router_num_groups: groups of experts.
-        moe_router_group_topk: groups that a token may choose from.
-        moe_router_topk_scaling_factor: of the weights of chosen experts.
-        moe_router_load_balancing_type: what the loss compares that balances experts.
-        moe_aux_loss_coeff: coefficient of that loss.
+        moe_router_pre_softmax: the router's softmax is over all experts, not over the chosen ones.
+        moe_router_num_groups: number of groups of experts.
+        moe_router_group_topk: number of groups from which a token may choose experts.
+        moe_router_topk_scaling_factor: factor of the weights of chosen experts.
+        moe_router_load_balancing_type: scope of the loss that balances experts.
+        moe_aux_loss_coeff: coefficient of the balancing loss.
         moe_z_loss_coeff: coefficient of the router's squared log-partition.
         moe_router_in_fp32: the router multiplies in fp32.
-        moe_shared_expert_intermediate_size: inner width of the expert that all tokens pass; 0:
-            there is none.
-        moe_shared_expert_gate: that expert has a gate.
+        moe_shared_expert_intermediate_size: inner width of the shared expert, which all tokens
+            pass; 0: there is none.
+        moe_shared_expert_gate: the shared expert has a gate.
     """
 
     num_layers: int
@@ -173,7 +173,7 @@ class ModelConfig:
         return self.swiglu or self.geglu
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in the place of its MLP.
+        """Return whether a layer has experts in the place of its MLP.
 
         Args:
             layer: index in the whole model, from 0.
@@ -199,7 +199,7 @@ class ModelConfig:
         )
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer has the window.
+        """Return whether a layer has the window.
 
         Args:
             layer: index in the whole model, from 0.
@@ -208,7 +208,7 @@ class ModelConfig:
         return self.window_size is not None and bool(pattern[layer % len(pattern)])
 
     def window_of(self, layer: int) -> int | None:
-        """Return how many earlier positions a position of a layer sees; ``None``: all of them.
+        """Return how many earlier positions a position sees in a layer; ``None``: all positions.
 
         Args:
             layer: index in the whole model, from 0.
@@ -218,7 +218,7 @@ class ModelConfig:
         return size if hides else None
 
     def rotates(self, layer: int) -> bool:
-        """Whether queries and keys of a layer are rotated.
+        """Return whether queries and keys of a layer are rotated.
 
         Args:
             layer: index in the whole model, from 0.

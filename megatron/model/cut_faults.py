@@ -1,4 +1,4 @@
-"""Which models tensor-parallel ranks can share: the heads, the MLP and the sequence cut evenly."""
+"""Checks that tensor-parallel ranks can share a model: heads, MLP and sequence cut evenly."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,15 @@ from megatron.model.config import ModelConfig
 
 
 def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
-    """Yield a message, with the flag and the way out, for everything that does not cut evenly.
+    """Yield a message, with the flag and the way out, for every size that does not cut evenly.
 
-    Query groups are not copied to several ranks: as in Megatron, there must be enough of them.
+    Query groups are not copied to several ranks. As in Megatron, their number must be a multiple of
+    the number of ranks.
 
     Args:
         config: the model.
         ranks: tensor-parallel ranks t.
-        sequence_parallel: whether each of them has its own part of the sequence.
+        sequence_parallel: whether each rank has its own part of the sequence.
     """
     grouped = config.num_query_groups < config.num_attention_heads
     heads = "--num-query-groups" if grouped else "--num-attention-heads"

@@ -17,16 +17,16 @@ class LayerDistribution:
     """How transformer layers are spread over the stages.
 
     Attributes:
-        kind: ``even``: equally many on every stage, refused if the number does not divide;
-            ``remainder``: as ``even``, but the first stages take one more layer each if the number
-            does not divide; ``redis``: the slowest stage is as fast as possible, with the
-            vocabulary layers included; ``explicit``: as ``counts`` says.
+        kind: ``even``: equally many layers on every stage, refused if the number does not divide;
+            ``remainder``: if the number does not divide, the first stages take one more layer each;
+            ``redis``: the slowest stage is as fast as possible, with the vocabulary layers
+            included; ``explicit``: the numbers in ``counts``.
         first: layers of the first stage, if the user has given them, for ``even``.
         last: layers of the last stage, if the user has given them, for ``even`` and ``redis``.
         embedding_counts: the embedding counts as a layer of the first stage, for ``even``.
         loss_counts: the output layer counts as a layer of the last stage, for ``even``.
         counts: layers of every stage, for ``explicit``.
-        written: the flag with its value that says ``counts``, if it is not --layer-distribution.
+        written: the flag, with its value, that gave ``counts``; empty: --layer-distribution.
     """
 
     kind: DistributionKind = "even"
@@ -47,7 +47,8 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
         stages: stages of the pipeline, all chunks of all ranks.
 
     Raises:
-        ValueError: the layers cannot be spread so; the message names the flags and a way out.
+        ValueError: the layers cannot be spread in this way; the message names the flags and a way
+            out.
     """
     assert distribution.kind != "redis", "that takes times"
     if distribution.kind == "explicit":
@@ -61,7 +62,9 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
 def check_no_rank_is_empty(
     distribution: LayerDistribution, stages: Sequence[tuple[int, int]], layers: Sequence[int]
 ) -> None:
-    """Refuse layers that leave a rank nothing to train, for a vocabulary that is not split.
+    """Refuse a distribution that leaves a rank nothing to train.
+
+    This check is for runs whose vocabulary is not split over all ranks.
 
     Args:
         distribution: the distribution from which ``layers`` was made.
@@ -69,7 +72,8 @@ def check_no_rank_is_empty(
         layers: layers of every stage.
 
     Raises:
-        ValueError: a rank has nothing to train; names the flags, the ranks and the ways out.
+        ValueError: a rank has nothing to train; the message names the flags, the ranks and the ways
+            out.
     """
     busy = {stages[0][0], stages[-1][0]}
     busy |= {rank for (rank, _), count in zip(stages, layers, strict=True) if count}
@@ -118,7 +122,7 @@ def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tupl
 
 
 def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free: int) -> str:
-    """Return the fault of layers that do not divide, and the ways out."""
+    """Return the error message for layers that do not divide, with the ways out."""
     besides = _given(distribution)
     way_out = "or give --layer-distribution remainder"
     if besides:

@@ -1,7 +1,8 @@
-"""The linear layers of a rank that multiply in 8 bits, and what of them lasts beyond an iteration.
+"""The linear layers of a rank that multiply in 8 bits, and their scales from past iterations.
 
-As in Transformer Engine these are the projections of attention and of the MLP, and with multi-token
-prediction the one that joins. Attention itself, norms, embedding and output layer stay as they are.
+As in Transformer Engine these layers are the projections of attention and of the MLP, and the
+projection in multi-token prediction. Attention itself, norms, embedding and output layer keep the
+dtype of the activations.
 """
 
 import logging
@@ -26,12 +27,12 @@ NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
 
 
 class EightBitLayers:
-    """All such layers of a rank; every rank calls ``end`` alike.
+    """All 8-bit layers of a rank; every rank calls ``end`` together.
 
     Args:
-        config: what is in 8 bits.
-        layers: the linear layers by their names in the whole model; they are given their products.
-        site: what the layers are built in.
+        config: which products are in 8 bits, and how.
+        layers: the linear layers by their names in the whole model; their ``products`` are set.
+        site: device, dtype, ranks and kernels of the layers.
 
     Attributes:
         delayed: the scales, if they come from earlier iterations.
@@ -78,7 +79,7 @@ class EightBitLayers:
                 layer.products = WideWeightGradients(products, PlainProducts(kernels))
 
     def begin(self, *, training: bool) -> None:
-        """Begin an iteration, maybe with other weights, maybe in place of one that was given up."""
+        """Begin an iteration; weights may have changed, and the last iteration may be abandoned."""
         for products in self._products:
             products.begin()
         if self.delayed is not None:

@@ -11,15 +11,15 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
 
         3 (2 BshV + L (8 Bsh^2 + 4 Bs^2 h + 4 Bsh ffn)).
 
-    Attention counts in full; Megatron-LM counts half of it. Positions that a window hides do not
-    count: where attention counts in full, a window reaches as far to later positions as to earlier
-    ones. V is the real vocabulary, because padding is no useful work. Every further token that is
-    predicted adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. Of a
-    mixture the experts count that a token passes, and the router.
+    Attention counts in full, as if it were not causal; Megatron-LM counts half of it. Positions
+    that a window hides do not count; in line with full attention, the window is counted in both
+    directions. V is the real vocabulary, because padding is no useful work. Every further predicted
+    token adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. A mixture of
+    experts counts with its router and the experts that a token passes.
 
     Args:
         config: the model.
-        samples: of the iteration.
+        samples: number of samples of the iteration.
     """
     h, tokens, depths = config.hidden_size, samples * config.seq_length, config.mtp_num_layers
     queries = config.num_attention_heads * config.kv_channels
@@ -35,7 +35,7 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
 
 
 def _inner_width(config: ModelConfig, layer: int) -> int:
-    """Return the numbers of a token that the products of an MLP with h numbers make, or take."""
+    """Return w such that the MLP's products cost 2 h w FLOPs for a token, router included."""
     matrices = 3 if config.gated_mlp else 2
     if not config.has_experts(layer):
         return matrices * config.ffn_hidden_size
@@ -45,7 +45,7 @@ def _inner_width(config: ModelConfig, layer: int) -> int:
 
 
 def _positions_seen(config: ModelConfig, layer: int) -> int:
-    """Return the pairs of a query and a position that it sees in a sample, later ones included."""
+    """Return the number of (query, position) pairs in a sample, later positions included."""
     s, window = config.seq_length, config.window_of(layer)
     hidden = 0 if window is None or window >= s - 1 else (s - window) * (s - window - 1)
     return s * s - hidden

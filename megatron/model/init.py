@@ -1,11 +1,12 @@
-"""Initial values that depend on a parameter's name only, and on what draws them.
+"""Initial values of parameters, which do not depend on the layout of ranks.
 
 Every tensor of the model is drawn in fp32 from generators of its own, seeded by the run's seed and
-by its name in the whole model. A rank takes the boxes that it owns. So the numbers are the same on
-one rank or many, in bf16 or fp32, whole or in shards.
+by the tensor's name in the whole model. A rank takes the boxes that it owns. So the numbers are the
+same on one rank or many, in bf16 or fp32, whole or in shards.
 
-A CPU and a GPU draw other numbers by the same seed. PyTorch's generator of a GPU spreads them over
-as many threads as the GPU can run, so GPUs of other kinds may draw others, too.
+A CPU and a GPU draw different numbers from the same seed. PyTorch's generator on a GPU spreads the
+numbers over as many threads as the GPU can run, so two kinds of GPU may also draw different
+numbers.
 """
 
 import math
@@ -28,10 +29,10 @@ from megatron.parallel.box import Box, Shape
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 BLOCK_ROWS = 1024
-"""Rows of a matrix that share a generator, where it is drawn in blocks."""
+"""Rows that share a generator, in matrices that are drawn in blocks."""
 
 DRAWING: Final = ("cuda",)
-"""Types of devices that draw; for all others the CPU does."""
+"""Device types that draw their own parameters; for all others the CPU draws."""
 
 _RESIDUAL_OUTPUTS: Final = ("self_attention.linear_proj.weight", "linear_fc2.weight")
 _OF_EXPERTS: Final = ".mlp.experts."
@@ -41,17 +42,17 @@ _OF_EXPERTS: Final = ".mlp.experts."
 def initialise(
     owned: OwnedParameter, config: ModelConfig, seed: int, *, on_cpu: bool = False
 ) -> None:
-    """Draw a parameter.
+    """Set the initial values of a parameter.
 
-    Matrices are normal(0, ``init_method_std``). Matrices that write to the residual stream are
-    divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, norms
+    Matrices are drawn from normal(0, ``init_method_std``). Matrices that write to the residual
+    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, and norms
     multiply by 1.
 
     Args:
-        owned: any type and device.
+        owned: the parameter, of any dtype and on any device.
         config: the model.
         seed: the run's seed.
-        on_cpu: whether parameters on GPUs are drawn on the CPU, too, as all others are.
+        on_cpu: whether the CPU also draws parameters that are on GPUs.
     """
     parameter, name, shape = owned.parameter, owned.name, owned.global_shape
     parameter.zero_()  # for the padding
@@ -71,7 +72,7 @@ def initialise(
         values = _normal(drawn.shape, std, stable_seed(seed, *seeds), device)
         for common, box, part in here:
             part[common.within(box).slices].copy_(values[common.within(drawn).slices])
-        del values  # before the next ones are there
+        del values  # frees the memory before the next block is drawn
 
 
 def init_layer(
@@ -85,10 +86,10 @@ def init_layer(
 
     Args:
         layer: a ``TransformerLayer``.
-        layer_number: its index in the whole model, from 0.
+        layer_number: the layer's index in the whole model, from 0.
         config: the model.
         seed: the run's seed.
-        tensor: the ranks that hold the layer together.
+        tensor: the tensor-parallel ranks that share the layer.
     """
     for owned in owned_by(layer, layer_prefix(layer_number), tensor):
         initialise(owned, config, seed)
@@ -101,7 +102,7 @@ def _std(name: str, config: ModelConfig) -> float:
 
 
 def _blocks(name: str, shape: Shape) -> Iterator[tuple[Box, str, int]]:
-    """Yield blocks of rows, each with what seeds it; the last one may reach beyond the tensor."""
+    """Yield blocks of rows with their seeds; the last block may reach beyond the tensor."""
     for block in range(math.ceil(shape[0] / BLOCK_ROWS)):
         start = (block * BLOCK_ROWS, *[0] * len(shape[1:]))
         yield Box(start, (BLOCK_ROWS, *shape[1:])), name, block

@@ -1,8 +1,8 @@
-"""What every layer of a model is made of, as data derived from the configuration.
+"""The parts of every layer of a model, as data derived from the configuration.
 
-A ``LayerSpec`` says in which order attention and MLP follow, which norms stand where, and holds a
-spec of each part, which builds it. ``TransformerLayer`` follows it; nothing below asks which flag
-was given. Layers of one model may differ: their specs then do.
+A ``LayerSpec`` holds the order of attention and MLP, the places of norms, and a spec for each part.
+The part's spec builds the part. ``TransformerLayer`` follows its spec, so no layer needs to know
+the flags. Different layers of one model may have different specs.
 """
 
 from dataclasses import dataclass
@@ -23,17 +23,18 @@ from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 
 Order = Literal["sequential", "parallel"]
-"""The MLP reads what attention has added to, or both read the same input (GPT-J, GPT-NeoX)."""
+"""Sequential: the MLP reads the stream after attention; parallel: both read the same input (as in
+GPT-J and GPT-NeoX)."""
 
 
 class PartSpec(Protocol):
-    """The spec of attention, of an MLP, or of a part in its place: frozen data that builds it.
+    """The spec of attention, of an MLP, or of a mixture of experts: frozen data that builds a part.
 
-    The part is called with the norm [b, u, h] and what the pass brings (``ForwardPass``).
+    The part is called with the normed stream [b, u, h] and the ``ForwardPass``.
     """
 
     def build(self, site: Site) -> nn.Module:
-        """Return the part, with weights unset, for the ranks of a site."""
+        """Return the part for a site; its weights are not set yet."""
         ...
 
 
@@ -50,8 +51,8 @@ class NormSpec:
 
         Args:
             size: number of channels.
-            site: what the norm is built in.
-            of_stream: the norm reads the residual stream, whose type may be another one.
+            site: device, dtype, ranks and kernels of the norm.
+            of_stream: the norm reads the residual stream, which may be fp32.
         """
         kernels = site.stream_kernels if of_stream else site.kernels
         return build_norm(
@@ -78,7 +79,7 @@ class RotationSpec:
     scaling: Llama3Scaling | None = None
 
     def build(self, site: Site) -> RotaryEmbedding:
-        """Return the rotation of activations of the site's type."""
+        """Return the rotation for activations in the site's dtype."""
         return RotaryEmbedding(
             self.head_size,
             self.seq_length,
@@ -100,9 +101,9 @@ class AttentionSpec:
     Attributes:
         shape: sizes.
         bias: biases in both projections.
-        qkv_bias: a bias in that of queries, keys and values, also without ``bias``.
+        qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight.
-        qk_norm: of queries and keys, over the channels of a head; ``None``: they have none.
+        qk_norm: norm of queries and keys over the channels of a head; ``None``: no norm.
         scores: how products of queries and keys become scores.
     """
 
@@ -168,14 +169,15 @@ class LayerSpec:
     """One transformer layer.
 
     Attributes:
-        order: how attention and MLP follow each other.
-        norm: all norms over the residual stream.
+        order: whether attention and MLP are sequential or parallel.
+        norm: spec of all norms over h in the layer.
         attention: reads the stream through ``input_layernorm``.
-        mlp: reads the stream through a norm of its own, or through that of attention.
+        mlp: reads the stream through a norm of its own, or through attention's norm.
         mlp_norm: whether the MLP has a norm of its own.
-        norm_after_attention: whether attention's output is normalised before it joins the stream.
-        norm_after_mlp: the same for the MLP's.
-        adds_to_normed: whether branches add to what their norm returns, not to what it reads.
+        norm_after_attention: whether attention's output passes a norm before it is added to the
+            stream.
+        norm_after_mlp: whether the MLP's output passes a norm before it is added to the stream.
+        adds_to_normed: whether branches add to the norm's output, not to the norm's input.
         rotation: of queries and keys, if any.
         hidden_dropout: dropout on both branches.
     """
@@ -193,7 +195,7 @@ class LayerSpec:
 
 
 def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
-    """Return what a layer of a model is made of.
+    """Return the spec of a layer of a model.
 
     Args:
         config: the model.
@@ -215,7 +217,7 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
 
 
 def norm_spec(config: ModelConfig) -> NormSpec:
-    """Return the norm that a model has wherever it has one."""
+    """Return the spec that all norms of a model share."""
     return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
 
 
@@ -253,7 +255,10 @@ def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec
 
 
 def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
-    """Return the rotation of a layer; a base of local layers comes with positions as they are."""
+    """Return the rotation of a layer.
+
+    With ``rotary_base_local``, layers with a window have no scaling of positions or frequencies.
+    """
     if not config.rotates(index):
         return None
     base, local = config.rotary_base, config.rotary_base_local

@@ -1,11 +1,11 @@
-"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2), as Megatron-Core has it.
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2), as in Megatron-Core.
 
-Depth k = 1 ... D predicts the token k + 1 positions on. It joins what depth k - 1 knows of a
-position, for depth 1 the output of the model's final norm, with the embedding of the token k
-positions on, and runs one more transformer layer. All depths share the model's output layer: their
-outputs are further samples of its input, so no pass and no schedule knows of depths.
+Depth k = 1 ... D predicts the token k + 1 positions later. A depth takes the output of depth k - 1
+(depth 1: the output of the model's final norm) and the embedding of the token k positions later,
+joins both by a projection, and runs one more transformer layer. All depths share the model's output
+layer: their outputs are further samples of its input, so schedules need not know of depths.
 
-Shapes: b batch, u tokens of a sequence that this rank has, w those tokens and D - 1 more, h hidden.
+Shapes: b batch, u tokens of a sequence that this rank has, w = u + D - 1, h hidden.
 """
 
 import torch
@@ -23,12 +23,13 @@ from megatron.model.layer_spec import layer_spec
 
 
 class MultiTokenPrediction(nn.Module):
-    """The layers of all depths, which the last stage runs behind the final norm.
+    """The layers of all depths, which the last stage runs after the final norm.
 
     Args:
-        config: the model; its layers are of the kind of its last one.
-        site: what the layers are built in. If the backward computes whole layers again, by groups
-            without a limit, a depth is such a group; with a limit it belongs to none.
+        config: the model; every depth has a layer like the model's last layer.
+        site: device, dtype, ranks and kernels of the layers. If whole layers are recomputed and
+            their groups have no limit (``Recomputation.most``), each depth is such a group; with a
+            limit no depth is recomputed as a whole.
     """
 
     def __init__(self, config: ModelConfig, site: Site) -> None:
@@ -45,10 +46,10 @@ class MultiTokenPrediction(nn.Module):
         """Return the inputs of the output layer, [(1 + D) b, u, h], depth by depth.
 
         Args:
-            known_buh: output of the final norm, which comes first.
-            forward_pass: what the pass brings, word embeddings of the tokens that follow this
-                rank's tokens among it, beginning with the second token of them. For dropout, depth
-                k is the k-th layer after the model's last one.
+            known_buh: output of the final norm; it comes first in the result.
+            forward_pass: the data of the pass. Its ``ahead_bwh`` has the word embeddings from this
+                rank's second token on. For dropout, depth k is the k-th layer after the model's
+                last layer.
         """
         length, known = known_buh.shape[1], [known_buh]
         ahead_bwh = forward_pass.ahead_bwh
@@ -71,7 +72,7 @@ class MultiTokenPrediction(nn.Module):
         return torch.cat(known)
 
     def _embedding(self, words_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
-        """Return embeddings as a depth reads them, like the first layer of the model."""
+        """Return embeddings with multiplier and dropout, as for the model's first layer."""
         config, seeds = self._config, forward_pass.seeds
         if config.embedding_multiplier != 1:
             words_buh = words_buh * config.embedding_multiplier
@@ -81,7 +82,7 @@ class MultiTokenPrediction(nn.Module):
 class MTPLayer(nn.Module):
     """One depth, with the parameter names of Megatron's checkpoints.
 
-    Args: as those of ``MultiTokenPrediction``.
+    The arguments are those of ``MultiTokenPrediction``.
     """
 
     def __init__(self, config: ModelConfig, site: Site) -> None:
@@ -98,12 +99,12 @@ class MTPLayer(nn.Module):
     def forward(
         self, known_buh: Tensor, words_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS
     ) -> Tensor:
-        """Return what this depth knows of every position, normalised, [b, u, h].
+        """Return the normed output of this depth, [b, u, h].
 
         Args:
-            known_buh: what the depth before knows.
-            words_buh: embeddings of the tokens to take in.
-            forward_pass: what the pass brings to the depth.
+            known_buh: output of the previous depth.
+            words_buh: embeddings of the tokens that this depth adds.
+            forward_pass: the data of the pass for this depth's layer.
         """
         both_buh = torch.cat((self.enorm(words_buh), self.hnorm(known_buh)), dim=-1)
         joined_buh = join_columns(self.eh_proj(both_buh), self._site.tensor)

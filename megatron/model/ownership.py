@@ -1,4 +1,4 @@
-"""Who owns what: the parameters of one rank, each with the boxes of the whole model's tensor."""
+"""The parameters of one rank, each with its boxes in the whole model's tensor."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ FINAL_NORM: Final = "decoder.final_layernorm"
 OUTPUT_LAYER: Final = "output_layer.weight"
 MULTI_TOKEN_PREDICTION: Final = "mtp"
 LAYERS: Final = "decoder.layers."
-"""Begin of the names of all parameters of transformer layers."""
+"""Prefix of the names of all parameters of transformer layers."""
 
 
 def layer_prefix(layer_number: int) -> str:
@@ -32,16 +32,17 @@ class OwnedParameter:
 
     Attributes:
         name: name of the tensor in the whole model, as in Megatron's checkpoints.
-        parameter: the tensor here. What is in no piece is padding, and zero.
+        parameter: this rank's tensor. Elements outside of all pieces are padding, and zero.
         global_shape: shape of the whole tensor, without padding.
-        pieces: the boxes that are here.
-        is_copy: whether another rank of the replica holds the same boxes and counts them: for
-            the gradient norm, in checkpoints and when a tensor is put together.
-        is_partial: whether the gradient here is only one summand of the boxes' gradient. The ranks
-            of the tensor axis hold the others; their sum is due before that over the replicas.
-        axis: the ranks over which the gradient is summed, of which each has other tokens and the
-            same boxes; ``None``: all ranks of the job's axis ``gradients``. Ranks that hold other
-            boxes under a name, as of experts, name fewer.
+        pieces: the boxes that this rank holds.
+        is_copy: whether another rank of the replica holds the same boxes and counts them: in the
+            gradient norm, in checkpoints and when a whole tensor is assembled.
+        is_partial: whether this rank's gradient is only one summand of the boxes' gradient. The
+            other ranks of the tensor axis hold the other summands, which must be summed before the
+            sum over the replicas.
+        axis: the ranks over which the gradient is summed. They hold the same boxes and have
+            different tokens. ``None``: all ranks of the job's axis ``gradients``. Parameters of
+            which ranks hold different boxes, such as experts, name fewer ranks.
     """
 
     name: str
@@ -56,12 +57,12 @@ class OwnedParameter:
         """Return the ranks over which the gradient is summed.
 
         Args:
-            usual: those of a parameter that names none.
+            usual: the ranks for a parameter without an ``axis``.
         """
         return usual if self.axis is None else self.axis
 
     def sharers(self, usual: int) -> int:
-        """Return the number of ranks over which the gradient is summed; ``usual`` likewise."""
+        """Return the number of ranks over which the gradient is summed; ``usual``: by default."""
         return usual if self.axis is None else self.axis.size
 
     @classmethod
@@ -73,13 +74,13 @@ class OwnedParameter:
     def held(
         cls, name: str, parameter: nn.Parameter, tensor: TensorParallel, how: Holding = WHOLE
     ) -> "OwnedParameter":
-        """Return a parameter that the tensor ranks hold together.
+        """Return a parameter that the tensor-parallel ranks share.
 
         Args:
             name: of the tensor in the whole model.
-            parameter: the tensor here.
-            tensor: the tensor ranks.
-            how: whether they cut it.
+            parameter: this rank's tensor.
+            tensor: the tensor-parallel ranks.
+            how: whether the ranks cut the parameter, or each holds all of it.
         """
         own = tuple(parameter.shape)
         return cls(
@@ -92,11 +93,10 @@ class OwnedParameter:
         )
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-        """Yield every box that is here, with its part of ``tensor``.
+        """Yield every box of this rank, with a view of the box's part of ``tensor``.
 
         Args:
-            tensor: the parameter, or a tensor of its shape such as its gradient. The parts are
-                views of it.
+            tensor: the parameter, or a tensor of the same shape such as the gradient.
         """
         for piece in self.pieces:
             yield piece.box, tensor[piece.local.slices]
@@ -105,12 +105,12 @@ class OwnedParameter:
 def owned_by(
     module: nn.Module, prefix: str, tensor: TensorParallel = ALONE
 ) -> Iterator[OwnedParameter]:
-    """Yield every parameter of a module that the tensor ranks hold together.
+    """Yield every parameter of a module that the tensor-parallel ranks share.
 
     Args:
-        module: says by ``holdings`` which parameters are cut.
+        module: the module; the ``holdings`` of its parts tell which parameters are cut.
         prefix: of the parameters' names in the whole model.
-        tensor: the tensor ranks.
+        tensor: the tensor-parallel ranks.
     """
     holdings = holdings_of(module)
     for name, parameter in module.named_parameters():

@@ -1,6 +1,6 @@
 """A layer whose attention and MLP read the same input: x + attention(norm(x)) + mlp(norm(x)).
 
-GPT-J and Falcon have one norm for both, GPT-NeoX one for each.
+GPT-J and Falcon have one norm for both branches, GPT-NeoX has a norm for each branch.
 
 Shapes: b batch, s sequence, h hidden.
 """
@@ -12,7 +12,7 @@ from megatron.model.transformer_layer import TransformerLayer
 
 
 class ParallelLayer(TransformerLayer):
-    """See ``TransformerLayer``, whose parameters it has, but for a norm that may be shared."""
+    """A ``TransformerLayer`` with parallel branches, which may share one norm."""
 
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """See ``TransformerLayer``."""

@@ -1,7 +1,8 @@
 """Which parts of the model one pipeline rank owns.
 
-A rank owns one chunk of transformer layers for each stage that is placed on it, and the vocabulary
-matrices of the first or the last stage, or a shard of both.
+A rank owns one chunk of transformer layers for each of its stages. If the vocabulary is split,
+every rank owns a shard of both vocabulary matrices. Otherwise the first and the last stage own
+them.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ class Placement:
         chunks: for every chunk of the rank, the global indices of its layers.
         first_chunk: chunk that is the first stage of the model, if this rank has the stage.
         last_chunk: chunk that is the last stage of the model, if this rank has the stage.
-        input_shard: rows of the input embedding held here, if any.
-        output_shard: rows of the output matrix held here, if any.
+        input_shard: this rank's rows of the input embedding, if it has any.
+        output_shard: this rank's rows of the output matrix, if it has any.
     """
 
     chunks: tuple[range, ...]
@@ -51,7 +52,8 @@ def place(
         padded_vocab_size: rows of the whole vocabulary matrix.
         vocabulary_shard: index of this rank's shard and number of shards, if every rank has one;
             ``None``: only the first and the last stage hold vocabulary matrices.
-        tensor_shard: index of this rank's shard and number of shards on such a stage.
+        tensor_shard: with ``vocabulary_shard`` ``None``: index of this rank's shard and number of
+            shards, among the tensor-parallel ranks of a stage.
     """
     own = {chunk: stage for stage, (owner, chunk) in enumerate(stages) if owner == rank}
     assert sum(layers) == config.num_layers, "every layer is somewhere, once"

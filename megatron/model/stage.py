@@ -1,10 +1,10 @@
 """The parts of the model that one pipeline rank owns, and the forward of its stages.
 
-A rank owns one chunk of transformer layers for each stage that is placed on it. The first stage
-adds the position table, the last stage the final norm and the layers of multi-token prediction. The
-vocabulary matrices are on the first and the last stage, shared by its tensor-parallel ranks, or
-every rank of the replica holds a shard of them. Backwards, order and communication are not here:
-the runtime runs these parts as passes.
+A rank owns one chunk of transformer layers for each of its stages. The first stage also owns the
+position table, the last stage the final norm and the layers of multi-token prediction. The
+vocabulary matrices are on the first and the last stage, shared by the stage's tensor-parallel
+ranks, or every rank of the replica holds a shard of them. The backward, the order of passes and
+communication belong to the runtime, which runs these parts as passes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,20 +49,22 @@ class RankModel(nn.Module):
     Args:
         config: the model.
         placement: the parts that this rank owns.
-        site: what the parts are built in. To predict further tokens, a rank needs whole sequences.
-        vocab_recompute: the output layer keeps nothing of the logits from S to T.
+        site: device, dtype, ranks and kernels of the parts. With multi-token prediction, sequences
+            must not be split over context-parallel ranks.
+        vocab_recompute: the output layer keeps no logits or exponentials from S to T; T computes
+            them again.
 
     Attributes:
         tensor: the ranks that share the layers.
         context: the ranks that share every sequence.
-        kernels: of the device and the type.
+        kernels: of the device and the dtype.
         stream_dtype: of the residual stream.
         recomputation: runs the layers of a chunk.
-        input_layer: word embeddings, on the first stage or everywhere.
-        ahead_layer: word embeddings of the tokens that follow, on a last stage with multi-token
-            prediction or everywhere; where there is an input layer it is that one.
-        output_layer: on the last stage or everywhere.
-        eight_bits: the layers that multiply in 8 bits, if any shall.
+        input_layer: word embeddings, on the first stage or on every rank.
+        ahead_layer: word embeddings of the following tokens for multi-token prediction, on the last
+            stage or on every rank. If the rank has an input layer, both are the same layer.
+        output_layer: on the last stage or on every rank.
+        eight_bits: the layers that multiply in 8 bits, if there are any.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class RankModel(nn.Module):
             self.eight_bits = EightBitLayers(site.eight_bits, layers, site)
 
     def _layers_in_eight_bits(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
-        """Yield the linear layers of this rank that are in 8 bits."""
+        """Yield the linear layers of this rank that multiply in 8 bits."""
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):
                 if eight_bits.has(index, self.config.num_layers):
@@ -157,12 +159,12 @@ class RankModel(nn.Module):
 
     @property
     def mtp_loss_scaling_factor(self) -> float:
-        """Weight of the mean of their losses."""
+        """Weight of the mean of the further tokens' losses."""
         return self.config.mtp_loss_scaling_factor
 
     @property
     def embedding_copy(self) -> InputLayer | OutputLayer | None:
-        """The layer here whose matrix is a copy of the embedding on another rank, if there is one.
+        """This rank's layer with a copy of the embedding matrix of another rank, if it has one.
 
         The gradients of both copies must be summed, and this copy does not count in the norm.
         """
@@ -173,14 +175,14 @@ class RankModel(nn.Module):
     def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
-        Dropout is seeded by layer and microbatch, so that it does not depend on the placement.
+        Input and output have the tokens of this rank. With multi-token prediction the last stage's
+        output has b more samples for every depth. Dropout is seeded by layer and microbatch, so
+        that it does not depend on the placement.
 
         Args:
             chunk: chunk of this rank.
-            x_bsh: word embeddings on the first stage, else the previous stage's output; of the
-                tokens that this rank has, as what is returned. If further tokens are predicted,
-                the output of the last stage has a further b samples for every depth.
-            forward_pass: what the pass brings.
+            x_bsh: word embeddings on the first stage, else the previous stage's output.
+            forward_pass: the data of the pass, such as positions and seeds.
         """
         config, seeds = self.config, forward_pass.seeds
         if chunk == self.placement.first_chunk:
@@ -223,11 +225,11 @@ class RankModel(nn.Module):
         return x_bsh
 
     def _own_positions(self, count: int, positions_bs: Tensor | None) -> Tensor:
-        """Return the embeddings of the positions of the tokens that this rank has, [(b,) u, h].
+        """Return the position embeddings of this rank's tokens, [(b,) u, h].
 
         Args:
             count: number u of these tokens.
-            positions_bs: see ``forward``.
+            positions_bs: positions of all tokens; ``None``: 0, 1, 2, ...
         """
         assert self.positions is not None
         if positions_bs is not None:
@@ -246,7 +248,7 @@ class RankModel(nn.Module):
 
         Args:
             seed: the run's seed.
-            on_cpu: whether the CPU draws those of a GPU.
+            on_cpu: whether the CPU also draws weights that are on a GPU.
         """
         for owned in self.owned_parameters():
             initialise(owned, self.config, seed, on_cpu=on_cpu)
@@ -268,13 +270,13 @@ class RankModel(nn.Module):
             yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.embedding_copy, is_copy=True)
 
     def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
-        """Yield the parameters of a part of the model, if it is here."""
+        """Yield the parameters of a part of the model, if this rank has the part."""
         return iter(()) if module is None else owned_by(module, prefix, self.tensor)
 
     def _vocabulary_matrix(
         self, name: str, layer: InputLayer | OutputLayer, *, is_copy: bool = False
     ) -> OwnedParameter:
-        """Return the matrix of a layer, of which the real rows of its shard are here."""
+        """Return the matrix of a vocabulary layer, with its shard's real rows as one box."""
         shard, h = layer.shard, self.config.hidden_size
         box = Box((shard.first_real_row, 0), (shard.real_rows, h))
         return OwnedParameter(
@@ -285,7 +287,7 @@ class RankModel(nn.Module):
 def _ropes(
     config: ModelConfig, placement: Placement, site: Site
 ) -> dict[int, RotaryEmbedding | None]:
-    """Return the rotation of every layer here; layers that rotate alike share a table."""
+    """Return the rotation of every layer of this rank; layers with equal specs share a table."""
     tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
     specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
     for spec in specs.values():

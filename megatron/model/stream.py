@@ -1,8 +1,9 @@
 """The residual stream of a layer, written as x + branch(norm(x)) and computed in fewer passes.
 
-What a branch adds is not added at once: the next norm of the stream forms the sum in its own pass.
-A norm that a single linear layer reads may be formed as that layer's factor. A norm may be made
-again by the backward, in place of being kept.
+A branch's output is not added at once: the next norm of the stream forms the sum in its own pass
+over memory. If a single linear layer reads a norm, the norm may be formed directly as a *factor*:
+the input in the form that the layer multiplies, such as 8 bits. A norm may be computed again by the
+backward, in place of being kept.
 
 Shapes: b batch, s sequence, h hidden.
 """
@@ -21,10 +22,10 @@ class Normed:
     """The norm of a stream, as a branch reads it.
 
     Args:
-        norm: forms the norm.
-        x_bsh: what the norm is of.
-        value: the norm [b, s, h], or the norm as a factor.
-        again: whether the backward makes the norm again.
+        norm: module that computes the norm.
+        x_bsh: input of the norm.
+        value: output of the norm, [b, s, h], or the output as a factor.
+        again: whether the backward computes the norm again.
     """
 
     def __init__(self, norm: nn.Module, x_bsh: Tensor, value: LinearInput, *, again: bool) -> None:
@@ -43,8 +44,8 @@ class Stream:
 
     Args:
         x_bsh: the stream [b, s, h].
-        adds_to_normed: branches add to what their norm returns, not to what the norm reads.
-        norms_again: the backward makes the norms again that branches read.
+        adds_to_normed: branches add to the norm's output, not to the norm's input.
+        norms_again: the backward computes the branches' norms again.
     """
 
     def __init__(self, x_bsh: Tensor, *, adds_to_normed: bool, norms_again: bool) -> None:
@@ -55,7 +56,7 @@ class Stream:
         self._adds_to_normed, self._norms_again = adds_to_normed, norms_again
 
     def __add__(self, part_bsh: Tensor) -> "Stream":
-        """Return the stream with what a branch adds to it."""
+        """Return the stream with a branch's output as a summand."""
         after = Stream(
             self._base, adds_to_normed=self._adds_to_normed, norms_again=self._norms_again
         )
@@ -69,12 +70,12 @@ class Stream:
 
     @property
     def _pending(self) -> Tensor | None:
-        """The summand, as long as it is not added."""
+        """The summand that has not been added yet, if there is one."""
         return None if self._is_added else self._part_bsh
 
     @property
     def _base(self) -> Tensor:
-        """What the next branch adds to."""
+        """The tensor to which the next branch adds."""
         if self._adds_to_normed and self._normed_bsh is not None:
             return self._normed_bsh.to(self._x_bsh.dtype)
         return self.total
@@ -84,7 +85,7 @@ class Stream:
 
         Args:
             norm: over h.
-            read_by: the branch that reads the norm; ``None``: several do.
+            read_by: the only branch that reads the norm; ``None``: several branches read it.
         """
         assert isinstance(norm, LayerNorm | RMSNorm)
         reader = reader_of(read_by)
@@ -98,6 +99,6 @@ class Stream:
         return Normed(norm, self._x_bsh, value, again=self._norms_again)
 
     def normed_besides(self, norm: nn.Module) -> Normed:
-        """Return another norm of a stream of which one is formed already."""
+        """Return a second norm of the stream; ``normed`` must have formed the first."""
         assert self._pending is None, "the first norm has formed the sum"
         return Normed(norm, self._x_bsh, norm(self._x_bsh), again=self._norms_again)

@@ -21,7 +21,7 @@ class TransformerLayer(nn.Module):
     Args:
         config: the model.
         layer_number: index of the layer in the whole model, from 0.
-        site: what the layer is built in.
+        site: device, dtype, ranks and kernels of the layer.
     """
 
     def __init__(self, config: ModelConfig, layer_number: int, site: Site) -> None:
@@ -43,12 +43,12 @@ class TransformerLayer(nn.Module):
         self.post_mlp_layernorm = norm(is_there=spec.norm_after_mlp)
 
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
-        """Return the block's output.
+        """Return the layer's output.
 
         Args:
-            x_bsh: residual stream [b, s, h], of the tokens that this rank has, in the type of the
+            x_bsh: residual stream [b, s, h], of the tokens that this rank has, in the dtype of the
                 activations or in fp32.
-            forward_pass: what the pass brings to the layer.
+            forward_pass: the data of the pass for this layer, such as positions and seeds.
 
         Returns:
             [b, s, h], of the same tokens.
@@ -59,7 +59,7 @@ class TransformerLayer(nn.Module):
         return y.total
 
     def _stream(self, x_bsh: Tensor) -> Stream:
-        """Return the residual stream, which norms and branches are told of as they are written."""
+        """Return ``x_bsh`` as a residual stream, to which branches can be added."""
         return Stream(
             x_bsh,
             adds_to_normed=self.spec.adds_to_normed,
@@ -67,7 +67,7 @@ class TransformerLayer(nn.Module):
         )
 
     def _attention(self, normed: Normed, forward_pass: ForwardPass) -> Tensor:
-        """Return what attention adds to the stream."""
+        """Return the summand of attention for the stream."""
         with normed.reading():
             attended_bsh = self.self_attention(normed.value, forward_pass)
             if self.spec.norm_after_attention:
@@ -75,7 +75,7 @@ class TransformerLayer(nn.Module):
             return self._drop(attended_bsh, forward_pass, "attention output")
 
     def _mlp(self, normed: Normed, forward_pass: ForwardPass) -> Tensor:
-        """Return what the MLP adds to the stream."""
+        """Return the summand of the MLP for the stream."""
         with normed.reading():
             mlp_bsh = self.mlp(normed.value, forward_pass)
             if self.spec.norm_after_mlp:

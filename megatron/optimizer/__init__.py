@@ -1,1 +1,1 @@
-"""AdamW over fp32 master weights, gradient norm and clipping, learning-rate schedule."""
+"""AdamW, Muon and SGD on fp32 master weights; gradient norm, clipping and rate schedules."""

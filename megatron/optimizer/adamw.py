@@ -1,8 +1,9 @@
-"""Adam with decoupled weight decay (arXiv 1711.05101), by kernels: PyTorch's, or a device's own.
+"""Adam with decoupled weight decay (arXiv 1711.05101), by PyTorch's kernels or a device's own.
 
-The moments are kept in 16 bits if they are asked to. The second moment changes by a
-thousandth of itself in a step (``adam_beta2`` 0.999), less than bf16 resolves: it follows gradients
-that grow, and hardly falls again where they shrink. So bf16 wants a smaller beta.
+The moments are kept in bf16 if the configuration asks for it. With ``adam_beta2`` 0.999 a step
+changes the second moment by a thousandth of itself, which is less than bf16 can represent. The
+second moment then rises when gradients grow, and hardly falls when they shrink. So bf16 needs a
+smaller beta.
 """
 
 import math
@@ -19,7 +20,7 @@ from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import Master, Step
 
 Moments = dict[str, dict[str, Tensor]]
-"""``exp_avg`` and ``exp_avg_sq`` of every master, by its name."""
+"""``exp_avg`` and ``exp_avg_sq``, the first and second moment, by the name of the master."""
 
 
 def moments_of(masters: Sequence[Master], config: OptimizerConfig) -> Moments:
@@ -47,9 +48,9 @@ def keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
 class AdamW:
     """AdamW for some masters by kernels; a ``Rule`` that keeps ``Moments``.
 
-    Kernels that update at once read and write every tensor once, and round the masters too. Read
-    are gradient, master and both moments, written master, moments and weight: 30 bytes a parameter
-    with fp32 moments and weights of 16 bits.
+    Kernels that update at once read and write every tensor once, and also round the masters. They
+    read the gradient, the master and both moments, and write the master, the moments and the
+    weight: 30 bytes a parameter with fp32 moments and 16-bit weights.
 
     Args:
         masters: at least one, with gradients of zero.
@@ -81,9 +82,9 @@ class AdamW:
             self._change_nothing()
 
     def _change_nothing(self) -> None:
-        """Take a step too short to change a weight, so that the first one finds its program ready.
+        """Take a step too short to change a weight, so that the kernels are compiled.
 
-        No gradient has been formed yet, and all stay zero.
+        Gradients and moments are zero before the step, and stay zero.
         """
         still = Rates(lr=1e-30, vocabulary_lr=1e-30, weight_decay=self._config.weight_decay)
         numbers = replace(self._numbers(Step(still, (math.inf,), 1)), epsilon=1.0)
@@ -97,8 +98,8 @@ class AdamW:
     def _numbers(self, step: Step) -> AdamWStep:
         """Return the numbers of a step.
 
-        Quotients are kept where the kernels divide in place anyway, and for a step that may be
-        taken again.
+        The divided gradients replace the gradients if the kernels divide in place, or if the step
+        may be undone and taken again.
         """
         config, rates = self._config, step.rates
         divides_in_place = not self._kernels.updates_at_once

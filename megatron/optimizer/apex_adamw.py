@@ -1,10 +1,11 @@
 """AdamW by apex's ``FusedAdam``, where that package is installed.
 
-Its kernel takes a list of tensors at once, and reads and writes gradient, master and both moments
-in 28 bytes a parameter. Clipping and the loss scale (8 bytes) and rounding to the weights (6) take
-passes of their own, so a step moves up to 42; those of ours that update at once move 30.
+The kernel of apex takes a list of tensors, and reads and writes gradient, master and both moments:
+28 bytes a parameter. Clipping with the loss scale (8 bytes) and rounding to the weights (6 bytes)
+are separate passes over memory, so a step moves up to 42 bytes. Our kernels that update at once
+move 30.
 
-The package is NVIDIA's, from its repository. PyPI's project of the same name is another one.
+The package is NVIDIA's, from its repository. PyPI's project ``apex`` is a different package.
 """
 
 import inspect
@@ -23,23 +24,23 @@ from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, Step, groups_of
 
 USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
-"""The arguments that it is given; rates and steps are set in its groups."""
+"""The arguments that ``FusedAdam`` gets; rates and steps are set in its groups."""
 
 MOST_ELEMENTS: Final = 1 << 30
-"""Of a tensor that it is given: older versions count elements in 32 bits."""
+"""Limit of a tensor's elements: older versions of apex count them in 32 bits."""
 
 
 class ApexAdamW:
     """AdamW for some masters by ``FusedAdam``; a ``Rule`` that keeps ``Moments``.
 
-    The moments are made here and handed over, so that checkpoints find them before a first step.
+    This class makes the moments, so that checkpoints find them even before the first step.
 
     Args:
         masters: at least one, fp32, with fp32 gradients.
         config: the moments' decay.
 
     Raises:
-        ValueError: there is no such ``FusedAdam``; see ``load_fused_adam``.
+        ValueError: ``FusedAdam`` cannot be used; see ``load_fused_adam``.
     """
 
     rounds = False
@@ -76,7 +77,7 @@ class ApexAdamW:
         for group, own in zip(self._groups, owns, strict=True):
             own["lr"] = group.lr(step.rates)
             own["weight_decay"] = group.weight_decay(step.rates)
-            own["step"] = step.number - 1  # it counts on
+            own["step"] = step.number - 1  # FusedAdam adds 1
         self._optimizer.step()
         assert {own["step"] for own in owns} == {step.number}, "FusedAdam counts steps elsewhere"
 
@@ -85,13 +86,13 @@ def load_fused_adam() -> Any:
     """Return the class ``apex.optimizers.FusedAdam``.
 
     Raises:
-        ValueError: it is not installed, is of another package, does not load, has other arguments,
-            or was built without its kernels; the reason in words.
+        ValueError: the class is not installed, belongs to another package, does not load, has other
+            arguments, or was built without its kernels; the message gives the reason.
     """
     package = find_spec("apex")
     if package is None:
         raise ValueError("apex is not installed")
-    # Looked for, not imported: what another package of this name does when imported is unknown.
+    # The package is searched, not imported: another package of this name may run any code.
     folders = package.submodule_search_locations
     if folders is None or PathFinder.find_spec("apex.optimizers", list(folders)) is None:
         raise ValueError(

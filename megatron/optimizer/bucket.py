@@ -1,13 +1,14 @@
 """Buckets: parameters whose gradients are reduced together, side by side in one tensor.
 
-With several replicas a bucket is cut into as many shards. Replica k adds up shard k of the
-gradients, and with a sharded optimizer (ZeRO, arXiv 1910.02054) it alone updates these parameters.
-No boundary cuts a row of a parameter, so a shard is a list of rows, and the optimizer's state can
-be saved and loaded like any other tensor. Shards are equal, which costs padding at the end of the
-bucket: less than a row for each shard. (``bucket_layouts`` has shards of whole matrices.)
+A bucket has one shard for each replica. Replica k adds up shard k of the gradients, and with a
+sharded optimizer (ZeRO, arXiv 1910.02054) it alone updates the parameters of shard k. No boundary
+cuts a row of a parameter, so a shard is a list of rows, and the optimizer's state can be saved and
+loaded like any other tensor. Shards have equal sizes, which costs padding at the end of the bucket:
+less than a row for each shard. (``bucket_layouts`` has shards of whole matrices.)
 
-Nor does a boundary cut the ``VECTOR`` elements that kernels take at once. On CPUs those that are
-left at the end of a tensor are rounded otherwise, and the result would depend on the shards.
+Boundaries also fall on multiples of ``VECTOR``, the number of elements that a kernel takes at once.
+On CPUs a kernel rounds the remaining elements at the end of a tensor differently, so with other
+boundaries the result would depend on the shards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ VECTOR: Final = 16
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Where parameters lie in a bucket, and where it is cut.
+    """The places of parameters in a bucket, and the boundaries of its shards.
 
     Attributes:
         starts: the first element of every parameter.
@@ -64,17 +65,17 @@ class BucketLayout:
 
 
 def row_length(shape: Shape) -> int:
-    """Return the elements of a row: of a vector each element is one."""
+    """Return the number of elements in a row: 1 for a vector."""
     return prod(shape[1:])
 
 
 def lay_out(shapes: Sequence[Shape], shards: int) -> BucketLayout:
     """Lay out parameters side by side in equal shards, whose bounds cut no row and no vector.
 
-    Those with the longest rows lie first. As every length of a row divides the longer ones
-    (``share_a_bucket``), each parameter then starts at a multiple of its own row, and so does every
-    shard. Both are multiples of ``VECTOR`` too; in usual models all sizes are, so that this costs
-    nothing.
+    Parameters with the longest rows come first. Every row length divides the longer ones
+    (``share_a_bucket``), so each parameter starts at a multiple of its row length, and no shard
+    boundary cuts a row. Starts and boundaries are also multiples of ``VECTOR``. In usual models
+    this costs no padding, because all sizes are such multiples.
 
     Args:
         shapes: of the parameters.
@@ -103,23 +104,24 @@ def share_a_bucket(rows: Sequence[int]) -> bool:
 class Bucket:
     """The gradients of some parameters of a rank, and with a sharded optimizer the parameters too.
 
-    The parameters get their ``main_grad``: a zeroed view of the bucket's gradients. Passes that
-    form weight gradients themselves (T, IB, W) add to it directly. Autograd's gradients go there
-    too: a hook adds ``.grad`` and frees it, so that at most one layer's gradient is alive. In fp32,
-    after a first gradient, ``main_grad`` *is* ``.grad``, to which autograd itself adds.
+    Each parameter gets a ``main_grad``: a zeroed view of the bucket's gradients. Passes that form
+    weight gradients themselves (T, IB, W) add to ``main_grad`` directly. For autograd's gradients a
+    hook adds ``.grad`` to ``main_grad`` and frees ``.grad``, so that at most one layer's gradient
+    is alive. In fp32, after a first gradient, ``main_grad`` *is* ``.grad``, and autograd adds to
+    it.
 
     Args:
-        parameters: all of one type, and summed over the same ranks; bf16 and fp16 ones get
-            gradients of ``gradient_dtype``, others those of their type.
-        kernels: of the parameters' device and type.
+        parameters: all of one dtype, with gradients that are summed over the same ranks. Gradients
+            of bf16 and fp16 parameters have ``gradient_dtype``, others the parameters' dtype.
+        kernels: of the parameters' device and dtype.
         layout: of the parameters; ``None``: side by side, in one shard.
-        together: whether the parameters move side by side too, so that replicas can gather them.
-        gradient_dtype: in which gradients add up, where parameters have 16 bits.
+        together: whether the parameters, too, are moved into one tensor, so that replicas can
+            gather them.
+        gradient_dtype: of the sums of gradients, for 16-bit parameters.
 
     Attributes:
         layout: where the parameters lie.
-        values: the parameters themselves, laid out in the same way; ``None`` if they do not lie
-            together.
+        values: the tensor of all parameters, in the same layout; ``None`` unless ``together``.
     """
 
     def __init__(
@@ -151,31 +153,32 @@ class Bucket:
         return tuple(entry.owned for entry in self._parameters)
 
     def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
-        """Return the ranks of which each has a shard; see ``OwnedParameter.summed_over``."""
+        """Return the ranks that each have a shard; see ``OwnedParameter.summed_over``."""
         return self._parameters[0].owned.summed_over(usual)
 
     @property
     def gradients(self) -> Tensor:
         """The sums of all parameters' gradients, one-dimensional and complete, to read or to set.
 
-        It is always the same memory. Once gradients have been forgotten it must be asked for again.
+        The memory is always the same. After ``forget_gradients`` this property must be read again,
+        because reading it completes the sums.
         """
         self.complete_gradients()
         return self._gradients
 
     def complete_gradients(self) -> None:
-        """Set sums of gradients to 0 that no gradient has been added to in this iteration."""
+        """Set the sums of parameters that got no gradient in this iteration to 0."""
         for entry in self._parameters:
             main_grad_of(entry.parameter)
 
     def forget_gradients(self) -> None:
-        """Begin new sums; see ``layers.main_grad``."""
+        """Begin new sums, which the first gradients overwrite; see ``layers.main_grad``."""
         for entry in self._parameters:
             forget_main_grad(entry.parameter)
             entry.parameter.grad = None
 
     def parts(self, shard: int) -> Iterator[ParameterPart]:
-        """Yield what a shard holds of the parameters."""
+        """Yield the parts of parameters that lie in a shard."""
         own = self.layout.shard(shard)
         for entry, start in zip(self._parameters, self.layout.starts, strict=True):
             parameter = entry.parameter
@@ -186,7 +189,7 @@ class Bucket:
                 yield ParameterPart.rows(entry, (begin - start) // row, (end - start) // row)
 
     def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every parameter, with its place in a tensor that is laid out as the bucket is."""
+        """Yield every parameter, with its view of ``flat``, a tensor in the bucket's layout."""
         for entry, start in zip(self._parameters, self.layout.starts, strict=True):
             parameter = entry.parameter
             yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)

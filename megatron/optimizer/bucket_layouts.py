@@ -1,8 +1,8 @@
-"""Where the parameters of all buckets of a rank lie, by what their optimizer asks for.
+"""Where the parameters of all buckets of a rank lie, as their optimizer requires.
 
 AdamW and SGD update each element by itself, so a shard may be any rows. Muon needs whole matrices.
-No boundary of their buckets cuts one, each shard has matrices of its own, and shards differ in
-size: nothing is padded, though there may be fewer matrices than replicas.
+In buckets for Muon no boundary cuts a matrix, each shard has its own matrices, and shards differ in
+size. Shards need no padding to equal sizes, even if there are fewer matrices than replicas.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ def bucket_layouts(
     """Lay out the parameters of every bucket.
 
     Args:
-        buckets: of a rank; the parameters of one are all kept whole, or none is. Each has a shard
+        buckets: of a rank. Each bucket keeps all of its parameters whole, or none. It has a shard
             for every rank over which its gradients are summed.
-        replicas: number of these ranks, for parameters that name none.
-        keeps_whole: tells what is not to be cut.
+        replicas: number of these ranks, for parameters without an ``axis``.
+        keeps_whole: tells which parameters must not be cut.
     """
     filled: dict[ConnectedAxis | None, list[int]] = {}
     layouts = []
@@ -44,10 +44,10 @@ def bucket_layouts(
 
 
 def lay_out_whole(shapes: Sequence[Shape], filled: Sequence[int]) -> BucketLayout:
-    """Lay out parameters side by side, so that no shard's boundary cuts one.
+    """Lay out parameters side by side, so that no shard boundary cuts a parameter.
 
-    Each goes to the shard that has least so far, the largest ones first (Graham, SIAM J. Appl.
-    Math. 17, 1969: the fullest shard has at most 4/3 of what the best assignment gives it).
+    Parameters go, largest first, to the shard with the fewest elements so far (Graham, SIAM J.
+    Appl. Math. 17, 1969: the fullest shard is at most 4/3 as large as in the best assignment).
 
     Args:
         shapes: of the parameters.

@@ -4,30 +4,30 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
-"""How the learning rate falls after the warm-up; WSD: it stays, and is annealed at the end."""
+"""How the learning rate falls after the warm-up; WSD: constant, then a decay at the end only."""
 
 AnnealingStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
-"""How WSD anneals the learning rate."""
+"""How the learning rate falls in the last phase of WSD."""
 
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 """How the weight decay goes from its start to its end."""
 
 ScaleMode = Literal["spectral", "unit_rms_norm", "shape_scaling"]
-"""How long an update of Muon is, by the shape of its matrix."""
+"""The rule for the length of a Muon update, by the shape of its matrix."""
 
 Coefficients = Literal["simple", "quintic", "polar_express", "aol"]
 """A set of coefficients for the Newton-Schulz iteration."""
 
 Precision = Literal["medium", "high", "highest"]
-"""Of matrix products in PyTorch's words: bf16, TF32 where there is, or fp32."""
+"""Precision of matrix products in PyTorch's words: bf16, TF32 if the device has it, or fp32."""
 
 
 MomentType = Literal["fp32", "bf16"]
-"""A type in which moments are kept; a word, because checkpoints keep it."""
+"""A dtype of moments; a string, because checkpoints store it."""
 
 
 Implementation = Literal["local", "apex", "torch"]
-"""Whose AdamW updates: the kernels' own where they have one, else PyTorch's; apex's; PyTorch's."""
+"""Which AdamW is used: ``local`` is the kernels' own, or PyTorch's if the kernels have none."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class MuonConfig:
     """Muon for the matrices of the layers; the names are Megatron's, behind ``--muon-``.
 
     Attributes:
-        momentum: share of the mean of gradients that a step keeps.
-        nesterov: look ahead by mixing the gradient with the new mean.
-        num_ns_steps: Newton-Schulz steps.
-        coefficient_type: their coefficients.
-        scale_mode: length of an update.
-        extra_scale_factor: by which updates are multiplied besides.
-        fp32_matmul_prec: of the products of the iteration.
+        momentum: decay of the running mean of gradients in a step.
+        nesterov: mix the gradient with the new mean once more (Nesterov momentum).
+        num_ns_steps: number of Newton-Schulz steps.
+        coefficient_type: coefficients of the Newton-Schulz steps.
+        scale_mode: rule for the length of an update.
+        extra_scale_factor: further factor of the length.
+        fp32_matmul_prec: precision of the products in the Newton-Schulz iteration.
         split_qkv: whether queries, keys and values are matrices of their own.
     """
 
@@ -60,11 +60,11 @@ class LossScaleConfig:
     """The loss scale of fp16 (``megatron.optimizer.loss_scaler``); names are Megatron's.
 
     Attributes:
-        constant: a scale that never changes; ``None``: it does.
+        constant: a scale that never changes; ``None``: the scale changes.
         initial: the first scale.
-        minimum: the least.
-        window: steps without an overflow after which the scale is doubled.
-        hysteresis: overflows after which it is halved.
+        minimum: the smallest scale.
+        window: number of steps without an overflow after which the scale is doubled.
+        hysteresis: number of overflows after which the scale is halved.
     """
 
     constant: float | None = None
@@ -81,32 +81,35 @@ class OptimizerConfig:
     Attributes:
         lr: peak learning rate.
         min_lr: final learning rate.
-        lr_decay_style: how it falls after the warm-up.
+        lr_decay_style: how the learning rate falls after the warm-up.
         lr_decay_samples: samples over which the rate decays (warm-up included).
-        lr_warmup_samples: samples of linear warm-up; a share of the decay need not be whole.
+        lr_warmup_samples: samples of linear warm-up; may be a fraction, if the user gives the
+            warm-up as a share of the decay.
         lr_warmup_init: learning rate at step 0.
-        lr_wsd_decay_style: how WSD anneals the rate.
-        lr_wsd_decay_samples: samples over which WSD does, the last ones of the decay.
+        lr_wsd_decay_style: how the rate falls in the last phase of WSD.
+        lr_wsd_decay_samples: length of that phase: the last samples of the decay.
         decoupled_lr: peak learning rate of the input and the output layer; ``None``: ``lr``.
-        decoupled_min_lr: their final learning rate; ``None``: ``min_lr``.
-        weight_decay: not applied to biases and one-dimensional parameters; decoupled but for SGD.
+        decoupled_min_lr: final learning rate of the input and the output layer; ``None``:
+            ``min_lr``.
+        weight_decay: not applied to biases and one-dimensional parameters; decoupled, except for
+            SGD.
         start_weight_decay: weight decay at step 0, if it is not constant.
         end_weight_decay: weight decay at the end, if it is not constant.
         weight_decay_incr_style: how the weight decay goes from its start to its end.
-        weight_decay_samples: samples over which it does.
-        optimizer: the optimizer; with Muon, AdamW for all that is no matrix of a layer.
+        weight_decay_samples: samples from the start of the weight decay to its end.
+        optimizer: the optimizer. Muon updates matrices of layers, and AdamW all other parameters.
         adam_beta1: first-moment decay.
         adam_beta2: second-moment decay.
         adam_eps: added to the root of the second moment.
-        sgd_momentum: share of the sum of gradients that a step of SGD keeps.
+        sgd_momentum: decay of the running sum of gradients in a step of SGD.
         muon: settings of Muon.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        post_validation: step on the norm over the ranks up to this one, and step again if that
-            turns out wrong (``megatron.optimizer.post_validation``).
-        loss_scale: that fp16 needs; ``None``: losses are not scaled.
+        post_validation: a rank steps before it knows the norm over all ranks, and steps again if
+            the norm requires it (``megatron.optimizer.post_validation``).
+        loss_scale: the loss scale for fp16; ``None``: losses are not scaled.
         implementation: of AdamW.
-        exp_avg_dtype: of Adam's first moment, which is updated in fp32.
-        exp_avg_sq_dtype: of its second moment.
+        exp_avg_dtype: of Adam's first moment in memory; updates are computed in fp32.
+        exp_avg_sq_dtype: of Adam's second moment in memory.
     """
 
     lr: float

@@ -1,10 +1,10 @@
 """The loss and the gradient norm of the whole model, added up over the ranks for a step.
 
-The sum goes in the order of the ranks, because floating-point sums depend on the order. A step that
-is checked afterwards (``post_validation``) must give the same bits as a step that waited.
+The ranks are added in order, because floating-point sums depend on the order. A step that is
+checked afterwards (``post_validation``) must give the same bits as a step that waited.
 
-Losses are weighted as if every token of the global batch counted. Together with the sums goes the
-number of those that do, and what was left out is one factor on loss, norm and gradients.
+Losses are weighted as if every token of the global batch counted. The number of tokens that really
+count is summed too. From this number follows one factor, which corrects loss, norm and gradients.
 """
 
 import functools
@@ -28,10 +28,11 @@ class GlobalState:
 
     Attributes:
         weighted_loss: sum of losses, each divided by the number of all tokens.
-        sum_of_squares: of the gradients of that sum, float64.
-        tokens: of the batch; one rank of each replica has them, the others 0.
-        valid_tokens: those that count.
-        weighted_depths: losses of the depths of multi-token prediction, as ``weighted_loss``.
+        sum_of_squares: of the gradients of ``weighted_loss``, float64.
+        tokens: number of tokens in the batch; one rank of each replica has it, the others have 0.
+        valid_tokens: number of tokens that count.
+        weighted_depths: losses of the depths of multi-token prediction, weighted like
+            ``weighted_loss``.
     """
 
     weighted_loss: float
@@ -63,12 +64,12 @@ class GlobalState:
 
     @property
     def factor(self) -> float:
-        """The number of all tokens by that of the tokens that count; 1 if none does."""
+        """The number of all tokens divided by the number that count; 1 if no token counts."""
         return self.tokens / self.valid_tokens if self.valid_tokens else 1.0
 
     @property
     def loss(self) -> float:
-        """Mean over the tokens that count, 0 if none does."""
+        """Mean loss over the tokens that count; 0 if no token counts."""
         return self.factor * self.weighted_loss
 
     @property
@@ -92,13 +93,13 @@ def own_totals(
     """Return this rank's part of a ``GlobalState``, float64 [4 + D] on the device.
 
     Args:
-        loss: this rank's part of the weighted loss and of those of the D depths, [1 + D].
-        parts: whose gradients this rank adds to the norm: of several replicas each takes its own
-            shard of the reduced gradients.
-        tokens: all tokens of the replica's batch and those that count, on one of its ranks; 0 on
-            the others.
+        loss: this rank's part of the weighted loss and of the D depths' losses, [1 + D].
+        parts: parts of parameters whose gradients this rank adds to the norm. With several
+            replicas, each has its own shard of the reduced gradients.
+        tokens: number of tokens in the replica's batch, and number of tokens that count, on one
+            rank of the replica; 0 on the others.
         kernels: of the device.
-        loss_scale: that loss and gradients hold, and the sums do not.
+        loss_scale: factor in ``loss`` and in the gradients; the result is divided by it.
     """
     squares = local_sum_of_squares(parts, kernels, loss.device)
     losses = loss.double() / loss_scale
@@ -115,7 +116,8 @@ def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
 
 
 def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
-    """Return results of ``own_totals`` summed over ``axis``; one wait for the device."""
+    """Return results of ``own_totals`` summed over ``axis``; the host waits for the device once."""
     by_rank = all_gather(totals, axis).tolist()
-    # Not sum(): from Python 3.12 on it compensates rounding errors, which a running sum cannot.
+    # Not sum(): from Python 3.12 on it compensates rounding errors, unlike the sums of
+    # ``post_validation``, which must have the same bits.
     return functools.reduce(operator.add, map(GlobalState.of, by_rank))

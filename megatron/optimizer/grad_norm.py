@@ -1,7 +1,7 @@
 """The global gradient norm, in which every parameter of the model counts once, and clipping by it.
 
-A rank sums its own squares; the sum over ranks is the caller's all-reduce; the clip coefficient is
-the same everywhere because the norm is.
+A rank sums its own squares, and the caller sums over the ranks. All ranks then have the same norm,
+and so the same clip coefficient.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def local_sum_of_squares(
     """Sum the squared entries of the gradients that count on this rank.
 
     Args:
-        parts: of this rank; those with ``counts_in_norm`` enter the sum.
+        parts: of this rank; only parts with ``counts_in_norm`` enter the sum.
         kernels: of the device.
         device: of the gradients.
 
@@ -32,7 +32,7 @@ def local_sum_of_squares(
 
 
 def clip_coefficient(norm: float, limit: float) -> float:
-    """The factor that brings a gradient of this norm to at most ``limit``.
+    """Return the factor that scales a gradient of norm ``norm`` to at most ``limit``.
 
     Args:
         norm: global gradient norm.

@@ -1,9 +1,10 @@
 """The loss scale of fp16, by Megatron-LM's rule.
 
 fp16 has no normal numbers below 2^-14, and most gradients of activations are smaller. So the loss
-is multiplied by a scale, which every gradient then has, and the optimizer's step divides by it. A
-scale that is too large lets a gradient overflow. Such an iteration takes no step, and after a few
-of them the scale is halved; after many good ones it is doubled (arXiv 1710.03740, section 3.2).
+is multiplied by a scale. All gradients are then multiplied by the scale too, and the optimizer's
+step divides by it. If the scale is too large, a gradient overflows. An iteration with an overflow
+takes no step. After a few overflows the scale is halved; after many iterations without one it is
+doubled (arXiv 1710.03740, section 3.2).
 """
 
 from collections.abc import Mapping
@@ -18,15 +19,15 @@ BACKOFF: Final = 0.5
 
 @dataclass(frozen=True)
 class LossScale:
-    """A loss scale, and what its next change depends on.
+    """A loss scale, and the counters that decide its next change.
 
     Attributes:
-        scale: of the loss.
+        scale: factor of the loss.
         good_steps: steps since the last overflow or growth.
-        tolerance: overflows until the scale shrinks; from then on every overflow shrinks it. Only
-            a growth renews the tolerance, so overflows need not follow one another.
-        samples_without_step: of all iterations that took no step. Megatron's rates do not count
-            them.
+        tolerance: number of overflows until the scale shrinks; from then on every overflow shrinks
+            it. Only a growth resets the tolerance, so the overflows need not be consecutive.
+        samples_without_step: samples of all iterations that took no step. Megatron's rate schedules
+            do not count these samples.
     """
 
     scale: float
@@ -36,7 +37,7 @@ class LossScale:
 
 
 class LossScaler:
-    """Follows the iterations of a run with its loss scale, alike on every rank.
+    """Updates the loss scale after every iteration, in the same way on every rank.
 
     Args:
         config: how the scale changes; ``None``: losses are not scaled.
@@ -61,8 +62,9 @@ class LossScaler:
         """Return the state after one more iteration.
 
         Args:
-            finite: whether loss and gradients of the whole model are, so that a step is taken.
-            samples: of the iteration.
+            finite: whether loss and gradients of the whole model are finite, so that a step is
+                taken.
+            samples: number of samples of the iteration.
         """
         config, state = self._config, self.state
         if config is None:
@@ -78,14 +80,14 @@ class LossScaler:
         self.state = self.after(finite, samples)
 
     def saved(self) -> dict[str, float] | None:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint; ``None`` if losses are not scaled."""
         return asdict(self.state) if self.is_active else None
 
     def load(self, saved: Mapping[str, float] | None) -> None:
-        """Go on from what a checkpoint has kept; a constant scale stays what it is.
+        """Continue from the state in a checkpoint; a constant scale does not change.
 
         Args:
-            saved: result of ``saved``, maybe of a run that scaled no loss.
+            saved: result of ``saved``, possibly of a run that scaled no losses.
         """
         if self._config is None or saved is None:
             return

@@ -1,7 +1,7 @@
 """The rates of a step as pure functions of the samples consumed so far.
 
-The meaning is that of Megatron's ``OptimizerParamScheduler``: the iteration that starts after ``n``
-samples uses ``rates(config, n)``, so a warm-up makes its first step at ``lr_warmup_init``.
+As in Megatron's ``OptimizerParamScheduler``, the iteration that starts after ``n`` samples uses
+``rates(config, n)``, so a warm-up makes its first step at ``lr_warmup_init``.
 """
 
 import math
@@ -17,7 +17,7 @@ _REMAINING: Final[Mapping[str, Callable[[float], float]]] = {
     "exponential": lambda done: 2.0 * 0.5**done - 1.0,
     "minus_sqrt": lambda done: 1.0 - math.sqrt(done),
 }
-"""What is left of a decay, from 1 to 0, when a share of its span is done."""
+"""For every style, the remaining share of a decay (1 to 0) when a share of its span is done."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def rates(config: OptimizerConfig, consumed_samples: int) -> Rates:
 
 
 def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
-    """The learning rate after ``consumed_samples`` samples.
+    """Return the learning rate after ``consumed_samples`` samples.
 
-    Linear from ``lr_warmup_init`` to ``lr`` over the warm-up; then ``lr`` for ever (``constant``),
-    or down towards ``min_lr``, which is the rate after ``lr_decay_samples``. The rate falls along
-    a line, along half a cosine, with the inverse square root of the samples, or (``WSD``, arXiv
-    2404.06395) in the last ``lr_wsd_decay_samples`` of the span only.
+    The rate rises linearly from ``lr_warmup_init`` to ``lr`` during the warm-up. Then it stays
+    (``constant``), or falls towards ``min_lr``, which is the rate after ``lr_decay_samples``. It
+    falls along a line, along half a cosine, with the inverse square root of the samples, or
+    (``WSD``, arXiv 2404.06395) only in the last ``lr_wsd_decay_samples`` of the span.
 
     Args:
         config: rates, style and spans, in samples.
@@ -82,7 +82,7 @@ def _rate(config: OptimizerConfig, peak: float, floor: float, consumed: int) -> 
 
 
 def _remaining(config: OptimizerConfig, consumed: int) -> float:
-    """What is left of the decay after the warm-up, from 1 to 0."""
+    """Return the remaining share of the decay after the warm-up, from 1 to 0."""
     style: str = config.lr_decay_style
     begin = config.lr_warmup_samples
     if style == "WSD":
@@ -96,10 +96,10 @@ def _remaining(config: OptimizerConfig, consumed: int) -> float:
 
 
 def weight_decay(config: OptimizerConfig, consumed_samples: int) -> float:
-    """The weight decay after ``consumed_samples`` samples.
+    """Return the weight decay after ``consumed_samples`` samples.
 
-    Constant, or from ``start_weight_decay`` at step 0 to ``end_weight_decay`` after
-    ``weight_decay_samples``, along a line or half a cosine.
+    The weight decay is constant, or goes from ``start_weight_decay`` at step 0 to
+    ``end_weight_decay`` after ``weight_decay_samples``, along a line or half a cosine.
 
     Args:
         config: the decays, their style and their span.

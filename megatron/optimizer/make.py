@@ -27,11 +27,12 @@ def make_optimizer(
     """Return the optimizer of some parts of this rank's parameters.
 
     Args:
-        config: which one, and its settings.
+        config: names the optimizer and its settings.
         qkv: how queries, keys and values lie in the fused matrices.
-        tensor: the ranks that share the layers, for sums outside of the schedule.
+        tensor: the ranks that share the layers, with a process group for communication outside of
+            the schedule.
         kernels: of the parameters' device.
-        parts: at least one.
+        parts: the parts of parameters, at least one.
     """
 
     def rules(masters: Sequence[Master]) -> list[Rule]:
@@ -61,21 +62,21 @@ def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels)
 def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
     """Return an optimizer that holds the weights in full precision, and never steps.
 
-    Runs that only evaluate load their weights through it.
+    Runs that only evaluate load their weights through this optimizer.
     """
     return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
 
 
 def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
-    """Return a function that tells which parameters an optimizer updates as a whole."""
+    """Return a function that tells which parameters the optimizer needs whole."""
     return takes_muon if config.optimizer == "muon" else lambda owned: False
 
 
 def takes_muon(owned: OwnedParameter) -> bool:
-    """Whether Muon updates it: a matrix of a layer.
+    """Return whether Muon updates a parameter: it must be a matrix of a layer.
 
-    Vocabulary and position tables, norms and biases are left to AdamW. (Megatron gives Muon the
-    position table too.)
+    AdamW updates vocabulary and position tables, norms and biases. (In Megatron, Muon also updates
+    the position table.)
     """
     in_a_layer = owned.name.startswith((LAYERS, f"{MULTI_TOKEN_PREDICTION}."))
     return in_a_layer and len(owned.global_shape) == 2

@@ -1,7 +1,7 @@
-"""Steps on full-precision masters of the weights, whatever the precision of the weights.
+"""Steps on *masters*: full-precision copies of the weights.
 
-Under bf16 and fp16 each part of a parameter has an fp32 master copy that is updated and rounded
-back; an fp32 weight is its own master. How masters are updated is a rule: AdamW, SGD or Muon. An
+Each part of a bf16 or fp16 parameter has an fp32 master, which a step updates and then rounds to
+the weight. An fp32 weight is its own master. A *rule* updates masters: AdamW, SGD or Muon. An
 optimizer may have several rules, each for some of the masters.
 """
 
@@ -26,8 +26,8 @@ class Master:
 
     Attributes:
         part: the part of a parameter.
-        weight: its weight in full precision, with the gradient as its ``.grad`` if that has the
-            same type.
+        weight: the part's weight in full precision. The gradient is its ``.grad`` if both have the
+            same dtype.
     """
 
     part: ParameterPart
@@ -40,28 +40,28 @@ class Master:
 
     @property
     def owned(self) -> OwnedParameter:
-        """The parameter that it is a part of."""
+        """The parameter that contains the part."""
         return self.part.entry.owned
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient, of the weight's shape; in bf16 if main gradients are."""
+        """The gradient, of the weight's shape; bf16 if main gradients are bf16."""
         return self.part.gradient
 
     @property
     def in_vocabulary(self) -> bool:
-        """Whether it is of the input or the output layer, whose learning rate may be its own."""
+        """Whether the parameter is the input or the output layer's, with its own learning rate."""
         return self.name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step depends on besides the gradients.
+    """The numbers of a step.
 
     Attributes:
         rates: learning rates and weight decay.
-        divisors: of the gradients, at most two, one after the other.
-        number: of the step since the start of the training, from 1.
+        divisors: numbers by which the gradients are divided, one after the other; at most two.
+        number: number of the step since the start of the training, from 1.
     """
 
     rates: Rates
@@ -73,37 +73,37 @@ class Rule(Protocol):
     """A way to update some masters.
 
     Attributes:
-        rounds: a step also rounds the masters to the weights, if they have other types.
+        rounds: whether a step also rounds the masters to weights of another dtype.
     """
 
     rounds: bool
 
     @property
     def kept(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Tensors that the rule keeps of every master, each of the master's shape; both have names.
+        """The rule's tensors by master name and tensor name, each of the master's shape.
 
-        They are all that a step changes for good besides the masters.
+        A step changes only these tensors and the masters for good.
         """
         ...
 
     def step(self, step: Step) -> None:
         """Update the masters from their gradients.
 
-        The last quotients stay in the gradients' place, unless no step is ever taken again.
+        The divided gradients replace the gradients if the step may be undone and taken again.
         """
         ...
 
 
 MakeRules = Callable[[Sequence[Master]], Sequence[Rule]]
-"""Returns the rules for some masters, each of which falls under one."""
+"""Returns the rules for some masters; every master has exactly one rule."""
 
 
 class MixedPrecisionOptimizer:
     """Updates parts of parameters by rules; an ``Optimizer``.
 
     Args:
-        parts: of parameters of any floating type, at least one; the storage of their weights and
-            gradients never changes.
+        parts: parts of parameters of any floating-point dtype, at least one; the storage of their
+            weights and gradients never changes.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
         rules: for the parts' masters.
     """
@@ -119,7 +119,7 @@ class MixedPrecisionOptimizer:
         self._saved: list[Tensor] = []
 
     def _master_of(self, part: ParameterPart) -> Tensor:
-        """The full-precision tensor to update; see ``Master``."""
+        """Return the full-precision tensor to update; see ``Master``."""
         master = part.weight
         full = torch.promote_types(part.weight.dtype, torch.float32)
         if full != part.weight.dtype:
@@ -143,7 +143,7 @@ class MixedPrecisionOptimizer:
             self._round()
 
     def tensors_of(self, name: str) -> dict[str, Tensor]:
-        """As in ``Optimizer``: the master, and what its rule keeps."""
+        """As in ``Optimizer``: the master, and its rule's tensors."""
         found = {"weight": self._by_name[name]}
         for rule in self._rules:
             found |= rule.kept.get(name, {})
@@ -164,8 +164,8 @@ class MixedPrecisionOptimizer:
     def save(self) -> None:
         """As in ``Optimizer``.
 
-        The copy takes as much memory as masters and state do, 12 bytes a parameter with AdamW and
-        fp32 masters, and is kept for the next copy. A copy takes about as long as a step.
+        The copy takes as much memory as masters and rule tensors: 12 bytes a parameter with AdamW
+        and fp32 masters. The next call reuses this memory. Copying takes about as long as a step.
         """
         state = self._state()
         if not self._saved:
@@ -182,7 +182,7 @@ class MixedPrecisionOptimizer:
         self._round()
 
     def _state(self) -> list[Tensor]:
-        """Everything that a step changes for good, always in the same order."""
+        """Return all tensors that a step changes for good, always in the same order."""
         by_master = [own for rule in self._rules for own in rule.kept.values()]
         return [*self._by_name.values(), *(tensor for own in by_master for tensor in own.values())]
 
@@ -192,10 +192,11 @@ class MixedPrecisionOptimizer:
 
 
 def _scales(factor: float, clipping: float) -> list[float]:
-    """Return what gradients are scaled by, one after the other.
+    """Return the numbers by which gradients are multiplied, one after the other.
 
-    A step that was taken on a guess has applied the factor already, so factor and clipping are two
-    scales, to the same bits in any case; but a power of two, as a loss scale is, rounds nothing.
+    A step that corrects a guess finds the factor already applied (``post_validation``). So factor
+    and clipping are always two scales, which gives the same bits with and without a guess. A factor
+    that is a power of two causes no rounding, so both may be one scale.
     """
     mantissa, _ = math.frexp(factor)
     scales = [factor * clipping] if mantissa == 0.5 else [factor, clipping]
@@ -204,12 +205,12 @@ def _scales(factor: float, clipping: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Group:
-    """Masters with the same rates: what one call of PyTorch's fused kernels updates.
+    """Masters with the same rates, which one call of PyTorch's fused kernels updates.
 
     Attributes:
         masters: at least one.
-        decays: whether their weights decay.
-        in_vocabulary: whether they are of the vocabulary layers.
+        decays: whether the weights decay.
+        in_vocabulary: whether the masters belong to the vocabulary layers.
     """
 
     masters: tuple[Master, ...]
@@ -218,12 +219,12 @@ class Group:
 
     @property
     def weights(self) -> list[Tensor]:
-        """In full precision."""
+        """The masters' weights in full precision."""
         return [master.weight for master in self.masters]
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of the weights, as many."""
+        """The gradients of ``weights``, in the same order."""
         return [master.gradient for master in self.masters]
 
     def lr(self, rates: Rates) -> float:
@@ -236,7 +237,7 @@ class Group:
 
 
 def groups_of(masters: Sequence[Master]) -> list[Group]:
-    """Return groups by whether masters decay, and whether they are of the vocabulary layers."""
+    """Group masters by whether they decay, and whether they belong to the vocabulary layers."""
     found: dict[tuple[bool, bool], list[Master]] = {}
     for master in masters:
         found.setdefault((master.part.weight_decay, master.in_vocabulary), []).append(master)

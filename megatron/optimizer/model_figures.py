@@ -1,7 +1,7 @@
-"""Figures of the whole model for the log: zeros in the gradient, norm of the weights.
+"""Numbers about the whole model for the log: zeros in the gradient, norm of the weights.
 
-Every element of the model counts once under any layout: copies and padding are left out, and of
-several replicas each counts its own shards.
+Every element of the model counts once under any layout: copies and padding are left out, and each
+replica counts only its own shards.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def zeros_in_gradient(
     """Return how many elements of the model's gradient are zero.
 
     Args:
-        parts: those that this rank counts, with reduced gradients.
+        parts: the parts of parameters that this rank counts, with reduced gradients.
         world: all ranks of the job; each calls this function.
         device: of the gradients.
     """
@@ -36,10 +36,10 @@ def zeros_in_gradient(
 def norm_of_weights(
     parts: Sequence[ParameterPart], world: ConnectedAxis, device: torch.device
 ) -> float:
-    """Return the norm of all weights of the model, as the forward pass reads them.
+    """Return the norm of all weights of the model, in the dtype that the forward pass reads.
 
     Args:
-        parts: those that this rank counts.
+        parts: the parts of parameters that this rank counts.
         world: all ranks of the job; each calls this function.
         device: of the weights.
     """

@@ -1,10 +1,10 @@
-"""Muon: momentum, made orthogonal, for the matrices of the layers.
+"""Muon: orthogonalized momentum as the update, for the matrices of the layers.
 
-An update has the singular vectors of the mean of gradients, and singular values near 1
-(``newton_schulz``). It depends on a matrix as a whole. Ranks that share one put it together, and
-replicas that shard the optimizer have matrices of their own (``bucket_layouts``).
-As in Megatron, a layer's queries, keys and values are three matrices, although they lie in one, and
-SwiGLU's gate and up projections are one.
+An update has the singular vectors of the running mean of gradients, and singular values near 1
+(``newton_schulz``). An update therefore needs the whole matrix. Tensor-parallel ranks gather the
+matrices that they share, and with a sharded optimizer each replica has whole matrices
+(``bucket_layouts``). As in Megatron, the fused matrix of queries, keys and values counts as three
+matrices, and the fused matrix of SwiGLU's gate and up projections counts as one.
 
 Sources: https://kellerjordan.github.io/posts/muon, arXiv 2502.16982 (lengths of updates).
 """
@@ -25,7 +25,7 @@ from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis
 
 FUSED_QKV: Final = "self_attention.linear_qkv.weight"
-"""End of the name of the matrix in which queries, keys and values lie."""
+"""End of the name of the fused matrix of queries, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class QKVRows:
 
     Attributes:
         query: rows of the group's query heads.
-        key: rows of its key.
-        value: rows of its value.
+        key: rows of the group's key head.
+        value: rows of the group's value head.
     """
 
     query: int
@@ -55,7 +55,7 @@ class Muon:
         masters: matrices, or this rank's parts of them.
         config: settings.
         qkv: how queries, keys and values lie in the fused matrices.
-        tensor: the ranks that share the matrices; they make their steps together.
+        tensor: the ranks that share the matrices; all call ``step`` together.
     """
 
     rounds = False
@@ -106,7 +106,7 @@ class Muon:
         return torch.cat(updates, dim=1).view_as(direction)
 
     def _scaled(self, matrix: Tensor) -> Tensor:
-        """Return the orthogonal matrix near a matrix, with the length that its shape asks for."""
+        """Return the orthogonal matrix near ``matrix``, times the length for its shape."""
         config = self._config
         length = config.extra_scale_factor * update_length(
             matrix.shape[0], matrix.shape[1], config.scale_mode
@@ -115,11 +115,11 @@ class Muon:
 
 
 def update_length(rows: int, columns: int, mode: ScaleMode) -> float:
-    """Return what an orthogonal update of this shape is multiplied by.
+    """Return the factor of an orthogonal update of this shape.
 
     ``spectral`` makes updates of all shapes as long as Adam's, times a constant (arXiv 2502.16982);
-    ``unit_rms_norm`` keeps the norm of what a layer adds (arXiv 2502.07529); ``shape_scaling`` is
-    the first Muon's.
+    ``unit_rms_norm`` keeps the norm of a layer's output (arXiv 2502.07529); ``shape_scaling`` is
+    the rule of the original Muon.
     """
     if mode == "spectral":
         return math.sqrt(max(rows, columns))

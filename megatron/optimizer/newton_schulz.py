@@ -1,8 +1,8 @@
-"""The Newton-Schulz iteration: an orthogonal matrix close to a given one, by products alone.
+"""The Newton-Schulz iteration: it finds an orthogonal matrix near a given one, by products only.
 
-If U S Vᵀ is the singular value decomposition of a matrix, the iteration leaves U and V as they are
-and brings every singular value near 1. Quintic polynomials with a steep slope at 0 need few steps,
-in exchange for values that end in a band around 1 (Jordan, https://kellerjordan.github.io/posts/muon).
+If U S Vᵀ is the singular value decomposition of a matrix, the iteration keeps U and V and brings
+every singular value near 1. Quintic polynomials with a steep slope at 0 need few steps, but the
+singular values end in a band around 1 (Jordan, https://kellerjordan.github.io/posts/muon).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,14 +46,14 @@ STEPS: Final[Mapping[Coefficients, tuple[Step, ...]]] = {
 Polar Express (arXiv 2505.16932) and almost orthogonal layers (arXiv 2208.03160)."""
 
 EPSILON: Final = 1e-7
-"""The least norm that a matrix is divided by."""
+"""The smallest norm by which a matrix is divided."""
 
 
 def coefficients(kind: Coefficients, steps: int) -> tuple[Step, ...]:
-    """Return the coefficients of so many steps.
+    """Return the coefficients of ``steps`` steps.
 
     Raises:
-        ValueError: the set does not make so many steps.
+        ValueError: the set ``kind`` does not allow this number of steps.
     """
     own = STEPS[kind]
     if kind == "polar_express":
@@ -76,7 +76,7 @@ def orthogonalized(
         precision: of the products.
 
     Returns:
-        [m, n] in the type of ``matrix``; zero if that is zero.
+        [m, n] in the dtype of ``matrix``; zero if ``matrix`` is zero.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x_mn = matrix.T if tall else matrix  # so that X Xᵀ is the smaller product
@@ -93,7 +93,7 @@ def orthogonalized(
 
 @contextmanager
 def _products_in(precision: Precision) -> Iterator[None]:
-    """Let PyTorch take ``precision`` for products of fp32 matrices."""
+    """Set the ``precision`` that PyTorch uses for products of fp32 matrices."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

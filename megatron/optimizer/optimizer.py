@@ -1,4 +1,4 @@
-"""What the training step asks of an optimizer; every optimizer works on parts of parameters."""
+"""The interface of optimizers for the training step; an optimizer updates parts of parameters."""
 
 import math
 from typing import Protocol
@@ -14,8 +14,8 @@ class Optimizer(Protocol):
     def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """Update every part from its gradient times ``factor``, and round the weights.
 
-        The gradients are scaled in place. Afterwards they may only be zeroed, or used by another
-        step after ``restore``, without the factor.
+        The gradients may be scaled in place. Afterwards they may only be zeroed. Another step after
+        ``restore`` may use them too, but without the factor, which they already contain.
 
         Args:
             rates: of this step.
@@ -28,28 +28,28 @@ class Optimizer(Protocol):
         ...
 
     def tensors_of(self, name: str) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps of a part, each of the part's shape.
+        """Return a part's tensors for a checkpoint, each of the part's shape.
 
         Args:
             name: of the parameter in the whole model.
 
         Returns:
-            ``weight``, in full precision, and what else the optimizer needs, by name: the tensors
-            themselves. Whoever changes them calls ``loaded``.
+            ``weight``, in full precision, and the optimizer's state, by name. They are no copies: a
+            caller that changes the tensors must call ``loaded`` afterwards.
         """
         ...
 
     @property
     def steps(self) -> int:
-        """Steps taken since the start of the training, those before a checkpoint included."""
+        """Steps since the start of the training, including steps before a loaded checkpoint."""
         ...
 
     def loaded(self, steps: int) -> None:
-        """Go on from tensors that were loaded, after so many steps."""
+        """Continue from tensors that were loaded, after ``steps`` steps."""
         ...
 
     def save(self) -> None:
-        """Keep all of the state as it is, for ``restore``."""
+        """Copy the whole state, for ``restore``."""
         ...
 
     def restore(self) -> None:
@@ -58,7 +58,7 @@ class Optimizer(Protocol):
 
 
 def check_norm(grad_norm: float) -> None:
-    """Refuse a step on a gradient that is no number.
+    """Refuse a step on a gradient with infinity or NaN.
 
     Raises:
         FloatingPointError: the norm is infinite or NaN.

@@ -24,12 +24,12 @@ class OptimizedParameter:
 
     @classmethod
     def of(cls, owned: OwnedParameter) -> "OptimizedParameter":
-        """Return a parameter that is treated as Megatron treats one of its name and shape."""
+        """Return a parameter, with weight decay by Megatron's rule for its name and shape."""
         return cls(owned, wants_weight_decay(owned.name, owned.parameter))
 
     @property
     def name(self) -> str:
-        """Its name in the whole model, for messages and checkpoints."""
+        """The parameter's name in the whole model, for messages and checkpoints."""
         return self.owned.name
 
     @property
@@ -39,19 +39,20 @@ class OptimizedParameter:
 
     @property
     def counts_in_norm(self) -> bool:
-        """Whether its gradient enters the global norm from this rank: one of its copies does."""
+        """Whether this rank adds the gradient to the norm: only one of several copies counts."""
         return not self.owned.is_copy
 
 
 @dataclass(frozen=True)
 class ParameterPart:
-    """Rows of a parameter that this rank updates: all of them, or those of its shard (ZeRO).
+    """Rows of a parameter that this rank updates: all rows, or the rows in its shard (ZeRO).
 
     Attributes:
         entry: the parameter.
-        weight: the rows, as the forward pass reads them.
+        weight: the rows, in the dtype that the forward pass reads.
         gradient: the main gradient of the rows.
-        pieces: the boxes of the whole model's tensor that are in the rows, placed in ``weight``.
+        pieces: the boxes of the whole model's tensor that the rows contain, with their places in
+            ``weight``.
     """
 
     entry: OptimizedParameter
@@ -61,12 +62,12 @@ class ParameterPart:
 
     @classmethod
     def whole(cls, entry: OptimizedParameter) -> "ParameterPart":
-        """Return all of a parameter, which has its main gradient."""
+        """Return all rows of a parameter, which must have its main gradient."""
         return cls.rows(entry, 0, len(entry.parameter))
 
     @classmethod
     def rows(cls, entry: OptimizedParameter, first: int, last: int) -> "ParameterPart":
-        """Return the rows ``first`` to ``last`` - 1 of a parameter, which has its main gradient."""
+        """Return rows ``first`` to ``last`` - 1 of a parameter that has its main gradient."""
         parameter = entry.parameter
         return cls(
             entry,
@@ -87,7 +88,7 @@ class ParameterPart:
 
     @property
     def counts_in_norm(self) -> bool:
-        """Whether its gradient enters the global norm from this rank."""
+        """Whether this rank adds the gradient to the global norm."""
         return self.entry.counts_in_norm
 
     @property
@@ -97,7 +98,7 @@ class ParameterPart:
 
 
 def _pieces_in(pieces: tuple[Piece, ...], first: int, last: int) -> Iterator[Piece]:
-    """Yield what is in the rows ``first`` to ``last`` - 1 of a tensor, placed in those rows."""
+    """Yield the pieces in rows ``first`` to ``last`` - 1 of a tensor, placed within these rows."""
     for piece in pieces:
         top, rows = piece.at[0], piece.box.shape[0]
         begin, end = max(first, top), min(last, top + rows)
@@ -106,5 +107,8 @@ def _pieces_in(pieces: tuple[Piece, ...], first: int, last: int) -> Iterator[Pie
 
 
 def wants_weight_decay(name: str, parameter: nn.Parameter) -> bool:
-    """Megatron's rule: matrices decay, embeddings included; biases and vectors (norms) do not."""
+    """Return whether a parameter decays.
+
+    By Megatron's rule matrices decay, embeddings included; biases and vectors (norms) do not.
+    """
     return parameter.dim() > 1 and not name.endswith(".bias")

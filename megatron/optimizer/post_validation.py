@@ -1,15 +1,15 @@
 """Optimizer steps that no rank waits for (arXiv 2401.10241, section 4).
 
 A synchronous step waits until the gradient norm of the whole model is known. Here a rank waits only
-for the ranks before it. Partial sums travel from the first rank to the last; each rank steps on the
-sum so far and goes on with the forwards of the next iteration. The last rank's sum is the sum of
-the whole model. Meanwhile it travels back to all ranks, and every rank checks it before its first
-backward. If clipping was needed after all, or a value is not finite, the step is undone to the last
-bit and taken again.
+for the ranks before it. Partial sums travel from the first rank to the last. Each rank steps on the
+sum so far, and starts the forwards of the next iteration. The last rank's sum is the sum of the
+whole model. It travels back to all ranks meanwhile, and every rank checks it before its first
+backward. If clipping was needed after all, or a value is not finite, the step is undone exactly, to
+the last bit. If all values are finite, it is then taken again with the right norm.
 
-A sum of squares only grows along the ranks. If the whole model needs no clipping, no rank has seen
-a need for it, and all ranks have guessed right. If the model needs clipping, only the last rank can
-have guessed right. All ranks see the same sum, and come to the same verdict.
+A sum of squares only grows along the ranks. If the whole model needs no clipping, no partial sum
+needed clipping, and all ranks have guessed right. If the model needs clipping, only the last rank
+can have guessed right. All ranks see the same sum, and reach the same decision.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class PostValidatedStep:
     Args:
         optimizer: of this rank.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
-        hosts: the axis to sum over, with at least two ranks; its hosts pass on the sums.
+        hosts: the axis to sum over, with at least two ranks; sums travel between CPUs.
     """
 
     def __init__(self, optimizer: Optimizer, clip_grad: float, hosts: ConnectedAxis) -> None:
@@ -51,7 +51,7 @@ class PostValidatedStep:
         Args:
             rates: of the step.
             own: sums over this rank.
-            loss_scale: that the gradients hold, and the sums do not.
+            loss_scale: factor in the gradients, but not in the sums.
         """
         assert self._open is None, "the last step has not been validated"
         prefix = self._sum_so_far(own)
@@ -81,7 +81,7 @@ class PostValidatedStep:
         """Undo a wrong step and, if the sums are finite, take the right one.
 
         Args:
-            full: what ``validate`` returned.
+            full: the sums that ``validate`` returned.
         """
         assert self._open is not None, "no step to correct"
         step, self._open = self._open, None
@@ -90,7 +90,7 @@ class PostValidatedStep:
         if step.stepped:
             self._optimizer.restore()
         if full.is_finite:
-            # a guess, which never clips, has left the gradients times the factor
+            # A guess never clips; it has multiplied the gradients by the factor.
             factor = 1.0 if step.stepped else full.factor / step.loss_scale
             self._optimizer.step(step.rates, full.grad_norm, factor)
 
@@ -98,7 +98,7 @@ class PostValidatedStep:
         return state.is_finite and clip_coefficient(state.grad_norm, self._clip_grad) == 1.0
 
     def _sum_so_far(self, own: GlobalState) -> GlobalState:
-        """Wait for the sum over the ranks before this one and add its own."""
+        """Wait for the sum over the earlier ranks, and add this rank's sums."""
         hosts = self._hosts
         if hosts.rank == 0:
             return own
@@ -107,7 +107,7 @@ class PostValidatedStep:
         return GlobalState.of(before.tolist()) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
-        """Start the transfers of the full sum to all ranks, and of the sum so far to the next."""
+        """Start sending the full sum to all ranks, and the sum so far to the next rank."""
         hosts = self._hosts
         totals = torch.tensor(prefix.values, dtype=torch.float64)
         sent = None if self._is_last else send(totals, hosts.rank + 1, hosts)
@@ -122,11 +122,11 @@ class _OpenStep:
     """A step that is not validated yet.
 
     Attributes:
-        rates: its rates.
-        loss_scale: that its gradients hold.
-        stepped: whether it was taken.
-        full: the sums over all ranks, under way.
-        sent: the sums so far, under way to the next rank.
+        rates: of the step.
+        loss_scale: factor in the gradients.
+        stepped: whether the step was taken.
+        full: transfer of the sums over all ranks.
+        sent: transfer of the sums so far to the next rank; ``None`` on the last rank.
     """
 
     rates: Rates

@@ -1,6 +1,6 @@
-"""Gradient descent with momentum, as Megatron has it: PyTorch's own.
+"""Gradient descent with momentum, by PyTorch's kernel, as in Megatron.
 
-The weight decay is not decoupled: it is added to the gradient, and so goes into the momentum too.
+The weight decay is not decoupled: it is added to the gradient, so the momentum contains it too.
 The momentum is a sum, not a mean: v <- momentum v + (g + decay w), w <- w - lr v.
 """
 
@@ -16,11 +16,11 @@ from megatron.optimizer.mixed_precision import Master, Step, groups_of
 
 
 class SGD:
-    """Momentum SGD for some masters; a ``Rule`` that keeps ``momentum_buffer``, if there is one.
+    """SGD for some masters; a ``Rule`` that keeps ``momentum_buffer`` if there is momentum.
 
     Args:
         masters: at least one.
-        config: the momentum; 0: none.
+        config: the momentum; 0 switches it off.
     """
 
     rounds = False
@@ -38,7 +38,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self, step: Step) -> None:
-        """As in ``Rule``; one pass of the fused kernel."""
+        """As in ``Rule``; one call of the fused kernel for each group."""
         divisor = last_divisor(self._gradients, step.divisors)
         for group in self._groups:
             sgd(

@@ -1,9 +1,10 @@
 """A sharded optimizer: every replica updates its shard of each bucket (ZeRO-1, arXiv 1910.02054).
 
 After the gradients have been reduced, replica k has the sums of shard k. It keeps the optimizer's
-state of these rows only, updates them, and then the replicas gather the weights. Update and
-gathering may wait until the next iteration needs a bucket's weights: ``open`` notes the step, and
-the program of that iteration takes it bucket by bucket (``schedules.buckets``), or ``settle`` does.
+state of shard k only, and updates the shard's weights. Then the replicas gather all weights. Update
+and gathering may wait until the next iteration needs a bucket's weights. For this, ``open`` stores
+the arguments of a step. The program of the next iteration takes the step bucket by bucket
+(``schedules.buckets``), or ``settle`` takes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
 MakeOptimizer = Callable[[Sequence[ParameterPart]], Optimizer]
-"""Returns the optimizer of some parts."""
+"""Returns the optimizer of some parts of parameters."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class _OpenStep:
 
 
 class ShardedOptimizer:
-    """The optimizer of one rank's shards; an ``Optimizer``. All replicas call every method alike.
+    """The optimizer of one rank's shards; an ``Optimizer``. All replicas call the same methods.
 
     Args:
-        buckets: of this rank, with their parameters lying together.
+        buckets: of this rank, each with its parameters in one tensor (``together``).
         make: makes the optimizer of a bucket.
-        axis: the replicas, for buckets whose parameters name no ranks of their own.
+        axis: the replicas, for buckets whose parameters have no ``axis``.
     """
 
     def __init__(self, buckets: Sequence[Bucket], make: MakeOptimizer, axis: ConnectedAxis) -> None:
@@ -58,9 +59,9 @@ class ShardedOptimizer:
         self._to_gather: set[int] = set()
 
     def open(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
-        """Note a step, which ``update`` and ``gather`` take; arguments and errors as of ``step``.
+        """Store a step for ``update`` and ``gather``; arguments and errors are those of ``step``.
 
-        ``update`` also forgets the gradients of its bucket: they are complete, and used up.
+        ``update`` also forgets the gradients of its bucket, because nothing needs them any more.
         """
         check_norm(grad_norm)
         assert not self._to_update, "the last step has not been taken"
@@ -71,14 +72,14 @@ class ShardedOptimizer:
         self._to_gather = set(self._to_update)
 
     def update(self, bucket: int) -> None:
-        """Take the open step for this rank's shard of a bucket; nothing happens without one."""
+        """Take the open step, if there is one, for this rank's shard of a bucket."""
         if bucket in self._to_update:
             self._to_update.discard(bucket)
             self._step(bucket)
             self._buckets[bucket].forget_gradients()
 
     def gather(self, bucket: int) -> None:
-        """Gather the weights of a bucket, if they have been updated since they last were."""
+        """Gather the weights of a bucket, if they have changed since they were last gathered."""
         if bucket in self._to_gather:
             assert bucket not in self._to_update, "update comes before gather"
             self.gather_again(bucket)
@@ -91,13 +92,13 @@ class ShardedOptimizer:
         collectives.gather_parts(own.values, self._axes[bucket], own.layout.sizes)
 
     def settle(self) -> None:
-        """Take what is left of an open step: afterwards all weights are up to date everywhere."""
+        """Finish an open step: afterwards every rank has the updated weights of all buckets."""
         for bucket in range(len(self._buckets)):
             self.update(bucket)
             self.gather(bucket)
 
     def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
-        """As in ``Optimizer``, at once; the gradients are not zeroed."""
+        """As in ``Optimizer``, for all buckets at once; the gradients are not zeroed."""
         self.open(rates, grad_norm, factor)
         self._to_update.clear()
         for bucket in range(len(self._buckets)):

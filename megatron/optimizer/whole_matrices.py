@@ -1,8 +1,8 @@
-"""Matrices that tensor-parallel ranks share, put together for updates that need them whole.
+"""Matrices that tensor-parallel ranks share, gathered for updates that need whole matrices.
 
-Every rank gathers the other ranks' parts, forms the whole update, and keeps its own part of it. The
-ranks do the same work t times, as with Megatron's ``--muon-tp-mode duplicated``; so the update does
-not depend on how the matrix is cut.
+Every rank gathers the other ranks' parts, forms the whole update, and keeps its own part of the
+update. All t ranks do the same work, as with Megatron's ``--muon-tp-mode duplicated``. The update
+therefore does not depend on how the matrix is cut.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ from megatron.parallel.groups import ConnectedAxis
 
 
 class WholeMatrices:
-    """Some matrices of the model; every rank of the axis makes one, with its parts of them.
+    """Some matrices of the model; every rank of the axis makes an object with its own parts.
 
     Args:
-        parts: what this rank has of them.
-        axis: the ranks that share them, for sums outside of the schedule.
+        parts: this rank's parts of the matrices.
+        axis: the ranks that share the matrices, with a process group for communication outside of
+            the schedule.
 
     Raises:
-        ValueError: the parts of all ranks are not the whole.
+        ValueError: the parts of all ranks together are not the whole matrices.
     """
 
     def __init__(self, parts: Sequence[ParameterPart], axis: ConnectedAxis) -> None:
@@ -35,7 +36,7 @@ class WholeMatrices:
             check_tiling(part.global_shape, boxes)
 
     def gathered(self, part: ParameterPart, own: Tensor) -> Tensor:
-        """Return a whole tensor from the ranks' parts of it; all ranks call it in the same order.
+        """Gather a whole tensor from the ranks' parts; all ranks make these calls in one order.
 
         Args:
             part: this rank's part of a matrix, which says where the tensor is cut.
@@ -51,11 +52,11 @@ class WholeMatrices:
         return whole
 
     def own_part(self, part: ParameterPart, whole: Tensor) -> Tensor:
-        """Return what this rank has of a whole tensor.
+        """Return this rank's part of a whole tensor.
 
         Args:
             part: this rank's part of the matrix.
-            whole: of the shape of the matrix.
+            whole: the tensor, of the shape of the matrix.
         """
         if self._axis.size == 1:
             return whole

@@ -1,13 +1,13 @@
 """One iteration's microbatches on the device, with the weight of every token's loss.
 
 The weight g is the token's mask times the loss scale, divided by the number of *all* tokens of the
-global batch; every rank knows them without asking. How many tokens count is known at the end of the
-iteration only, over all replicas (``megatron.optimizer.global_state``); losses and gradients are
-scaled then.
+global batch, a number that every rank knows. The number of tokens that count is known only at the
+end of the iteration, after a sum over all replicas (``megatron.optimizer.global_state``). Losses
+and gradients are scaled then.
 
-With multi-token prediction the same tokens are further samples of the output layer, one for every
-depth: depth k predicts the label k positions on. Its loss is, as in Megatron, the mean over those
-of a microbatch whose label counts there; positions without such a label have weight 0.
+With multi-token prediction the output layer sees every sample again for every depth: depth k
+predicts the label that stands k positions later. As in Megatron, a depth's loss is the mean over
+the tokens of a microbatch whose label at that depth counts. All other tokens have weight 0.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from torch.nn import functional
 from megatron.kernels.documents import Documents
 
 _ALIGNED: Final = 16
-"""Bytes: every tensor in a buffer begins at a multiple of them."""
+"""Alignment in bytes: every tensor in a buffer begins at a multiple of it."""
 
 
 class HostMicrobatch(Protocol):
-    """What training reads of a microbatch, see ``megatron.data.microbatch.Microbatch``."""
+    """The part of ``megatron.data.microbatch.Microbatch`` that training reads."""
 
     @property
     def tokens(self) -> Tensor:
@@ -42,20 +42,20 @@ class HostMicrobatch(Protocol):
 
     @property
     def document_starts(self) -> Tensor | None:
-        """The first position of every token's document, int64 [b, s]; ``None``: all are as one.
+        """The first position of every token's document, int64 [b, s]; ``None``: one per sample.
 
-        Of ranks that share sequences, each has those of whole ones.
+        Context-parallel ranks, which share sequences, each have the starts of whole sequences.
         """
 
     @property
     def positions(self) -> Tensor | None:
-        """Of every token, int64, [b, s] or [1, s]; ``None``: 0, 1, 2, ... in its sample."""
+        """Position of every token, int64, [b, s] or [1, s]; ``None``: 0, 1, 2, ... per sample."""
 
     @property
     def valid_share(self) -> float | None:
-        """Predictions of whole samples that count, divided by the ranks that share the samples.
+        """Number of predictions in whole samples that count, per rank that shares the samples.
 
-        ``None``: nobody shares them.
+        ``None``: every sample is whole on one rank.
         """
 
 
@@ -64,19 +64,19 @@ class DeviceMicrobatch:
     """A microbatch on the device, as the passes read it.
 
     Attributes:
-        tokens_n: input ids, flattened: sample by sample, or as ``part_by_part`` tells.
+        tokens_n: input ids, flattened: sample by sample, or in the order of ``part_by_part``.
         targets_n: target ids.
         weight_n: g, the weight of each token's loss: the token's mask times the loss scale, divided
             by the number of tokens of the global batch.
-        samples: b, a number of the host.
-        valid_tokens: sum of the mask, a number of the host.
-        documents: none of which sees another; ``None``: tokens see all earlier ones.
-        positions_bs: of every token, [b, s], sample by sample, or [1, s] if all have the same;
-            ``None``: 0, 1, 2, ... in each.
-        ahead_n: ids of the tokens that follow, if further ones are predicted (``with_depths``).
-        mean_weight: weight of a loss that is a mean over this rank's tokens, a number of the host:
-            what ``weight_n`` would add up to if the tokens that count were spread evenly over the
-            ranks that share the samples.
+        samples: b, known on the host.
+        valid_tokens: sum of the mask, known on the host.
+        documents: bounds that attention does not cross; ``None``: tokens see all earlier tokens.
+        positions_bs: of every token, [b, s], sample by sample, or [1, s] if all samples have the
+            same positions; ``None``: 0, 1, 2, ... in each sample.
+        ahead_n: ids of the following tokens, for multi-token prediction (``with_depths``).
+        mean_weight: weight of a loss that is a mean over this rank's tokens, known on the host. It
+            is the sum that ``weight_n`` would have if the tokens that count were spread evenly
+            over the ranks that share the samples.
     """
 
     tokens_n: Tensor
@@ -90,13 +90,13 @@ class DeviceMicrobatch:
     mean_weight: float = 0.0
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
-        """Return the same with its tokens in the order that sequence parallelism leaves them in.
+        """Return the microbatch with its tokens in the order that sequence parallelism gives them.
 
-        Activations that are gathered from the ranks are not put back into the order of samples,
-        which would cost a copy of each: the first part of every sample comes first, then the
-        second part of every sample, and so on. Whoever works token by token needs no other order.
+        An all-gather over the ranks puts the first part of every sample first, then the second
+        part of every sample, and so on. Restoring the order of samples would cost a copy of each
+        activation, and layers that work token by token do not need that order.
 
-        Every sample is cut into ``parts``; with one nothing changes.
+        Every sample is cut into ``parts``; with 1 part nothing changes.
         """
         assert self.ahead_n is None, "further tokens come last"
         if parts == 1:
@@ -109,11 +109,11 @@ class DeviceMicrobatch:
         )
 
     def with_depths(self, depths: int, factor: float, parts: int) -> "DeviceMicrobatch":
-        """Return the same ``part_by_part``, with what multi-token prediction adds.
+        """Return the microbatch ``part_by_part``, with the data of multi-token prediction.
 
-        Targets and weights then have b further samples for every depth. The ids ahead are, for
-        every part of every sample, the part itself from its second token on and as many tokens
-        more as there are depths; after the end of a sample they are 0, as in Megatron.
+        Targets and weights get b further samples for every depth. ``ahead_n`` holds, for every
+        part of every sample, the part's ids from its second token on, and then the D ids that
+        follow the part. After the end of a sample the ids are 0, as in Megatron.
 
         Args:
             depths: D, 1 or more.
@@ -128,7 +128,8 @@ class DeviceMicrobatch:
         targets, weights = [targets_bs], [weight_bs]
         for depth in range(1, depths + 1):
             shifted_bs = functional.pad(weight_bs[:, depth:], (0, depth))
-            # The mean over what is left counts as the mean over all: both are sums until the end.
+            # Losses are sums until the end of the iteration. This factor gives the remaining tokens
+            # the weight of all tokens, so that the sum becomes the mean over the remaining ones.
             share = weight_bs.sum() / shifted_bs.sum()
             share = torch.where(share.isfinite(), share, 0) * (factor / depths)
             targets.append(functional.pad(targets_bs[:, depth:], (0, depth)))
@@ -155,7 +156,7 @@ class HostStep:
 
     Attributes:
         buffer: bytes of all tensors, the weights last.
-        microbatches: as on the device, but for their weights, which are the masks and their sums.
+        microbatches: as on the device, except that weights are masks and sums of masks.
         places: where each tensor begins in the buffer, in the order of ``_tensors``.
     """
 
@@ -165,7 +166,7 @@ class HostStep:
 
     @classmethod
     def of(cls, microbatches: Sequence[HostMicrobatch], device: torch.device) -> "HostStep":
-        """Pack microbatches that are to go to ``device``."""
+        """Pack microbatches for a copy to ``device``."""
         flat = [_on_host(microbatch) for microbatch in microbatches]
         tensors = _tensors(flat)
         *places, end = accumulate((_room(tensor) for tensor in tensors), initial=0)
@@ -177,10 +178,10 @@ class HostStep:
     def on(
         self, buffer: Tensor, dtype: torch.dtype, *, replicas: int, loss_scale: float
     ) -> list[DeviceMicrobatch]:
-        """Return the microbatches whose tensors lie in ``buffer``, a copy of the own one.
+        """Return the microbatches with their tensors in ``buffer``, a copy of ``self.buffer``.
 
-        The buffer may be on any device, and longer; further arguments as of ``to_device``, with
-        ``dtype`` that of the weights.
+        The copy may be on any device, and may be longer. The other arguments are as in
+        ``to_device``.
         """
         scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
         tensors = _tensors(self.microbatches)
@@ -199,7 +200,7 @@ class HostStep:
 
 
 def _on_host(microbatch: HostMicrobatch) -> DeviceMicrobatch:
-    """Return a microbatch as it is to be on the device, with its mask for weights."""
+    """Return a microbatch in the form for the device, with the mask in place of the weights."""
     starts, share = microbatch.document_starts, microbatch.valid_share
     valid = float(microbatch.loss_mask.sum(dtype=torch.float64))
     return DeviceMicrobatch(
@@ -259,8 +260,8 @@ def to_device(
         microbatches: of this replica.
         device: to move to; a GPU gets all of them in one copy.
         dtype: of the weights.
-        replicas: ranks with other tokens than these; each has as many.
-        loss_scale: of fp16; so no tensor is scaled on its own.
+        replicas: number of replicas; each has other tokens, and the same number of them.
+        loss_scale: of fp16; the weights contain it, so that no other tensor needs scaling.
     """
     step = HostStep.of(microbatches, device)
     moved = step.buffer.to(device, non_blocking=True)
@@ -268,7 +269,7 @@ def to_device(
 
 
 def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:
-    """Return the same microbatches with another loss scale, ``factor`` times theirs."""
+    """Return the same microbatches with the loss scale multiplied by ``factor``."""
     return [
         replace(m, weight_n=m.weight_n * factor, mean_weight=m.mean_weight * factor)
         for m in microbatches
@@ -276,16 +277,16 @@ def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[De
 
 
 def token_counts(microbatches: Sequence[DeviceMicrobatch]) -> tuple[float, float]:
-    """Return the number of tokens of some microbatches, and of those whose loss counts."""
+    """Return the number of tokens of some microbatches, and of the tokens whose loss counts."""
     tokens = sum(m.tokens_n.numel() for m in microbatches)
     return float(tokens), sum(m.valid_tokens for m in microbatches)
 
 
 def _room(tensor: Tensor) -> int:
-    """Return the bytes that a tensor takes in a buffer, so that the next one is aligned."""
+    """Return the bytes that a tensor takes in a buffer, with padding that aligns the next one."""
     return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
 
 
 def _memory(size: int, device: torch.device) -> Tensor:
-    """Return so many bytes of the host's memory, from which ``device`` copies without a wait."""
+    """Return ``size`` bytes of host memory, pinned for a GPU, so that copies need no wait."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -1,13 +1,13 @@
 """Which parameters of a rank share a bucket, and which passes touch and read them.
 
-Norms and biases get their gradients in B. Matrices get theirs in W if the backward is split and
-their layer leaves them to W. The shards of the vocabulary get theirs in IB and T. Gradients that
-are complete after the same passes share buckets, as far as their rows fit together
+B forms the gradients of norms and biases. W forms the gradients of matrices if the backward is
+split and their layer leaves the product to W. IB and T form the gradients of vocabulary shards.
+Gradients that are complete after the same passes share buckets, as far as their rows fit together
 (``optimizer.bucket``).
 
-All parameters of a bucket are summed over the same ranks, the replicas mostly. Before these reduce
-a bucket, other ranks of the replica may have to add their summands: the tensor-parallel ranks, or
-the stage with the other copy of a tied matrix. Such parameters have buckets of their own.
+All gradients of a bucket are summed over the same ranks, mostly over the replicas. Some gradients
+are first summed within a replica: over the tensor-parallel ranks, or over the two stages with
+copies of a tied matrix. The parameters of such gradients have buckets of their own.
 """
 
 from collections import defaultdict
@@ -29,15 +29,16 @@ from megatron.schedules.plan import Plan
 
 DEFAULT_BUCKET_SIZE: Final = 400_000_000
 DEFAULT_PER_REPLICA: Final = 1_000_000
-"""Parameters of a bucket where the user asks for no other size, and the least for each replica. A
-ring takes time by bytes and by steps, and has as many steps as replicas; a bucket of a pipeline is
-complete only with the last pass of its chunk, so smaller ones hide no more of it
-(docs/benchmarks/2026-11-22-replicas)."""
+"""Default number of parameters in a bucket, and the least number of parameters per replica.
+
+A ring collective takes time by bytes and by steps, and has as many steps as replicas, so small
+buckets are slow. In a pipeline a bucket is complete only after the last pass of its chunk, so small
+buckets hide no more communication (docs/benchmarks/2026-11-22-replicas)."""
 
 
 Summands = Literal["tensor", "ends"]
-"""Ranks of one replica that have summands of the same gradients: the tensor-parallel ranks of a
-stage, or the first and the last stage with copies of a tied matrix."""
+"""Ranks of one replica that have summands of the same gradients: ``tensor``, the tensor-parallel
+ranks of a stage, or ``ends``, the first and the last stage with copies of a tied matrix."""
 
 
 class _Alike(NamedTuple):
@@ -45,9 +46,9 @@ class _Alike(NamedTuple):
 
     Attributes:
         touched: passes after which the gradients are complete.
-        summands: ranks of the replica that have summands of them.
-        whole: whether no shard may cut them.
-        axis: ranks over which they are summed then; see ``OwnedParameter``.
+        summands: ranks of the replica that have summands of the gradients.
+        whole: whether shards must not cut the parameters.
+        axis: ranks over which the gradients are summed afterwards; see ``OwnedParameter``.
     """
 
     touched: frozenset[Touch]
@@ -69,13 +70,14 @@ def make_buckets(
     Args:
         model: the part of the model that this rank owns.
         plan: tells which passes there are.
-        replicas: number of ranks over which gradients are summed, but for parameters that name
-            other ranks.
-        limit: parameters after which a bucket is full; ``None``: ``DEFAULT_BUCKET_SIZE``, or
+        replicas: number of ranks over which gradients are summed. Parameters with an ``axis`` have
+            another number.
+        limit: size, in elements, at which a bucket is full; ``None``: ``DEFAULT_BUCKET_SIZE``, or
             ``DEFAULT_PER_REPLICA`` for each replica if that is more. A parameter is not cut.
-        number: of buckets, about, as no parameter is cut; in place of ``limit``.
-        keeps_whole: tells which parameters no shard may cut; they share buckets with none but
-            each other.
+        number: approximate number of buckets, in place of ``limit``. (It is not exact, because no
+            parameter is cut.)
+        keeps_whole: tells which parameters shards must not cut. Such parameters share buckets only
+            with each other.
     """
     touched = touches(model, plan)
     together: dict[_Alike, list[OwnedParameter]] = defaultdict(list)
@@ -97,7 +99,7 @@ def make_buckets(
 def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summands, ...]:
     """Return which ranks of the replica have summands of a gradient, in the order of the sums.
 
-    All parameters of a bucket have the same answer.
+    The result is the same for all parameters of a bucket.
     """
     copied = model.config.embeds_at_both_ends and not plan.treatment.is_sharded
     twin = copied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
@@ -106,7 +108,7 @@ def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summa
 
 
 def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
-    """Put parameters together whose rows fit together, those with the longest rows first."""
+    """Group parameters whose row lengths can share a bucket, longest rows first."""
     classes: list[list[OwnedParameter]] = []
     rows = {id(owned): row_length(tuple(owned.parameter.shape)) for owned in parameters}
     for owned in sorted(parameters, key=lambda owned: -rows[id(owned)]):
@@ -124,9 +126,9 @@ def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]
 def described(
     buckets: Sequence[Sequence[OwnedParameter]], model: RankModel, plan: Plan, replicas: int
 ) -> list[Bucket]:
-    """Return what a program must know of this rank's buckets.
+    """Return the descriptions of this rank's buckets that a program needs.
 
-    The ``buckets`` may be of another plan with the same stages than the program's ``plan``.
+    The ``buckets`` may have been made for another plan than ``plan``, with the same stages.
     """
     touched, read = touches(model, plan), reads(model, plan)
     sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]
@@ -196,7 +198,7 @@ def parts_of_chunks(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
 
 
 def _embeddings(model: RankModel) -> Iterator[tuple[InputLayer, int | None]]:
-    """Yield the layers that look embeddings up, with the chunk that reads them, if it is here."""
+    """Yield each embedding layer with the chunk that reads it; ``None``: another rank's chunk."""
     if model.input_layer is not None:
         yield model.input_layer, model.placement.first_chunk
     if model.ahead_layer is not None:
@@ -211,7 +213,7 @@ def _chunk(chunk: int | None) -> int:
 def _filled(
     parameters: Sequence[OwnedParameter], limit: int
 ) -> Iterator[tuple[OwnedParameter, ...]]:
-    """Yield buckets with parameters in the order in which the backward comes to them."""
+    """Yield buckets of parameters, last parameter first, as the backward goes."""
     bucket: list[OwnedParameter] = []
     size = 0
     for owned in reversed(parameters):

@@ -39,7 +39,7 @@ class Offset:
 def clock_offset(hosts: ConnectedAxis, clock: Clock = time.perf_counter) -> Offset:
     """Return the offset of this rank's ``clock``; every rank calls it, outside the schedule.
 
-    ``hosts`` are all ranks of the job, connected by their CPUs.
+    ``hosts`` is the axis of all ranks of the job, with messages between CPUs.
     """
     offset = Offset()
     for other in range(1, hosts.size):

@@ -1,7 +1,8 @@
-"""Carries out a program's communications on one rank: from the store, over a lane, to the store.
+"""Carries out a program's communications on one rank.
 
-A lane runs collectives beside the passes. ``start`` issues a communication and returns at once;
-``finish`` waits, and leaves the result in the store for the next pass.
+Tensors to send come from the activation store, and received tensors go into it. A lane runs
+collectives beside the passes. ``start`` issues a communication and returns at once; ``finish``
+waits, and leaves the result in the store for the next pass.
 
 Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocabulary's collectives
 have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
@@ -50,8 +51,8 @@ class _Part:
     """How one payload of a barrier is moved.
 
     Attributes:
-        prepare: as for a collective; the work receives the results of the payloads before it.
-        deliver: as for a collective.
+        prepare: as in ``_Collective``; the work receives the results of the earlier payloads.
+        deliver: as in ``_Collective``.
     """
 
     prepare: Callable[[int], Callable[[Moved], object]]
@@ -73,8 +74,8 @@ def ends_with_copies(plan: Plan, at_both_ends: bool) -> tuple[int, int]:
 
     Args:
         plan: tells which ranks hold the first and the last stage.
-        at_both_ends: whether both ends need the matrix. Unless the vocabulary is split, two ranks
-            then hold a copy of it.
+        at_both_ends: whether both ends need the matrix. If so, and if the vocabulary is not split,
+            each end holds a copy.
     """
     first, last = plan.stages[0][0], plan.stages[-1][0]
     return first, last if at_both_ends and not plan.treatment.is_sharded else first
@@ -86,16 +87,16 @@ class Communicator:
     Args:
         groups: the axes and their process groups.
         plan: the training plan.
-        passes: this rank's passes; their store holds the data to send, and receives the rest.
+        passes: this rank's passes; their store holds the data to send, and gets the received data.
         lane: where collectives run beside the passes.
         activation_shape: [b, u, h], the shape of the tensors between stages.
         dtype: of activations.
         sequence_parts: parts of u tokens that every sample is cut into.
-        stream_dtype: of the tensors between stages; ``None``: the same.
+        stream_dtype: of the tensors between stages; ``None``: ``dtype``.
 
     Attributes:
-        passes: the passes with the store; a barrier may need their arithmetic. May be exchanged.
-        recorder: records the collectives, if any.
+        passes: the passes with the store; a barrier may call their ``merge``. May be exchanged.
+        recorder: records the collectives; ``None``: nothing is recorded.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Communicator:
         self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
-        """Issue ``comm``; if this rank sends data, the data is in the store."""
+        """Issue ``comm``; data that this rank sends must be in the store."""
         if comm.kind in ("X", "G"):
             return self._start_transfer(comm)
         work = self._collectives[comm.kind].prepare(comm.microbatch)
@@ -135,7 +136,7 @@ class Communicator:
         return self._lane.submit(work)
 
     def finish(self, comm: Comm, pending: Pending[object]) -> None:
-        """Wait for ``comm`` and put what this rank receives into the store."""
+        """Wait for ``comm``, and put the received tensor or result into the store."""
         result = pending.wait()
         i = comm.microbatch
         if comm.kind not in ("X", "G"):
@@ -149,7 +150,7 @@ class Communicator:
         forward = comm.kind == "X"
         link = Link(comm.kind, *participants(self._plan, comm))
         axis, other = self._groups.way(link)
-        tag = 0 if forward else 1  # if both share a group, it tells them apart
+        tag = 0 if forward else 1  # X and G may share a group: the tag tells them apart
         if self._groups.pipeline.rank == link.sender:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
@@ -162,7 +163,7 @@ class Communicator:
 
     @property
     def _ahead_shape(self) -> tuple[int, int, int]:
-        """Shape [b, w, h] of the embeddings that the last stage reads ahead, on each rank."""
+        """Shape [b, w, h], on each rank, of the further embeddings for multi-token prediction."""
         b, u, h = self._shape
         return b, u + self.passes.depths - 1, h
 
@@ -173,7 +174,7 @@ class Communicator:
         return (1 + self.passes.depths) * b, u, h
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
-        """Return the collective of each kind; a barrier's follows from the payloads it carries."""
+        """Return the collective of each kind; barriers move their payloads one by one."""
         parts, first, last = self._parts(), self._first, self._last
         return {
             "C0": self._broadcast("x", last, lambda: self._output_shape),
@@ -189,7 +190,7 @@ class Communicator:
         }
 
     def _parts(self) -> Mapping[Payload, _Part]:
-        """Return how each payload is moved; a new treatment's new payload gets a row here."""
+        """Return how each payload is moved; a new kind of payload needs a row here."""
         return {
             "statistics": _Part(self._gather_statistics, self._put("merged")),
             "maximum": _Part(self._combine("maximum_n", collectives.MAXIMUM), self._put("maximum")),
@@ -198,7 +199,7 @@ class Communicator:
         }
 
     def _at_both_ends(self, first: _Collective, last: _Collective) -> _Collective:
-        """Return a collective of the first stage, and of a last one that looks ahead."""
+        """Return a collective that runs ``first``, and for multi-token prediction also ``last``."""
 
         def prepare(i: int) -> Callable[[], list[object]]:
             ends = [first, last] if self.passes.depths else [first]
@@ -218,8 +219,8 @@ class Communicator:
 
         Args:
             name: of a tensor with all tokens, in the order of their parts.
-            root: pipeline rank.
-            shape: of the part of a rank.
+            root: pipeline rank that sends the tensor.
+            shape: returns the shape of one rank's part of the tensor.
         """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
@@ -242,9 +243,9 @@ class Communicator:
 
         Args:
             name: of a tensor with all tokens, in the order of their parts.
-            root: pipeline rank.
-            result: name of the sum, for the tokens that a rank of the root has.
-            shape: of the result.
+            root: pipeline rank that gets the sum.
+            result: name of the sum; each rank of the root gets the sum for its own tokens.
+            shape: returns the shape of the result.
         """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
@@ -265,10 +266,10 @@ class Communicator:
     def _combine(
         self, name: str, operation: collectives.Operation
     ) -> Callable[[int], Callable[[Moved], Tensor]]:
-        """Return the part that combines all ranks' ``name`` of the output layer's state."""
+        """Return the work that combines ``name``, a tensor in S's state, over all ranks."""
 
         def prepare(i: int) -> Callable[[Moved], Tensor]:
-            # A copy: the state keeps its own.
+            # A copy, because the collective overwrites its tensor and T reads the state.
             tensor = getattr(self.passes.store.get("state", i), name).clone()
             return lambda _: self._levels.combine(tensor, operation)
 
@@ -277,9 +278,10 @@ class Communicator:
     def _gather_statistics(self, i: int) -> Callable[[Moved], Merged]:
         """Gather and merge the statistics of all shards.
 
-        One all-gather moves all statistics: 4 p fp32 vectors of length n, and before it another
-        one 4 t. This is less traffic than one more activation as long as p is well below h / 8. It
-        also replaces three collectives in a row, and so saves two of their latencies.
+        One all-gather over the pipeline ranks moves all statistics: 4 p fp32 vectors of length n.
+        Before it, an all-gather over the tensor-parallel ranks moves 4 t vectors. This is less
+        traffic than one more activation as long as p is well below h / 8. The all-gather also
+        replaces three collectives in a row, and so saves two latencies.
         """
         passes, state = self.passes, self.passes.store.get("state", i)
 
@@ -292,7 +294,7 @@ class Communicator:
         return work
 
     def _gradient(self) -> _Part:
-        """Return how the output layer's input gradient comes to the last stage."""
+        """Return how the output layer's input gradient is summed and brought to the last stage."""
         in_t = self._plan.treatment.gradient_pass == "T"
         own_part = self._gradient_from_t if in_t else self._gradient_from_s
         at_last = self._groups.pipeline.rank == self._last
@@ -329,7 +331,7 @@ class Communicator:
 
         def finish(moved: Moved) -> Tensor | None:
             gradient_nh: Tensor | None = moved["gradient"]
-            state.drop_gradient()  # here, as the delivery may come only before T
+            state.drop_gradient()  # frees memory now: the delivery may wait until just before T
             return gradient_nh
 
         return finish

@@ -1,9 +1,9 @@
-"""How a tensor enters the graph of a stage, which keeps no memory of it.
+"""A way for a tensor to enter the graph of a stage without being kept alive by the graph.
 
-A leaf of autograd keeps its data as long as the graph is there. The data of a stage's input are
-needed only by operations that keep them for their own backward: a norm does, a sum of words' and
-positions' embeddings does not. So the input enters as the result of an operation whose backward
-takes the gradient.
+An autograd leaf stays in memory as long as the graph. But a stage's input is needed only by
+operations that save it for their own backward: a norm saves it, a sum of word and position
+embeddings does not. So the input is not a leaf. It enters as the result of an operation whose
+backward takes the gradient.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class Entry:
 
     def connect(self, x: Tensor) -> Tensor:
         """Return ``x``, on the same memory, as an input of the graph."""
-        anchor = torch.empty(0, requires_grad=True)  # it makes the result require a gradient
+        anchor = torch.empty(0, requires_grad=True)  # makes the result require a gradient
         return apply(_Entering, anchor, x, self._gradients)
 
     def take_gradient(self) -> Tensor:
@@ -42,6 +42,6 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        # A stage may begin with a transposition; a gradient that is sent must lie in one piece.
+        # A stage may begin with a transposition, but a gradient to send must be contiguous.
         ctx.gradients.extend(gradient.contiguous() for gradient in grads)
         return None, None, None

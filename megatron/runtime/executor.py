@@ -15,7 +15,7 @@ from megatron.schedules.needs import REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 
 BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
-"""Kinds of passes before which no gradient of the iteration has been added to."""
+"""Kinds of passes that add to no gradient; every other kind may add to one."""
 
 Gate = Callable[[], bool]
 """Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
@@ -28,9 +28,10 @@ class Executor:
         passes: a method for every kind of pass.
         communicator: issues communications and waits for them.
         placeholder: replaces ``passes`` when an iteration is abandoned. It computes nothing, but
-            leaves the tensors that the other ranks wait for. Only a run with a gate needs it.
-        replicas: the work with the replicas. Only a program that has some needs it.
-        position: is told of every instruction.
+            leaves the tensors that the other ranks wait for. Only a run with a gate needs a
+            placeholder.
+        replicas: the work with the replicas, for programs that include such work.
+        position: gets the index of every instruction.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Executor:
         Args:
             program: the same on every rank.
             recorder: records passes, collectives and waits.
-            gate: must answer alike on every rank. After ``False`` nothing more is computed, and no
-                gradient is reduced. All other communication still takes place, so that no rank
-                waits for ever.
+            gate: must give the same answer on every rank. After ``False`` nothing more is computed,
+                and no gradient is reduced. All other communication still takes place, so that no
+                rank waits for ever.
 
         Returns:
             ``True`` if the program was carried out, ``False`` if it was abandoned.
@@ -94,7 +95,7 @@ class Executor:
     def _communicate(
         self, step: Start | Wait, under_way: dict[Comm, Pending[object]], recorder: Observer | None
     ) -> None:
-        """Issue a communication, or wait for it; ``under_way`` has those that were issued."""
+        """Issue a communication, or wait for it; ``under_way`` has the issued communications."""
         comm = step.comm
         if isinstance(step, Start):
             under_way[comm] = self._start(comm, recorder)

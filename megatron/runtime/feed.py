@@ -1,7 +1,7 @@
-"""Brings the microbatches of an iteration to the device while the one before is trained on.
+"""Copies the next iteration's microbatches to the device while the current iteration runs.
 
-A worker reads a batch, packs it into one buffer of the host, and has the GPU copy that on a stream
-of its own. Training takes the batch by letting its stream wait for an event: the host never waits.
+A worker reads a batch, packs it into one buffer of the host, and starts a copy to the GPU on a
+separate stream. Training lets its own stream wait for the end of the copy: the host never waits.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from megatron.runtime.batch import DeviceMicrobatch, HostMicrobatch, HostStep
 class Staged:
     """A batch on its way to the device.
 
-    ``copied`` is recorded after the copy to the buffer number ``place``; ``None``: there was none
-    to make.
+    The event ``copied`` is recorded after the copy to the buffer number ``place``; ``None``: on a
+    CPU there is no copy.
     """
 
     step: HostStep
@@ -29,13 +29,13 @@ class Staged:
 
 
 class Feed:
-    """Copies batches to a device, each while the one before is trained on.
+    """Copies batches to a device, each while training runs on the previous batch.
 
-    Buffers take turns: the iteration under way reads one, and the next batch goes to another. That
-    was read by an iteration before, all of whose work was issued when this one's batch was taken.
-    So a copy waits for an event of that moment.
+    Buffers take turns: the current iteration reads one buffer, and the next batch goes to another.
+    An earlier iteration has read that other buffer. All of its work was issued before the current
+    batch was taken, so the copy waits for an event of that moment.
 
-    The ``kept`` batches that were taken last, 1 or more, must stay as they are.
+    The last ``kept`` batches that were taken, 1 or more, are not overwritten.
     """
 
     def __init__(self, device: torch.device, kept: int = 1) -> None:
@@ -46,17 +46,17 @@ class Feed:
         self._taken: torch.Event | None = None
 
     def stage(self, microbatches: Sequence[HostMicrobatch]) -> Staged:
-        """Pack a batch and begin its copy; one thread at a time, whichever it is.
+        """Pack a batch and begin its copy; any thread may call, but only one at a time.
 
-        A batch that is staged and not taken gives its place to the next one.
+        If a batch is staged and not taken, the next batch overwrites it.
         """
         if self._stream is None:
             step = HostStep.of(microbatches, self._device)
             return Staged(step, step.buffer)
-        # A thread begins on GPU 0, and returns there when it leaves a stream of another one. That
-        # makes a context there: half a GB on the first GPU for every rank of the machine.
+        # A thread starts on GPU 0, and returns there when it leaves a stream of another GPU. The
+        # return makes a context on GPU 0: half a GB there for every rank of the machine.
         torch.cuda.set_device(self._device)
-        with torch.cuda.stream(self._stream):  # for memory of the host, too
+        with torch.cuda.stream(self._stream):  # also for the allocation of pinned host memory
             step = HostStep.of(microbatches, self._device)
             [place] = set(range(len(self._buffers))).difference(self._in_use)
             if self._taken is not None:
@@ -70,9 +70,9 @@ class Feed:
     def take(
         self, staged: Staged, *, replicas: int, loss_scale: float = 1.0
     ) -> list[DeviceMicrobatch]:
-        """Return a batch for work of the current stream; further arguments as of ``to_device``.
+        """Return a batch for work of the current stream; the other arguments are of ``to_device``.
 
-        Those that are no longer kept must not be used by work that is issued from now on.
+        Work that is issued from now on must not use batches older than the last ``kept`` ones.
         """
         if staged.copied is not None:
             current = torch.cuda.current_stream()

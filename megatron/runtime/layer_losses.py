@@ -1,8 +1,8 @@
-"""Losses that layers leave in a forward pass: their weight in the loss of an iteration, their sum.
+"""Losses that layers, such as routers of experts, add to the loss of an iteration.
 
-A layer's loss is a mean over tokens. Microbatches add up by their tokens that count, as the losses
-of multi-token prediction do (``DeviceMicrobatch.mean_weight``). So what is missing at the end of an
-iteration is the same factor for all losses.
+A layer's loss is a mean over tokens. In the sum over microbatches, each microbatch is weighted by
+its number of tokens that count, as for multi-token prediction (``DeviceMicrobatch.mean_weight``).
+At the end of an iteration all losses can therefore be scaled by the same factor.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from megatron.runtime.batch import DeviceMicrobatch
 
 @dataclass(frozen=True)
 class Source:
-    """A result of a stage where its backward begins.
+    """A result of a stage from which its backward begins: the output, or a layer's loss.
 
     Attributes:
-        edge: of the result in the graph.
+        edge: the result's gradient edge in the graph.
         gradient: of the loss of the iteration with respect to the result.
     """
 
@@ -30,11 +30,11 @@ class Source:
 
 
 class JoinedLosses:
-    """The losses of the layers of one rank in one iteration after the other.
+    """The losses of one rank's layers, iteration by iteration.
 
     Args:
         tensor: the ranks that share the layers. If each has tokens of its own, each has a part of
-            the mean; otherwise all have the same mean, and the first one tells.
+            the mean; otherwise all have the same mean, and only the first rank reports it.
     """
 
     def __init__(self, tensor: TensorParallel) -> None:
@@ -51,7 +51,7 @@ class JoinedLosses:
         """Add the losses of a chunk's layers in microbatch ``i`` to the loss of the iteration.
 
         Returns:
-            Where the backward begins besides the output of the stage.
+            The losses as further starting points of the backward, besides the stage's output.
         """
         if not losses:
             return ()
@@ -67,6 +67,6 @@ class JoinedLosses:
         )
 
     def add_to_(self, sums: Tensor) -> None:
-        """Add the losses of the iteration to the first of its ``sums``."""
+        """Add the layers' losses of this iteration to ``sums[0]``, the iteration's loss."""
         for place in sorted(self._sums):
             sums[0] += self._sums[place]

@@ -1,4 +1,4 @@
-"""Looks at the results of the passes, to find where infinity or NaN appears first."""
+"""Checks the results of passes, to find where infinity or NaN appears first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class NonFiniteDetector:
 
     @contextmanager
     def keeping(self) -> Iterator[list[Sighting]]:
-        """Check all values that come to ``check``, and list those with infinity or NaN.
+        """Check all values that are given to ``check``, and list values with infinity or NaN.
 
         Each pass then costs a synchronisation, so training runs without it.
         """

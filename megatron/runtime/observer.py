@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class Observer(Protocol):
-    """Is told of passes, waits and collectives."""
+    """Gets notice of every pass, wait and collective."""
 
     def span(self, item: Pass) -> AbstractContextManager[None]:
         """Return a context in which a pass is executed."""
         ...
 
     def waiting(self, comm: Comm) -> AbstractContextManager[None]:
-        """Return a context in which a communication is waited for."""
+        """Return a context in which the executor waits for a communication."""
         ...
 
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
@@ -32,11 +32,12 @@ class Observer(Protocol):
 
 
 class NamedRanges:
-    """Marks everything by its name in PyTorch's profiles, and on CUDA in NVTX ranges for Nsight.
+    """Names passes, waits and collectives in PyTorch's profiles, and in NVTX ranges on CUDA.
 
-    Collectives on CPUs run on a lane's own thread, which PyTorch's profiler does not see.
+    NVTX ranges are shown by Nsight. Collectives on CPUs run on a lane's own thread, which PyTorch's
+    profiler does not see.
 
-    Another observer is told everything ``also``.
+    The observer ``also`` gets every notice too.
     """
 
     def __init__(self, device: torch.device, also: Observer | None = None) -> None:

@@ -1,13 +1,13 @@
 """F, B and W of a stage as graphs of launches, which the host replays at the cost of one launch.
 
 Shapes never change, so a pass launches the same kernels on the same memory again and again. A
-microbatch takes a *slot* from its F to its B, or to its W: the static input and output, and a graph
-of each pass, captured when the slot is used for the first time. Two microbatches that are in flight
-have two slots, and no slot shares memory with another one: within a slot the graphs run in the
-order in which they were captured, and slots may overtake each other.
+*slot* is the static memory of one microbatch, for inputs and outputs, together with one graph for
+each pass, captured when the slot is first used. A microbatch occupies a slot from its F to its B,
+or to its W. Microbatches in flight have different slots, and slots share no memory, because slots
+may overtake each other. Within a slot the graphs always run in the order of their capture.
 
-A graph knows nothing of the microbatch, so whatever comes in or goes out is copied. It always adds
-to gradients, so they are set to zero before the first backward of an iteration.
+A graph's addresses are fixed, so inputs are copied into the slot and outputs out of it. A graph
+always adds to gradients, so gradients are set to zero before an iteration's first backward.
 
 Shapes: b batch, u tokens of a sequence that a rank has, h hidden.
 """
@@ -34,31 +34,30 @@ class Graph(Protocol):
     """Launches that can be repeated on the same memory."""
 
     def capture(self, work: Work) -> None:
-        """Note what ``work`` launches. Its results are there after ``replay``, not before."""
+        """Record the launches of ``work`` without running them; only ``replay`` gives results."""
         ...
 
     def replay(self) -> None:
-        """Launch all of it."""
+        """Launch the recorded work."""
         ...
 
 
 NewGraph: TypeAlias = Callable[[], Graph]
-"""Returns a graph that shares memory with those of the same slot."""
+"""Returns a graph that shares memory with the other graphs of the same slot."""
 
 
 class CudaGraph:
     """A graph of CUDA.
 
     Args:
-        pool: memory that it shares with the other graphs of the slot, as
-            ``torch.cuda.graph_pool_handle`` returns it.
+        pool: memory that the graphs of a slot share; a ``torch.cuda.graph_pool_handle()``.
     """
 
     def __init__(self, pool: Any) -> None:
         self._graph, self._pool = torch.cuda.CUDAGraph(), pool
 
     def capture(self, work: Work) -> None:
-        """See ``Graph``; other threads, such as those of NCCL, may go on meanwhile."""
+        """See ``Graph``; other threads, such as NCCL's, may launch work during the capture."""
         with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
 
@@ -68,7 +67,7 @@ class CudaGraph:
 
 
 def cuda_graphs() -> NewGraph:
-    """Return what makes the graphs of one slot."""
+    """Return a function that makes the graphs of one slot, which share memory."""
     pool = torch.cuda.graph_pool_handle()
     return lambda: CudaGraph(pool)
 
@@ -98,11 +97,11 @@ class Slot:
 
     Args:
         run: the stage's layers, [b, u, h] -> [b, u, h].
-        take_deferred: returns the work that a backward has just left for W; ``None``: it leaves
-            none.
+        take_deferred: returns the work that a backward has just left for W; ``None``: there are
+            no W passes.
         new_graph: makes the graphs of this slot.
-        complete: is called before gradients are added to.
-        free: is called when the slot is free again.
+        complete: called before the backward; it sets gradients to zero if they hold no sum yet.
+        free: called when the slot is free again.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class StageGraphs:
 
     Args:
         model: this rank's part of the model.
-        new_slot: returns what makes the graphs of a further slot.
+        new_slot: returns, for a new slot, the function that makes the slot's graphs.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class StageGraphs:
         self._incomplete: set[int] = set()
 
     def begin(self) -> None:
-        """Begin an iteration: all slots are free, and no gradient has been added to."""
+        """Begin an iteration: all slots are free, and no gradient has been formed."""
         self._free = {chunk: list(slots) for chunk, slots in self._slots.items()}
         self._incomplete = set(self._parameters)
 
@@ -225,7 +224,7 @@ class StageGraphs:
 
 
 def _placed(x: Tensor, place: Tensor | None) -> Tensor:
-    """Return ``x`` in its static place, which the first one makes."""
+    """Copy ``x`` to the static tensor ``place`` and return it; ``None``: make the tensor."""
     if place is None:
         return x.clone()
     assert x.shape == place.shape, "shapes never change"

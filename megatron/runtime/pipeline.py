@@ -31,15 +31,16 @@ from megatron.simulator.simulate import Timeline
 
 @dataclass(frozen=True)
 class Replication:
-    """What a rank does together with its replicas, and with ranks that have summands of gradients.
+    """The work that a rank shares with its replicas, and with ranks that sum the same gradients.
 
     Attributes:
         buckets: the parameters, and where their gradients are.
-        overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise all at the
-            end.
-        dtype: in which gradients travel and add up; ``None``: their own.
-        optimizer: if it is sharded over the replicas.
-        deferred: whether the program of an iteration takes the step of the one before.
+        overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise reduce all
+            buckets at the end.
+        dtype: of gradients while they are sent and summed; ``None``: the gradients' own dtype.
+        optimizer: the optimizer, if it is sharded over the replicas.
+        deferred: whether the program of an iteration takes the optimizer step of the previous
+            iteration.
         overlap_gather: gather parameters beside passes that do not read them.
     """
 
@@ -73,8 +74,9 @@ class PipelineRank:
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
-        replication: what is done together with others; needed if a program reduces gradients.
-        new_slot: makes the graphs of passes (``StageGraphs``); ``None``: each is launched anew.
+        replication: the work shared with other ranks; needed if a program reduces gradients.
+        new_slot: makes the graphs of passes (``StageGraphs``); ``None``: every pass launches its
+            kernels without a graph.
 
     Attributes:
         position: where this rank is.
@@ -127,7 +129,7 @@ class PipelineRank:
             costs: durations; they decide where communication is issued.
 
         Returns:
-            The plan that ran until now, for ``put_back``.
+            The replaced plan, for ``put_back``.
         """
         old = self.train_program.plan
         assert plan.stages == old.stages, "no stage may move"
@@ -137,26 +139,26 @@ class PipelineRank:
         return replaced
 
     def put_back(self, installed: Installed) -> Installed:
-        """Run a plan again that was replaced, and return the one that ran until now.
+        """Run a replaced plan again, and return the plan that it displaces.
 
-        Every rank calls it between iterations.
+        Every rank calls this method between iterations.
         """
         replaced, self._installed = self._installed, installed
         return replaced
 
     def warm_up(self, microbatch: DeviceMicrobatch, *, trains: bool = True) -> None:
-        """Train on a microbatch and evaluate it, so that the first iteration finds all in place.
+        """Train on a microbatch and evaluate it, so that the first iteration starts at full speed.
 
-        Every rank calls it before the first iteration. Each link and group moves what it will
-        move: NCCL connects the ranks of a communicator only when they first use an algorithm, and
-        the size decides which. Each kernel runs on the stream and the thread that will use it, so
-        it is compiled and loaded, and the libraries have their handles and workspaces there. It
-        trains twice, as first gradients overwrite what later ones are added to.
+        Every rank calls this method before the first iteration. Each link and group sends tensors
+        of the sizes of a real iteration: NCCL connects the ranks of a communicator only when they
+        first use an algorithm, and the size decides which algorithm. Each kernel runs on the
+        stream and the thread that will use it, so it is compiled and loaded, and the libraries
+        have their handles and workspaces there. The method trains twice, because first gradients
+        overwrite the buffers that later gradients are added to.
 
-        What it adds to gradients is the caller's to clear. No parameter changes.
+        The caller must clear the gradients afterwards. No parameter changes.
 
-        With ``trains`` false the run will only evaluate. The loss of the microbatch counts for
-        nothing.
+        With ``trains`` false the run will only evaluate. The loss of the microbatch is not used.
         """
         plan, replicas = self.train_program.plan, self._replication
         running = self._install(plan_of_one(plan), self.costs, is_first=True)
@@ -168,7 +170,7 @@ class PipelineRank:
             running.executor.run(running.evaluation)
         work = self._replica_work(plan)
         if trains and work is not None and replicas is not None and replicas.optimizer is not None:
-            for bucket in range(len(replicas.buckets)):  # replicas agree, so nothing changes
+            for bucket in range(len(replicas.buckets)):  # replicas have equal weights: no change
                 work.gather_again(bucket).wait()
 
     def _install(self, plan: Plan, costs: Costs, *, is_first: bool = False) -> Installed:
@@ -177,8 +179,8 @@ class PipelineRank:
         Args:
             plan: the plan.
             costs: as in ``replace_plan``.
-            is_first: it only warms up: it takes no step, and captures no graph of kernels that may
-                not be loaded yet.
+            is_first: the plan is for the warm-up only. It takes no optimizer step, and captures no
+                graphs, because their kernels may not be loaded yet.
         """
         groups, shape, dtype = self._groups, self._shape, self._dtype
         rank = groups.pipeline.rank
@@ -212,13 +214,13 @@ class PipelineRank:
         )
 
     def training_program(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Program:
-        """Return the program of a training iteration of ``plan``; every rank calls it.
+        """Return the program of a training iteration of ``plan``; every rank calls this method.
 
-        It holds what all pipeline ranks do with their replicas, and with other ranks that have
-        summands of gradients.
+        The program includes the reductions of all pipeline ranks with their replicas, and with
+        other ranks that have summands of gradients.
 
-        The plan is as in ``replace_plan``. If steps are deferred, that of the iteration before is
-        taken in the program, unless ``with_steps`` is false.
+        The plan is as in ``replace_plan``. If optimizer steps are deferred, the program takes the
+        step of the previous iteration, unless ``with_steps`` is false.
         """
         program, replication, groups = lower(plan, costs), self._replication, self._groups
         if replication is None:
@@ -260,16 +262,16 @@ class PipelineRank:
         """Run the forward and backward of an iteration; gradients add up in ``main_grad``.
 
         Args:
-            batch: as many microbatches as the plan has.
+            batch: the microbatches, as many as in the plan.
             iteration: iteration of the run, for dropout.
             recorder: records this iteration.
-            gate: is asked before the first pass that changes gradients whether to go on. It must
-                answer alike on every rank.
+            gate: decides, before the first pass that changes gradients, whether to go on. It must
+                give the same answer on every rank.
 
         Returns:
             This rank's part of the loss and of the losses of the D depths of multi-token
             prediction, [1 + D] on the device; the sums over ranks are the losses. ``None`` if the
-            gate answered no; in that case no gradient has changed.
+            gate returned ``False``; in that case no gradient has changed.
         """
         running = self._installed
         running.passes.begin(batch, iteration, training=True, predicts_ahead=True)
@@ -282,7 +284,8 @@ class PipelineRank:
     ) -> torch.Tensor:
         """Run only the forward; return this rank's part of the loss as ``train`` does.
 
-        With ``predicts_ahead`` further tokens than the next are predicted, if the model can.
+        With ``predicts_ahead`` a model with multi-token prediction also predicts tokens after the
+        next one.
         """
         running = self._installed
         running.passes.begin(batch, 0, training=False, predicts_ahead=predicts_ahead)
@@ -294,8 +297,8 @@ class PipelineRank:
         """Repeat the forward to find where infinity or NaN appears first.
 
         Returns:
-            (microbatch, rank of the job, name of the value) of the infinity or NaN that is the
-            earliest in the data flow; the same on every rank. ``None`` if all values are finite.
+            (microbatch, rank of the job, name of the value) of the first infinity or NaN in the
+            data flow; the same on every rank. ``None`` if all values are finite.
         """
         with self._installed.passes.watching() as sightings:
             self.evaluate(batch, predicts_ahead=True)

@@ -45,8 +45,8 @@ class PlaceholderState(HasStatistics):
 class PlaceholderPasses:
     """The passes of one rank in training, without their work.
 
-    Shapes and types of its tensors are those of ``Communicator``; every token predicts ``depths``
-    further tokens besides the next one.
+    The tensors have the shapes and dtypes that ``Communicator`` expects. Every token predicts
+    ``depths`` further tokens besides the next one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PlaceholderPasses:
         self._last_stage = len(plan.stages) - 1
 
     def result(self, item: Pass, *taken: Any) -> float:
-        """Return the result of ``item``, a number that fills its tensors; here always the same.
+        """Return the result of ``item``: a number that fills the pass's tensors, here always 0.
 
         ``taken`` are the inputs of the pass: received tensors, and results of earlier passes.
         """
@@ -127,7 +127,7 @@ class PlaceholderPasses:
         self.store.put("output_gradient", i, gradient, self._last_stage)
 
     def recompute(self, item: Pass) -> None:
-        """R: takes the groups that F has left out."""
+        """R: takes the value that F left for R."""
         self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
 
     def backward(self, item: Pass) -> None:
@@ -202,7 +202,7 @@ class PlaceholderPasses:
         return torch.full(shape, value, dtype=self._dtype, device=self._device)
 
     def _statistics(self, value: float) -> Tensor:
-        """Return [4, n] filled with ``value``; a maximum that others will merge is 0 instead."""
+        """Return [4, n] filled with ``value``; if C1 merges statistics, their maximum is 0."""
         shape, dtype = (4, self._output_n), self._statistics_dtype
         statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
         if not self.plan.treatment.maximum_first:

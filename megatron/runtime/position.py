@@ -1,7 +1,7 @@
-"""Where a rank is: written by the thread that trains, read by another one at any time.
+"""How far a rank has come: written by the training thread, read by other threads at any time.
 
-The executor writes one attribute per instruction. Everything that people want to know is derived
-from it when somebody asks, which is rarely.
+The executor writes one attribute per instruction. All other facts are derived from that attribute
+when they are asked for, which is rare.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,10 @@ class Position:
 
     Attributes:
         phase: what the rank does, in words, as in ``iteration 12``.
-        may_last: whether the phase may go on for long without any progress that shows here, as a
-            save may.
+        may_last: whether the phase, such as a save, may take long without visible ``progress``.
         program: the program that runs, or ran last; ``None`` before the first.
-        row: this rank's row of it.
-        at: number of the current instruction in the row; its length when all are done.
+        row: this rank's row of the program.
+        at: index of the current instruction in the row; the row's length when all are done.
         programs: programs begun so far.
     """
 
@@ -41,12 +40,12 @@ class Position:
         return self.row
 
     def enter(self, phase: str, *, may_last: bool = False) -> None:
-        """Note what the rank does from now on; arguments as the attributes."""
+        """Begin a phase; the arguments are described at the attributes."""
         self.phase, self.may_last = phase, may_last
 
     @contextmanager
     def within(self, phase: str, *, may_last: bool = False) -> Iterator[None]:
-        """Note what the rank does in this context; arguments as the attributes."""
+        """Return a context with its own phase; the arguments are described at the attributes."""
         before = self.phase, self.may_last
         self.enter(phase, may_last=may_last)
         try:
@@ -56,13 +55,13 @@ class Position:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """A value that changes with everything that the rank does."""
+        """A value that changes with every instruction and every phase."""
         return self.programs, self.at, self.phase
 
     @property
     def instruction(self) -> Instruction | None:
         """The instruction that is carried out; ``None`` outside of a program."""
-        row, at = self.row, self.at  # read once, as they may change meanwhile
+        row, at = self.row, self.at  # read once, because another thread may change them
         return row[at] if at < len(row) else None
 
     @property
@@ -73,6 +72,6 @@ class Position:
 
     @property
     def last_pass(self) -> Pass | None:
-        """The pass of the row that was finished last; ``None`` if none was."""
+        """The pass of the row that was finished last; ``None`` if no pass has been finished."""
         done = self.row[: self.at]
         return next((step.item for step in reversed(done) if isinstance(step, Run)), None)

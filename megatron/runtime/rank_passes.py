@@ -17,7 +17,7 @@ class Passes(Protocol):
         rank: pipeline rank.
         store: holds the inputs of passes and the values that they leave for others.
         table: the function of every kind of pass.
-        depths: further tokens that every token predicts besides the next one, in this iteration.
+        depths: number of further tokens that every token predicts in this iteration.
     """
 
     rank: int
@@ -26,11 +26,11 @@ class Passes(Protocol):
 
     @property
     def depths(self) -> int:
-        """See above."""
+        """See the class."""
         ...
 
     def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
-        """C1 between its collectives: merge the statistics of all shards.
+        """Merge the statistics of all shards; C1 calls this between its collectives.
 
         Args:
             i: microbatch.

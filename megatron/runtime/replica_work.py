@@ -1,7 +1,7 @@
-"""What a rank does with its replicas, bucket by bucket, beside the passes: RG, U and AG.
+"""The work that a rank shares with its replicas, bucket by bucket, beside the passes.
 
-Where ranks of one replica have summands of the same gradients, RG adds these up before the replicas
-are added up.
+RG reduces gradients, U updates parameters, and AG gathers parameters. If ranks of one replica have
+summands of the same gradients, RG first sums within the replica, then over the replicas.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class HasGradients(Protocol):
 
     @property
     def gradients(self) -> Tensor:
-        """All sums, one-dimensional; asked for when they are complete."""
+        """All sums, one-dimensional; read only when the sums are complete."""
         ...
 
 
@@ -32,14 +32,14 @@ class ReplicaWork:
     """The reductions of one rank, and with a sharded optimizer its updates and gatherings.
 
     Args:
-        buckets: that are reduced; the sums replace their gradients.
-        sizes: of every bucket, those of its shards, one for each replica.
-        axes: of every bucket, the replicas, with a process group that nothing else uses meanwhile.
+        buckets: the buckets to reduce; the sums replace their gradients.
+        sizes: for every bucket, the sizes of its shards, one for each replica.
+        axes: for every bucket, the replicas, with a process group that only this work uses.
         lane: where communication runs beside the passes.
-        dtype: in which gradients travel and add up; ``None``: their own.
-        optimizer: if it is sharded. A replica then gets the sums of its own shards only.
+        dtype: of gradients while they are sent and summed; ``None``: the gradients' own dtype.
+        optimizer: the optimizer, if it is sharded. A replica then gets the sums of its shards only.
         within: for every bucket, the axes within the replica over which gradients are summed first,
-            with process groups of the same kind; all empty by default.
+            with process groups that only this work uses; all empty by default.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class ReplicaWork:
         self._within = [()] * len(buckets) if within is None else within
 
     def update(self, bucket: int) -> None:
-        """U: update this rank's shard of a bucket, if a step is open."""
+        """U: update this rank's shard of a bucket, if a deferred step is waiting."""
         assert self._optimizer is not None, "only a sharded optimizer updates bucket by bucket"
         self._optimizer.update(bucket)
 
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
-        """Begin RG of a bucket whose gradients are complete, or AG of one that is updated."""
+        """Begin RG of a bucket with complete gradients, or AG of a bucket that is updated."""
         if comm.kind == "RG":
             gradients = self._buckets[comm.microbatch].gradients  # before the lane begins
             work = partial(self._reduce, comm.microbatch, gradients)
@@ -76,7 +76,7 @@ class ReplicaWork:
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
     def gather_again(self, bucket: int) -> Pending[object]:
-        """Begin AG of a bucket that may not be updated, where AG runs."""
+        """Begin AG of a bucket in the lane, whether the bucket has been updated or not."""
         assert self._optimizer is not None, "only a sharded optimizer gathers parameters"
         return self._lane.submit(partial(self._optimizer.gather_again, bucket))
 

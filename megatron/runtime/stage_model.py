@@ -1,4 +1,4 @@
-"""What the passes of a rank ask of its model, be it a ``RankModel`` or other people's layers."""
+"""The interface of a model that the passes of a rank can run, such as ``RankModel``."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -21,17 +21,17 @@ class StageModel(Protocol):
 
     @property
     def input_layer(self) -> InputLayer | None:
-        """The rows of the embedding that are here, if any."""
+        """This rank's rows of the embedding, if it has any."""
         ...
 
     @property
     def output_layer(self) -> OutputLayer | None:
-        """The rows of the output matrix that are here, if any."""
+        """This rank's rows of the output matrix, if it has any."""
         ...
 
     @property
     def ahead_layer(self) -> InputLayer | None:
-        """The embedding of the tokens that follow, where further tokens are predicted."""
+        """The embedding of the following tokens, for multi-token prediction."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class StageModel(Protocol):
 
     @property
     def mtp_loss_scaling_factor(self) -> float:
-        """Weight of the mean of their losses."""
+        """Weight of the mean of the further tokens' losses."""
         ...
 
     def __call__(

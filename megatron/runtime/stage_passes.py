@@ -1,16 +1,20 @@
 """The passes of a rank: each kind moves data between the model's parts and the activation store.
 
-Names in the store: ``input`` and ``output`` of a stage and their gradients; ``graph``, the
-autograd graph between them, and of losses that layers leave; ``left_out``, what R computes for it;
-``weights``, the work that B leaves to W; ``x``, the input of the output layer; ``ahead``,
-embeddings of the tokens that follow, which the last stage reads for multi-token prediction, and
-``ahead_gradient``; ``state``, the result of S; ``merged``, the result of C1 (``maximum`` and
-``sums``, if C1 and C2 share the work); ``partial_...``, this rank's part of a sum that a collective
-forms.
+Names in the store:
+``input`` and ``output`` of a stage, and their gradients;
+``graph``: the autograd graph from the input to the output, and to the losses of layers;
+``left_out``: the activations of the graph that R computes again;
+``weights``: the work that B leaves to W;
+``x``: the input of the output layer;
+``ahead``: embeddings of the following tokens, which the last stage reads for multi-token
+prediction, and their gradient ``ahead_gradient``;
+``state``: the result of S;
+``merged``: the result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work);
+``partial_...``: this rank's part of a sum that a collective forms.
 
 Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
-all tokens, [n, h], in the order of the ranks' parts: where a tensor comes to them, its ranks gather
-it, within the pass that made it.
+all tokens, [n, h], in the order of the ranks' parts. The pass that makes a tensor for a vocabulary
+layer therefore gathers it from the tensor-parallel ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +52,11 @@ class StagePasses:
         rank: pipeline rank.
         store: holds the values that passes leave for others.
         seed: of the run, for dropout.
-        replica: number of this replica, and number of replicas. Their microbatches alternate in
-            the global batch, and dropout depends on the place there.
-        graphs: of F, B and W in training; ``None``: each is launched anew. They take layers that
-            get nothing but their input, without dropout, documents or losses of their own.
+        replica: number of this replica, and number of replicas. The replicas' microbatches
+            alternate in the global batch, and a microbatch's dropout depends on its place there.
+        graphs: of F, B and W in training; ``None``: every pass launches its kernels without a
+            graph. With graphs, the layers' only input is the activation: there is no dropout, there
+            are no documents, and layers have no losses.
     """
 
     def __init__(
@@ -102,14 +107,15 @@ class StagePasses:
     ) -> None:
         """Start an iteration over ``batch``.
 
-        From now on the model's layers leave their weight gradients to these passes: those of
-        another plan may have run the iteration before.
+        From now on the model's layers leave their weight gradients to these passes. (The passes of
+        another plan may have run the previous iteration.)
 
         Args:
             batch: its microbatches.
             iteration: of the run, for dropout.
             training: whether gradients are formed.
-            predicts_ahead: whether further tokens than the next are predicted, if the model can.
+            predicts_ahead: whether a model with multi-token prediction also predicts tokens after
+                the next one.
         """
         assert not len(self.store), "the store must be empty between iterations"
         defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
@@ -127,7 +133,7 @@ class StagePasses:
         return self._non_finite.keeping()
 
     def loss(self, device: torch.device) -> Tensor:
-        """Return this rank's part of the iteration's loss and of those of the depths, [1 + D]."""
+        """Return this rank's part of the iteration's loss and of the depths' losses, [1 + D]."""
         sums = self._vocabulary.loss(device)
         self._layer_losses.add_to_(sums)
         return sums
@@ -162,7 +168,7 @@ class StagePasses:
         left = losses.close()
         if self._training:
             further = self._layer_losses.join(i, item.chunk, left)
-            # The edge keeps the graph, but neither what came in nor the output, which is sent away.
+            # The edge keeps the graph alive, but neither the stage's input nor its output.
             graph = x_entry, ahead_entry, get_gradient_edge(y_buh), further, x_buh.shape[1:]
             self.store.put("graph", i, graph, item.chunk)
             if self.plan.recomputes:
@@ -172,7 +178,7 @@ class StagePasses:
         self._hand_on(i, stage, y_buh.detach())
 
     def _forward_by_graph(self, item: Pass, graphs: StageGraphs) -> None:
-        """F: the same, as a graph; what it leaves for B is in its slot."""
+        """F as a replayed graph; the graph's slot keeps the tensors that B needs."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         take_deferred = self._take_deferred if self.plan.split_backward else None
         slot, y_buh = graphs.forward(item.chunk, self._input(i, stage), take_deferred)
@@ -187,7 +193,7 @@ class StagePasses:
         return x_buh
 
     def _forward_pass(self, i: int) -> ForwardPass:
-        """Return what a microbatch brings to any stage.
+        """Return a microbatch's dropout seeds, documents and positions, which every stage gets.
 
         Dropout is seeded by the microbatch's number within the global batch.
         """
@@ -198,7 +204,7 @@ class StagePasses:
         return ForwardPass(seeds, documents=own.documents, positions_bs=own.positions_bs)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
-        """Return the embeddings of the tokens that follow, if this stage predicts from them."""
+        """Return the embeddings of the following tokens, if this stage predicts further tokens."""
         if stage < self._last_stage or not self.depths:
             return None
         if not self.plan.treatment.is_sharded:
@@ -216,13 +222,13 @@ class StagePasses:
             self._vocabulary.output_whole(i)
 
     def recompute(self, item: Pass) -> None:
-        """R: all that the layers of one stage have left out of the graph."""
+        """R: compute again the activations that the forward of one stage has dropped."""
         left_out = self.store.take("left_out", item.microbatch, item.chunk)
-        while left_out:  # the graph alone holds them now, and lets go of each in B
+        while left_out:  # popped, so that only the graph keeps them, and B can free each
             left_out.pop(0).compute()
 
     def backward(self, item: Pass) -> None:
-        """B: gradients of one stage's input and parameters; a W pass may form the weights' own."""
+        """B: gradients of one stage's input and parameters; W may form weight gradients instead."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
         graph = self.store.take("graph", i, item.chunk)
@@ -241,7 +247,7 @@ class StagePasses:
         self._leave_weights(item, stage)
 
     def _leave_weights(self, item: Pass, stage: int) -> None:
-        """Leave to W what B has not done, or do it now."""
+        """Leave the deferred weight gradients to W, or form them now if there is no W."""
         i = item.microbatch
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
             self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
@@ -271,7 +277,7 @@ class StagePasses:
             self._vocabulary.add_gradient_ahead(i, gradient_nh)
 
     def weight_gradients(self, item: Pass) -> None:
-        """W: the gradients of one stage's weights, from the products that B has left."""
+        """W: run the products for one stage's weight gradients that B has left."""
         _run_all(self.store.take("weights", item.microbatch, item.chunk))
 
     def _defer(self, work: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """The activation store: everything that one pass leaves for another, by name and microbatch.
 
-Passes keep nothing anywhere else, so the store holds all memory that the schedule costs. Its count
-of microbatches in flight is compared with the plan's count.
+Passes keep tensors only here, so the store holds all memory that the schedule costs. Its count of
+microbatches in flight is compared with the plan's count.
 """
 
 from collections.abc import Hashable
@@ -38,7 +38,7 @@ class ActivationStore:
         return self._values[name, microbatch, place]
 
     def has(self, name: str, microbatch: int, place: int = 0) -> bool:
-        """Return whether a value is there."""
+        """Return whether the store holds a value."""
         return (name, microbatch, place) in self._values
 
     def take(self, name: str, microbatch: int, place: int = 0) -> Any:
@@ -49,7 +49,7 @@ class ActivationStore:
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Microbatch and chunk of every activation between F and B, or W, in order."""
+        """Microbatch and chunk of every activation between F and B (or W), in order."""
         keys = (key for key in self._values if isinstance(key, tuple) and key[0] in _ACTIVATIONS)
         return sorted({(microbatch, chunk) for _, microbatch, chunk in keys})
 

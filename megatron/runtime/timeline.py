@@ -1,7 +1,7 @@
 """Records when the passes and collectives of an iteration really ran, in the simulator's format.
 
 On a CPU the recorder reads the host's monotonic clock. On CUDA it records events on the stream that
-does the work, and reads them after the iteration, so that nothing waits for the device before.
+does the work, and reads them only after the iteration, so that the host need not wait earlier.
 Neither host nor stream sees when a point-to-point transfer is complete. Transfers are therefore not
 recorded, only the waits for them.
 """
@@ -28,10 +28,7 @@ class _Mark(NamedTuple):
 
 
 class Recorder:
-    """Records one rank's iteration; an ``Observer``.
-
-    The device decides the clock.
-    """
+    """Records one rank's iteration, by the clock of its device; an ``Observer``."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
         self._rank = rank
@@ -40,7 +37,7 @@ class Recorder:
         self.begin()
 
     def begin(self, start: float | None = None) -> None:
-        """Drop all records and start the time anew; on CUDA this waits for the device.
+        """Drop all records and set the time to zero; on CUDA this waits for the device.
 
         Args:
             start: time zero on the host's clock (``time.perf_counter``); see

@@ -1,14 +1,15 @@
 """The passes of the vocabulary layers, S, E, T, IF and IB, over the activation store.
 
-The plan's treatment says what S forms and what T finishes (arXiv 2411.05288, section 4). Either S
-or T forms the input gradient. If the barriers combine the maximum first, a pass E between S and T
-forms the exponentials. If the vocabulary is not split over the pipeline, the first and the last
-stage hold it whole, each on its tensor-parallel ranks, and their F and B call S and T themselves.
+The plan's treatment decides the work of S and of T (arXiv 2411.05288, section 4). Either S or T
+forms the input gradient. If the barriers combine the maximum first, a pass E between S and T forms
+the exponentials. If the vocabulary is not split over the pipeline, the first and the last stage
+each hold the whole vocabulary on their tensor-parallel ranks, and their F and B call S and T.
 
-With multi-token prediction IF also looks up the tokens that the last stage reads ahead, and IB has
-their gradient too. To the output layer its depths are further tokens.
+With multi-token prediction IF also looks up the following tokens, whose embeddings the last stage
+reads, and IB also adds the gradient of these embeddings. The output layer treats the depths'
+predictions as further tokens.
 
-Shapes: n tokens of a microbatch, in the order that ``DeviceMicrobatch`` has them in.
+Shapes: n tokens of a microbatch, in the order of ``DeviceMicrobatch``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +43,9 @@ class VocabularyPasses:
         non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
-        losses: weighted loss of every microbatch of this iteration, on one rank of the last stage,
-            and that of every depth, [1 + D].
-        depths: D, further tokens that every token predicts now: none in an evaluation.
+        losses: for every microbatch of this iteration, its weighted loss and the loss of every
+            depth, [1 + D]; only on one rank of the last stage.
+        depths: D, the number of further tokens that every token predicts in this iteration.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class VocabularyPasses:
         Args:
             batch: its microbatches.
             training: whether gradients are formed.
-            predicts_ahead: whether further tokens are predicted, if the model can.
+            predicts_ahead: whether a model with multi-token prediction predicts further tokens.
         """
         model, parts = self._model, self._model.tensor.sequence_parts
         self.depths = depths = model.mtp_num_layers if predicts_ahead else 0
@@ -109,11 +110,11 @@ class VocabularyPasses:
         self.losses = {}
 
     def embed_whole(self, i: int) -> Tensor:
-        """Return the embeddings [b, u, h] of this rank's tokens, for ranks that share a stage."""
+        """Return the embeddings [b, u, h] of this rank's tokens if the vocabulary is not split."""
         return self._whole(i, self._input_layer.lookup(self._batch[i].tokens_n))
 
     def embed_ahead_whole(self, i: int) -> Tensor:
-        """Return embeddings [b, w, h] of the tokens that follow, for ranks that share a stage."""
+        """Return embeddings [b, w, h] of the following tokens if the vocabulary is not split."""
         return self._whole(i, self._ahead_layer.lookup(self._ids_ahead(i)))
 
     def _whole(self, i: int, partial_nh: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class VocabularyPasses:
         self._input_layer.add_gradient(self._batch[i].tokens_n, gradient_nh)
 
     def add_gradient_ahead(self, i: int, gradient_nh: Tensor) -> None:
-        """Add the gradient of the embeddings of the tokens that follow."""
+        """Add the gradient of the following tokens' embeddings."""
         self._ahead_layer.add_gradient(self._ids_ahead(i), gradient_nh)
 
     def input_forward(self, item: Pass) -> None:
@@ -148,7 +149,7 @@ class VocabularyPasses:
             self.add_gradient_ahead(i, self._store.take("ahead_gradient", i))
 
     def output_s(self, item: Pass) -> None:
-        """S: all work that a shard can do alone: up to A and D, the statistics, or the logits."""
+        """S: the work that a shard can do alone; the treatment decides how far it goes."""
         i, layer = item.microbatch, self._output_layer
         x_nh = self._store.take("x", i)
         targets_n = self._batch[i].targets_n
@@ -160,7 +161,7 @@ class VocabularyPasses:
             state = layer.s(x_nh, targets_n, form_gradient)
         else:
             state = layer.evaluate(x_nh, targets_n)
-        # The maximum may be -inf, on a shard that is all padding; the sum then is 0.
+        # Row 0, the maximum, is left out: it is -inf on a shard of padding only.
         self._non_finite.check(i, self._stages, "the output layer", *state.statistics_4n[1:])
         self._store.put("state", i, state)
 
@@ -172,9 +173,9 @@ class VocabularyPasses:
         self._non_finite.check(i, self._stages, "the output layer", state.sums_kn)
 
     def output_whole(self, i: int) -> None:
-        """Run S, and in an evaluation T, in the F of ranks that hold the whole vocabulary.
+        """Run S, and in an evaluation also T, in the F of ranks that hold the whole vocabulary.
 
-        In training the input gradient is ready at once, and T runs in B.
+        In training S and the merge form the input gradient, and T runs in B.
         """
         self.output_s(Pass("S", i))
         state, tensor = self._store.get("state", i), self._model.tensor
@@ -191,7 +192,7 @@ class VocabularyPasses:
     def merge(
         self, i: int, state: ShardState, statistics_p4n: Tensor
     ) -> tuple[Merged, Tensor | None]:
-        """As in ``Passes``; in C1, or in F if one rank holds the whole vocabulary."""
+        """As in ``Passes``; called by C1, or by F if the last stage holds the whole vocabulary."""
         return self._output_layer.merge(statistics_p4n, state, self._batch[i].weight_n)
 
     def output_t(self, item: Pass) -> None:
@@ -211,7 +212,7 @@ class VocabularyPasses:
             self._store.put("partial_gradient", i, gradient_nh)
 
     def _merged(self, i: int) -> Merged:
-        """Take the statistics over the whole vocabulary, in the form that the barriers left."""
+        """Take the statistics over the whole vocabulary, which the barriers have left."""
         if not self._treatment.maximum_first:
             merged: Merged = self._store.take("merged", i)
             return merged
@@ -220,9 +221,9 @@ class VocabularyPasses:
         )
 
     def loss(self, device: torch.device) -> Tensor:
-        """Return the sum of this rank's losses, [1 + D]: that of the next token, then of others.
+        """Return the sums of this rank's losses, [1 + D]: of the next token, then of the depths.
 
-        Those of the depths are without the factor with which they enter the loss.
+        The depths' losses come without the factor that weights them in the total loss.
         """
         losses = [self.losses[i] for i in sorted(self.losses)]
         if not losses:

@@ -1,1 +1,1 @@
-"""Mixtures of experts: a router sends every token to some of many MLPs."""
+"""Mixtures of experts: a router sends every token to a few of many MLPs."""

@@ -1,12 +1,13 @@
-"""A mixture of experts in the place of an MLP: every token passes k of e MLPs, and maybe one more.
+"""A mixture of experts in the place of an MLP: every token passes k of e MLPs.
 
     y = sum over the chosen experts of weight * expert(x), plus shared(x)
 
-No token is dropped. All experts are multiplied together, and the weight of a slot multiplies the
-input of its expert's second layer, where a slot is narrowest.
+The shared MLP, which all tokens pass, is optional. No token is dropped. A token has a *slot* for
+each expert that it has chosen (``order.py``). One grouped product serves all experts. The weight of
+a choice multiplies the input of the expert's second layer, because a slot is narrowest there.
 
-Shapes: b batch, s tokens of a sequence, u those that a rank has outside of the layer, h hidden, k
-choices of a token, z = b s k slots, f inner width of an expert.
+Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of the layer, h
+hidden, k choices of a token, z = b s k slots, f inner width of an expert.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,8 @@ class ExpertsShape:
         hidden_size: h.
         ffn_hidden_size: f, of each half of a gated MLP.
         shared_ffn_hidden_size: inner width of the MLP that all tokens pass; 0: there is none.
-        shared_gate: a token's sigmoid multiplies what that MLP returns.
+        shared_gate: whether a sigmoid gate, one number for each token, multiplies the output of the
+            shared MLP.
     """
 
     hidden_size: int
@@ -45,13 +47,13 @@ class ExpertsShape:
 
 
 class Experts(nn.Module):
-    """e MLPs without biases, of which every token passes k.
+    """e MLPs without biases; every token passes k of them.
 
     Args:
         shape: sizes.
-        router: how tokens choose.
-        activation: between the layers of an expert.
-        site: what the layer is built in.
+        router: how tokens choose experts.
+        activation: function between the layers of an expert.
+        site: device, dtype, ranks and kernels of the layer.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Experts(nn.Module):
         self._is_computed_again = "moe" in site.recomputation.parts
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
-        """[b, u, h] -> [b, u, h], of the tokens that this rank has."""
+        """[b, u, h] -> [b, u, h], for the tokens that this rank has."""
 
         def run(x: Tensor) -> Tensor:
             return self._run(x, forward_pass)
@@ -104,7 +106,7 @@ class Experts(nn.Module):
 
 
 class _TwoLayers(nn.Module):
-    """The MLPs of all experts; a module of its own for the names of the parameters."""
+    """The MLPs of all experts; a separate module, which gives the parameters their names."""
 
     def __init__(
         self, shape: ExpertsShape, experts: int, activation: Activation, site: Site
@@ -132,7 +134,7 @@ class _TwoLayers(nn.Module):
 
 
 class _Weighted(torch.autograd.Function):
-    """An activation function times a weight of every row; the backward forms the function again."""
+    """An activation function times one weight per row; the backward computes it again."""
 
     @staticmethod
     def forward(
@@ -156,9 +158,10 @@ class _Weighted(torch.autograd.Function):
 
 
 def of_all_ranks(choice: Choice, tensor: TensorParallel) -> Choice:
-    """Return the choice of the tokens of all tensor ranks, [b, s, k].
+    """Return the choices for the tokens of all tensor-parallel ranks, [b, s, k].
 
-    Each rank has a part of every expert, so the gradients of weights are added up over the ranks.
+    Each rank has a part of every expert, so the backward sums the gradients of the choices' weights
+    over the ranks.
     """
     if tensor.size == 1:
         return choice

@@ -1,12 +1,12 @@
-"""A linear layer of every expert, multiplied together, whose weight gradients can wait for W.
+"""One linear layer of all experts as a grouped product, whose weight gradients can wait for W.
 
 The first layer of the experts *spreads* tokens into slots (``order.py``), and tensor-parallel ranks
-cut it by its outputs. The second one *joins* the slots of a token, and they cut it by its inputs.
-For W both keep tokens, not slots, where they can: of the first layer the input, of the second one
-the gradient of the output.
+cut this layer by its outputs. The second layer *joins* the slots of a token, and the ranks cut it
+by its inputs. For W a layer keeps tokens in place of slots where it can, because tokens are fewer:
+the first layer keeps its input so, the second layer the gradient of its output.
 
-Shapes: b batch, s tokens of a sequence, u those that a rank has outside of the layer, z slots, e
-experts, i input features, o output features.
+Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of the layer, z
+slots, e experts, i input features, o output features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +23,22 @@ from megatron.layers.tensor_cut import Cut, Holding
 from megatron.layers.weight_gradients import Defer
 
 Way: TypeAlias = Literal["spreads", "joins"]
-"""Tokens to slots, or slots to tokens."""
+"""The layer turns tokens into slots (``spreads``), or slots into tokens (``joins``)."""
 
 
 class GroupedLinear(nn.Module):
     """One matrix for each expert, without biases.
 
-    The matrices lie one below the other in one matrix of the model, [e o, i], so that ranks and
-    replicas divide its rows as they divide those of any matrix.
+    The matrices lie one below the other in one parameter of the model, [e o, i], so that ranks and
+    replicas can divide its rows like the rows of any matrix.
 
     Args:
         experts: e.
         in_features: i of the whole layer.
         out_features: o of the whole layer.
-        way: the layer spreads, and ranks share its outputs; or it joins, and they share its inputs.
-        site: what the layer is built in.
+        way: the layer spreads, and ranks share its outputs; or it joins, and ranks share its
+            inputs.
+        site: device, dtype, ranks and kernels of the layer.
         fused: number of layers of equal size whose outputs lie one after the other.
 
     Attributes:
@@ -83,7 +84,7 @@ class GroupedLinear(nn.Module):
 
         Args:
             x: tokens [b, u, i] if the layer spreads, else slots [z, i].
-            order: of the tokens of all tensor ranks.
+            order: of the tokens of all tensor-parallel ranks.
 
         Returns:
             Slots [z, o] if the layer spreads, else tokens [b, u, o].
@@ -92,11 +93,11 @@ class GroupedLinear(nn.Module):
         return apply(_GroupedLinear, x, self.weight, order, self, defer)
 
     def slots(self, of_tokens: Tensor, order: Order) -> Tensor:
-        """Return the slots [z, ...] of the tokens [b, u, ...] that every tensor rank has."""
+        """Gather the tokens [b, u, ...] of all tensor-parallel ranks; return slots [z, ...]."""
         return order.spread(self._tensor.gather(of_tokens))
 
     def tokens(self, of_slots: Tensor, order: Order) -> Tensor:
-        """Return the sums [b, u, ...] over the slots of a token and the tensor ranks."""
+        """Sum the slots of every token over the tensor-parallel ranks; return [b, u, ...]."""
         return self._tensor.reduce(order.join(of_slots))
 
 
@@ -143,7 +144,7 @@ def _product(layer: GroupedLinear, grad_zo: Tensor, x_zi: Tensor, order: Order) 
 
 
 def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:
-    """Add a gradient of the matrices to its sum."""
+    """Add a gradient of the matrices to the weight's ``main_grad``."""
     total, begins = take_main_grad(weight)
     if begins:
         total.copy_(gradient)
@@ -154,7 +155,7 @@ def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:
 def _weight_gradient(
     layer: GroupedLinear, weight: Tensor, grad: Tensor, x: Tensor, order: Order
 ) -> Callable[[], None]:
-    """Return the work of W, which keeps alive its two factors and the order alone."""
+    """Return the work of W; it keeps only its two factors and the order alive."""
 
     def work() -> None:
         spreads = layer.way == "spreads"

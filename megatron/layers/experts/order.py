@@ -1,9 +1,8 @@
-"""The order in which experts see tokens: all tokens of the first expert, then those of the second.
+"""The order in which experts see tokens: the first expert's tokens, then the second expert's, ...
 
-A token that chooses k experts has k *slots*. ``spread`` copies tokens into their slots, ``join``
-adds the slots of every token up, and each is the adjoint of the other. So a backward needs no other
-operation, and what a later pass needs of the slots is formed again from the tokens, which are k
-times fewer.
+A token that chooses k experts has k *slots*. ``spread`` copies tokens into their slots, and
+``join`` adds the slots of every token up. Each is the adjoint of the other, so the backward of one
+is the other. A later pass can form slots again from the tokens, which take k times less memory.
 
 Shapes: b batch, s tokens of a sequence, k choices of a token, z = b s k slots, e experts, h any
 width.
@@ -19,9 +18,10 @@ class Order(NamedTuple):
     """Which token stands in which slot.
 
     Attributes:
-        choice_z: int64, the choice in every slot: its token's number times k, plus its own.
+        choice_z: int64, the choice in every slot: the token's index times k, plus the index of the
+            choice among the token's k choices.
         slot_bsk: int64, the slot of every choice.
-        ends: int32, the slot behind the last one of every expert.
+        ends: int32 [e], the end of every expert's slots: the index after its last slot.
     """
 
     choice_z: Tensor
@@ -30,10 +30,10 @@ class Order(NamedTuple):
 
     @classmethod
     def by_expert(cls, experts_bsk: Tensor, experts: int) -> "Order":
-        """Return the order for tokens that have chosen; slots of an expert are in token order.
+        """Return the order for given choices; the slots of an expert are in token order.
 
         Args:
-            experts_bsk: int64, the experts that every token has chosen, all of them different.
+            experts_bsk: int64, the experts that every token has chosen; a token's experts differ.
             experts: e.
         """
         chosen_z = experts_bsk.flatten()
@@ -55,7 +55,7 @@ class Order(NamedTuple):
 
 
 def times_chosen(chosen: Tensor, experts: int) -> Tensor:
-    """Return how often every expert is chosen, int64 [..., e]; the host does not wait for it.
+    """Return how often every expert is chosen, int64 [..., e]; the host does not wait.
 
     Args:
         chosen: int64 [..., c], numbers of experts.

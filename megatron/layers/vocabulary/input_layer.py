@@ -16,7 +16,7 @@ class InputLayer(nn.Module):
         hidden_size: h.
         dtype: of the weight and the embeddings.
         device: of the weight.
-        weight: [rows, h], if the layer shares that of another one.
+        weight: [rows, h], if the layer shares the weight of another layer.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class InputLayer(nn.Module):
 
     @torch.no_grad()
     def lookup(self, tokens_n: Tensor) -> Tensor:
-        """Return [n, h]: the embeddings of the tokens held here, zeros for the others (IF).
+        """IF: return [n, h], the embeddings of tokens in this shard, and zeros for the others.
 
-        The sum over all shards is the embedding, exactly: every token has one nonzero part.
+        The sum over all shards is exactly the embedding, because each token is in one shard.
         """
         return lookup_rows(self.weight, tokens_n, self.shard)
 
     @torch.no_grad()
     def add_gradient(self, tokens_n: Tensor, gradient_nh: Tensor) -> None:
-        """Add the gradient of the embeddings held here to the weight's ``main_grad`` (IB)."""
+        """IB: add the gradient of this shard's embeddings to the weight's ``main_grad``."""
         add_gradient_of_rows(main_grad_of(self.weight), tokens_n, gradient_nh, self.shard)
 
 

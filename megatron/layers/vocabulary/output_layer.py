@@ -1,6 +1,6 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The mathematics is the kernels'. This file holds the buffers of the exponentials, which are reused
+The kernels do the mathematics. This file holds the buffers of the exponentials, which are reused
 from microbatch to microbatch.
 """
 
@@ -22,8 +22,8 @@ class OutputLayer(nn.Module):
         shard: which rows this rank holds.
         weight: [rows, h], shared with the input layer when embeddings are tied.
         options: form of the loss.
-        kernels: of the device and type of ``weight``.
-        recompute: keep no exponentials from S to T, which forms them again.
+        kernels: of the device and dtype of ``weight``.
+        recompute: keep no exponentials from S to T; T computes them again.
     """
 
     def __init__(
@@ -49,23 +49,26 @@ class OutputLayer(nn.Module):
 
     @torch.no_grad()
     def s(self, x_nh: Tensor, targets_n: Tensor, form_gradient: bool) -> ShardState:
-        """Pass S: exponentials and statistics of this shard; with ``form_gradient`` A and D too."""
+        """Pass S: exponentials and statistics of this shard.
+
+        With ``form_gradient`` S also begins the input gradient (Algorithm 2).
+        """
         keep = not self._recompute
         room = self._take_room(x_nh) if keep else self._scratch(x_nh)
         return self._statistics(x_nh, targets_n, room, form_gradient, keep)
 
     @torch.no_grad()
     def evaluate(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
-        """Pass S of an evaluation: statistics only, over scratch memory."""
+        """Pass S of an evaluation: statistics only, in scratch memory."""
         room = self._scratch(x_nh)
         return self._statistics(x_nh, targets_n, room, form_gradient=False, keep=False)
 
     @torch.no_grad()
     def naive_s(self, x_nh: Tensor, targets_n: Tensor) -> ShardState:
-        """Pass S of the naive treatment: logits; C1 then maximises the state's ``maximum_n``.
+        """Pass S of the naive treatment: logits; C1 then takes the maximum of ``maximum_n``.
 
-        If the logits are not kept, S does all work that a shard can do alone. So it is in an
-        evaluation (a module set to ``eval()``), and where T forms the logits again.
+        If the logits are not kept, S computes all statistics of its shard at once. Logits are not
+        kept in an evaluation (a module set to ``eval()``), and if T computes the logits again.
         """
         if not self._keeps_logits:
             return self.evaluate(x_nh, targets_n)
@@ -92,10 +95,10 @@ class OutputLayer(nn.Module):
     def merge(
         self, statistics_p4n: Tensor, state: ShardState, weight_n: Tensor
     ) -> tuple[Merged, Tensor | None]:
-        """C1 between its collectives; see ``Kernels``.
+        """Merge statistics, in C1 between its collectives; see ``Kernels``.
 
         Args:
-            statistics_p4n: those of all shards.
+            statistics_p4n: statistics of all shards.
             state: the state that S left.
             weight_n: g, the weight of each token's loss.
 
@@ -115,7 +118,7 @@ class OutputLayer(nn.Module):
             state: the state that S left.
             merged: statistics over the whole vocabulary.
             weight_n: g, the weight of each token's loss.
-            form_gradient: as Algorithm 1 and the naive treatment do.
+            form_gradient: form the input gradient too, as Algorithm 1 and the naive treatment do.
 
         Returns:
             This shard's part of the input gradient [n, h], or ``None`` without ``form_gradient``.
@@ -123,7 +126,7 @@ class OutputLayer(nn.Module):
         weight_vh = self.real_weight
         total, begins = take_main_grad(self.weight)
         if begins:
-            total[len(weight_vh) :].zero_()  # of padding
+            total[len(weight_vh) :].zero_()  # the rows of padding
         gradient_nh = self._kernels.output_t(
             state,
             weight_vh,

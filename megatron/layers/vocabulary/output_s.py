@@ -1,4 +1,4 @@
-"""The words in which passes and barriers speak of the output layer; see ``kernels.softmax``."""
+"""The names from ``kernels.softmax`` that passes and barriers use for the output layer."""
 
 from megatron.kernels.softmax import (
     HasStatistics,

@@ -19,7 +19,7 @@ class VocabularyShard:
 
     @property
     def real_rows(self) -> int:
-        """Rows that stand for a real entry; the rest, at the end, is padding."""
+        """Number of rows that are real entries; the remaining rows, at the end, are padding."""
         return max(0, min(self.rows, self.vocab_size - self.first_row))
 
     @property
@@ -29,7 +29,7 @@ class VocabularyShard:
 
     @classmethod
     def of(cls, vocab_size: int, padded_size: int, index: int, shards: int) -> "VocabularyShard":
-        """Return shard ``index`` of ``shards`` equal ones of the padded vocabulary."""
+        """Return shard ``index`` of the padded vocabulary, cut into ``shards`` equal shards."""
         assert padded_size % shards == 0, f"{padded_size} rows do not split into {shards} shards"
         rows = padded_size // shards
         return cls(vocab_size, index * rows, rows)
