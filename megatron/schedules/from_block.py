@@ -25,8 +25,9 @@ GAIN: Final = 0.005
 """Share of the time that a later S has to save."""
 
 EMBEDDINGS: Final = 16
-"""Microbatches by which the search for a plan without W may move IF ahead and IB behind. Each takes
-an activation [n, h] on its rank meanwhile. At p = 32 it held 64 of them for 0.2 % of the time."""
+"""Microbatches by which the search for a plan without W may move IF ahead and IB behind. Each
+microbatch takes an activation [n, h] on its rank meanwhile. At p = 32 it held 64 of them for 0.2 %
+of the time."""
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""

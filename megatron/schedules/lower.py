@@ -20,9 +20,9 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
 
 IN_FLIGHT_SENDS = 2
-"""Messages per link, and collectives per kind, that a rank may have sent something for without
-having waited for them: each has a buffer. A collective cannot end before the last rank takes part,
-so there may be more of a kind as long as the plan says that the oldest is not done."""
+"""The most messages per link, and collectives per kind, that a rank may have started without
+waiting for them; each needs a buffer. A collective cannot end before the last rank takes part. So
+more collectives of a kind may be started, as long as the oldest is not done in the plan."""
 
 
 class Run(NamedTuple):

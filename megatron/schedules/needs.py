@@ -14,10 +14,10 @@ from megatron.schedules.treatments import BarrierKind
 CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
-embedding to the first stage, CIB broadcast of its gradient from there, both with the last stage
-too if it looks ahead; RG reduction of a bucket of
-gradients over the replicas, AG gathering of a bucket of updated parameters from them, of which
-``buckets`` knows the places."""
+embedding to the first stage, CIB broadcast of the embedding's gradient from there; if the plan
+looks ahead, the last stage takes part in CIF and CIB like the first. RG reduction of a bucket of
+gradients over the replicas; AG gathering of a bucket of updated parameters from the replicas.
+``buckets`` places RG and AG."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
 STAGE_KINDS: Final = ("X", "G")

@@ -12,7 +12,7 @@ in plans, updates a bucket of parameters (``buckets``)."""
 
 PASS_KINDS: Final[tuple[PassKind, ...]] = get_args(PassKind)
 PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
-"""Kinds of which plans are made."""
+"""Kinds of passes that plans contain."""
 
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "R", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""

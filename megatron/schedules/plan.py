@@ -116,7 +116,7 @@ class Plan:
 
 _NAMES: Final = tuple(name for name, own in TREATMENTS.items() if own.in_plan == own)
 _EXAMPLES: Final = {"microbatches": "4", "stages": "0.0 1.0", "vocabulary": "vocab-2"}
-"""Header lines that every plan has: here of one whose two ranks have a chunk each."""
+"""Header lines that every plan has; the example is a plan of two ranks with one chunk each."""
 
 _HEADER: Final = {
     "microbatches": re.compile(r"\d{1,18}"),

@@ -43,8 +43,7 @@ class Timing:
 
 
 Working = tuple[float, float] | None
-"""First start and last end of a rank's passes, without those that take no time; ``None`` if no
-pass takes time."""
+"""First start and last end of a rank's passes that take time; ``None`` if no pass takes time."""
 
 
 def working(starts: Sequence[float], ends: Sequence[float]) -> Working:

@@ -34,7 +34,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "communications, over the measured time"
     ),
 }
-"""Name of a figure -> what it is."""
+"""Name of a figure -> its definition."""
 
 
 def definitions(*names: str) -> str:

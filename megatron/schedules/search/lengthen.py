@@ -38,7 +38,7 @@ _LOOSE: Final[tuple[PassKind, ...]] = ("IF", "IB")
 _CUTS: Final = tuple(share / 100 for share in range(25, 75, 5))
 """Where windows are looked for, as shares of the busiest rank's row."""
 _JUDGED: Final = 3
-"""Windows of a plan that are judged, those that take the least time in it."""
+"""Number of windows of a plan that are judged, the windows with the least time per microbatch."""
 _COPIES: Final = 4
 """Further copies of a window by which it is judged."""
 _REACH: Final = 4

@@ -32,8 +32,8 @@ EFFORT: Final = 600_000
 EFFORT_SEARCHED: Final = 2_000_000
 """The same for a schedule that is ``searched``, whose plan depends on the search alone."""
 EFFORT_GUIDED: Final = 2_300_000
-"""The same for a ``LARGE`` plan that follows another, but for no more than ``MOST_GUIDED``
-placements of all passes."""
+"""The same for a ``LARGE`` plan that follows another plan; at most ``MOST_GUIDED`` placements of
+all passes."""
 MOST_GUIDED: Final = 14
 FEWEST_PLACEMENTS: Final = 10
 """Times that all passes of a plan with a split backward may be placed at least, however many they
@@ -49,16 +49,16 @@ EFFORT_TURNS: Final = 400_000
 """The same for a plan without W but with several chunks, whose order leaves something to gain: the
 block and the gaps filled pass by pass are two starts, each with half of it."""
 EFFORT_QUICK: Final = 60_000
-"""The most that any of them gets of a plan that is only looked at: its time is then within about
-1 % of what the whole effort finds."""
+"""The most effort for a plan that is only looked at. Its time is within about 1 % of the time that
+the whole effort finds."""
 PATIENCE: Final = 50
 """The search ends after this many trials in a row without a shorter plan."""
 
 _SLACKS: Final = ((0.5, 0.0), (1.0, 0.0, 1.0), (0.0, 0.0), (0.25, 0.25))
 _FIRST_SLACKS: Final = ((1.0, 0.0, 1.0), (0.5, 0.0))
-"""Those that gain the most for each pass that they place."""
+"""The slacks that gain the most for each pass that they place."""
 _REGULAR_SLACKS: Final = _FIRST_SLACKS[1:]
-"""Those of them that leave a steady state which can be repeated."""
+"""The slacks of ``_FIRST_SLACKS`` that leave a steady state which can be repeated."""
 _GREEDY_SLACKS: Final = tuple(
     (slack, filler, warm_up)
     for slack, filler in ((0.35, 0.7), (0.5, 1.0), (0.75, 1.0), (0.75, 0.7), (0.85, 1.0))
@@ -66,7 +66,7 @@ _GREEDY_SLACKS: Final = tuple(
 )
 """Slacks that list scheduling by urgency tries: ``slack``, ``filler_slack``, ``warm_up_slack``."""
 _LEFT_BY_GREEDY: Final = 0.75
-"""Share of the effort that they leave to the other trials of a plan that is large or lengthened."""
+"""Share of the effort left by trials by urgency to other trials, for large or lengthened plans."""
 _EPSILON: Final = 1e-9
 
 

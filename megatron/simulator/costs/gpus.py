@@ -74,7 +74,7 @@ the second of 0.7, 0.8 and 0.92 by the published runs with replicas. Users repor
 of all-reduces on 8 A100s (github.com/NVIDIA/nccl-tests, issues 149 and 178)."""
 
 _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
-"""GPUs whose products are assumed to attain the share of an H100; all others, that of an A100."""
+"""GPUs whose products are assumed to attain the share of an H100; others attain an A100's."""
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ TILES: Final = ((256, 128), (128, 256), (128, 128))
 """Rows and columns of the tiles that libraries choose from for 16 bits."""
 
 TILE_STEP: Final = 64
-"""Depth k by which a tile advances: what is left over takes as long as a whole step."""
+"""Depth k by which a tile advances; a remaining depth below this takes as long as a whole step."""
 
 TILE_READS: Final = 43.0
-"""Multiply-adds that a multiprocessor could do while it reads one number of a factor. A tile of
-a x b does I = a b / (a + b) for every number that it reads, and attains I / (I + 43). Calibrated:
-tiles of 128 x 128 then attain 0.9 of what those of 256 x 128 do."""
+"""Multiply-adds that a multiprocessor could do while it reads one number of a factor. A tile of a x
+b does I = a b / (a + b) for every number that it reads, and attains I / (I + 43). Calibrated: tiles
+of 128 x 128 then attain 0.9 of the speed of tiles of 256 x 128."""
 
 TILE_FILL: Final = 128
 """Depth k that a tile could have multiplied while its pipeline fills and its result is written.

@@ -98,7 +98,7 @@ class Window:
 
 
 WHOLE: Final = Window()
-"""The window on everything."""
+"""The window that shows everything."""
 
 
 def _what_runs(timelines: Sequence[Timeline]) -> str:

@@ -20,7 +20,7 @@ from megatron.simulator.simulate import Span, Timeline
 
 Event = dict[str, object]
 Thread = tuple[str | int, ...]
-"""What runs one after another: a lane of communications, ``_COMPUTE`` or ``_WAIT``."""
+"""A lane of events that follow one another: one of communications, ``_COMPUTE`` or ``_WAIT``."""
 
 _COMPUTE: Final[Thread] = ("compute",)
 _WAIT: Final[Thread] = ("wait",)
