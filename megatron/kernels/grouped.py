@@ -48,7 +48,7 @@ def weight_product(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
 
 
 def product_by_group(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
-    """As ``product``, group by group: the specification, for which the host waits for the device."""
+    """As ``product``, group by group: the specification. The host waits for the device."""
     out_so = x_si.new_empty(len(x_si), weight_gio.shape[2])
     for matrix_io, (begin, end) in zip(weight_gio, _bounds(ends_g), strict=True):
         torch.mm(x_si[begin:end], matrix_io, out=out_so[begin:end])
