@@ -159,10 +159,7 @@ class StagePasses:
             if self._training and ahead_entry is not None and ahead_bwh is not None:
                 ahead_bwh = ahead_entry.connect(ahead_bwh)
             forward_pass = replace(
-                self._forward_pass(i),
-                ahead_bwh=ahead_bwh,
-                left_out=left_out,
-                losses=losses if self._training else None,
+                self._forward_pass(i), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
             y_buh = self.model(item.chunk, x_buh, forward_pass)
         left = losses.close()
