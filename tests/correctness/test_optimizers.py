@@ -44,14 +44,14 @@ class Case:
     plain: Callable[[], Optimizer]
 
 
-def muon_of(nesterov: bool) -> Case:
+def muon_of(nesterov: bool, adam_eps: float = JOB.adamw.adam_eps) -> Case:
     settings = MuonConfig(momentum=0.9, nesterov=nesterov, fp32_matmul_prec="highest")
     width = JOB.options.hidden_size // JOB.options.num_attention_heads
     heads = JOB.options.num_attention_heads // 2
     return Case(
         lambda config: replace(config, optimizer="muon", muon=settings),
         lambda: PlainMuon(
-            (heads * width, width, width), 0.9, nesterov, 0.1, (0.9, 0.999, JOB.adamw.adam_eps)
+            (heads * width, width, width), 0.9, nesterov, 0.1, (0.9, 0.999, adam_eps)
         ),
     )
 
