@@ -56,6 +56,7 @@ from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
@@ -91,6 +92,7 @@ class ParallelConfig:
         sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
             outside of attention and MLP.
         context_size: context-parallel ranks c, which share every sequence.
+        context_exchange: how attention sees the tokens of all of these ranks.
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
@@ -118,6 +120,7 @@ class ParallelConfig:
     tensor_size: int = 1
     sequence_parallel: bool = False
     context_size: int = 1
+    context_exchange: ContextExchange = "all_gather"
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
@@ -163,6 +166,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
+        context_exchange=parallel.cp_comm_type,
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,

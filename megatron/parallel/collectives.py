@@ -94,6 +94,47 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     torch.cat((blocks[size - rank :], blocks[: size - rank]), out=gathered)
 
 
+def all_to_all(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
+    """Send part k of ``tensor`` [size, ...], contiguous, to rank k; return what the ranks sent.
+
+    Returns:
+        [size, ...]: the part that every rank has sent to this rank, by place.
+    """
+    received = torch.empty_like(tensor)
+    if axis.size == 1:
+        received.copy_(tensor)
+    elif tensor.device.type == "cpu":
+        received[axis.rank].copy_(tensor[axis.rank])
+        others = [other for other in range(axis.size) if other != axis.rank]
+        coming = [p2p.receive(received[other], other, axis) for other in others]
+        going = [p2p.send(tensor[other], other, axis) for other in others]
+        for transfer in (*coming, *going):
+            transfer.wait()
+    else:
+        dist.all_to_all_single(received, tensor, group=axis.group)
+    return received
+
+
+def shift(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
+    """Send a contiguous ``tensor`` to the next rank of the axis' ring; return the previous rank's.
+
+    All ranks send and receive at once. On NCCL that needs one call for both.
+    """
+    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    received = torch.empty_like(tensor)
+    if tensor.is_cuda:
+        both = [
+            dist.P2POp(dist.isend, tensor, group=axis.group, group_peer=after),
+            dist.P2POp(dist.irecv, received, group=axis.group, group_peer=before),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        return received
+    coming = p2p.receive(received, before, axis)
+    p2p.send(tensor, after, axis).wait()
+    return coming.wait()
+
+
 def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks, in place; rank k gets part k.
 

@@ -27,7 +27,7 @@ from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
-from megatron.parallel.context import ContextParallel
+from megatron.parallel.context import context_parallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
@@ -199,7 +199,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         groups.device,
         train.dtype,
         tensor=tensor,
-        context=ContextParallel(groups.context),
+        context=context_parallel(groups.context, groups.device, parallel.context_exchange),
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,

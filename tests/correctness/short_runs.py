@@ -22,6 +22,7 @@ from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.context import ContextExchange
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -60,6 +61,7 @@ class Layout:
         recomputation: what the backward of the layers computes again.
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
+        exchange: how their attention sees all tokens.
     """
 
     ranks: int
@@ -77,12 +79,14 @@ class Layout:
     recomputation: Recomputation = NO_RECOMPUTATION
     recompute_ahead: int | None = None
     context: int = 1
+    exchange: ContextExchange = "all_gather"
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         tensor += "" if self.context == 1 else f"c{self.context}-"
+        tensor += "" if self.exchange == "all_gather" else f"{self.exchange}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
@@ -185,6 +189,7 @@ class Job:
                 tensor_size=layout.tensor,
                 sequence_parallel=layout.sequence,
                 context_size=layout.context,
+                context_exchange=layout.exchange,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
