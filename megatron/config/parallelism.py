@@ -108,12 +108,6 @@ def _cuts(flags: Flags) -> Iterator[str]:
 
 def _shared_experts(flags: Flags) -> Iterator[str]:
     own, ranks = flags[ExpertFlags], _size(flags)
-    if experts_of(flags) is not None and own.expert_tensor_parallel_size not in (None, ranks):
-        yield (
-            f"--expert-tensor-parallel-size {own.expert_tensor_parallel_size} with "
-            f"--tensor-model-parallel-size {ranks}: as many ranks share an expert as share every "
-            "layer; leave it out"
-        )
     if experts_of(flags) is not None and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
         yield (
             f"--tensor-model-parallel-size {ranks} with --num-experts {own.num_experts}: add "

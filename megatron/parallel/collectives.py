@@ -94,25 +94,29 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     torch.cat((blocks[size - rank :], blocks[: size - rank]), out=gathered)
 
 
-def all_to_all(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
-    """Send part k of ``tensor`` [size, ...], contiguous, to rank k; return what the ranks sent.
+def all_to_all(
+    rows: Tensor, axis: ConnectedAxis, sent: Sizes = None, received: Sizes = None
+) -> Tensor:
+    """Send every rank its rows; return the rows that all ranks have sent here, by place.
 
-    Returns:
-        [size, ...]: the part that every rank has sent to this rank, by place.
+    Args:
+        rows: [n, ...], those for place 0 first.
+        axis: the ranks.
+        sent: rows for every place, maybe 0; ``None``: equally many for all.
+        received: rows from every place; ``None``: equally many from all.
     """
-    received = torch.empty_like(tensor)
     if axis.size == 1:
-        received.copy_(tensor)
-    elif tensor.device.type == "cpu":
-        received[axis.rank].copy_(tensor[axis.rank])
-        others = [other for other in range(axis.size) if other != axis.rank]
-        coming = [p2p.receive(received[other], other, axis) for other in others]
-        going = [p2p.send(tensor[other], other, axis) for other in others]
-        for transfer in (*coming, *going):
-            transfer.wait()
-    else:
-        dist.all_to_all_single(received, tensor, group=axis.group)
-    return received
+        return rows
+    total = len(rows) if received is None else sum(received)
+    result = rows.new_empty((total, *rows.shape[1:]))
+    dist.all_to_all_single(
+        result,
+        rows.contiguous(),
+        None if received is None else list(received),
+        None if sent is None else list(sent),
+        group=axis.group,
+    )
+    return result
 
 
 def shift(tensor: Tensor, axis: ConnectedAxis) -> Tensor:

@@ -13,6 +13,7 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
+from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import LogConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import ParallelConfig, RunConfig
@@ -23,6 +24,8 @@ from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
+from megatron.parallel.experts import Dispatcher
+from megatron.parallel.grid import Order
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -62,6 +65,10 @@ class Layout:
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
         exchange: how their attention sees all tokens.
+        experts: ranks e over which experts are spread.
+        expert_tensor: ranks etp that share an expert; ``None``: t.
+        dispatcher: how tokens come to experts on other ranks.
+        order: of the ranks.
     """
 
     ranks: int
@@ -80,6 +87,10 @@ class Layout:
     recompute_ahead: int | None = None
     context: int = 1
     exchange: ContextExchange = "all_gather"
+    experts: int = 1
+    expert_tensor: int | None = None
+    dispatcher: Dispatcher = "allgather"
+    order: Order = "tp-dp-pp"
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -87,6 +98,9 @@ class Layout:
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         tensor += "" if self.context == 1 else f"c{self.context}-"
         tensor += "" if self.exchange == "all_gather" else f"{self.exchange}-"
+        tensor += "" if self.experts == 1 else f"e{self.experts}-{self.dispatcher}-"
+        tensor += "" if self.expert_tensor is None else f"etp{self.expert_tensor}-"
+        tensor += "" if self.order == "tp-dp-pp" else f"{self.order}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
@@ -200,12 +214,14 @@ class Job:
                 memory_limit=layout.memory_limit,
                 recompute_ahead=layout.recompute_ahead,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
+                experts=ExpertRanks(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaConfig(
                     alike,
                     layout.overlap,
                     layout.bucket_size,
                     shard_optimizer=layout.sharded and alike > 1,
                     overlap_gather=layout.sharded and layout.overlap and alike > 1,
+                    order=layout.order,
                 ),
             ),
             train=TrainConfig(

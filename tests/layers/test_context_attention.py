@@ -13,7 +13,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
-from megatron.parallel import p2p
+from megatron.parallel import collectives, p2p
 from megatron.parallel.context import (
     ContextExchange,
     ContextParallel,
@@ -69,8 +69,15 @@ def attend(
         sent[-1] += tensor.nbytes
         return real(tensor, destination, axis, tag)
 
+    exchange_rows = collectives.all_to_all
+
+    def all_to_all(rows: Tensor, axis: ConnectedAxis) -> Tensor:
+        sent[-1] += rows.nbytes // axis.size * (axis.size - 1)
+        return exchange_rows(rows, axis)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(p2p, "send", send)
+        patch.setattr(collectives, "all_to_all", all_to_all)
         output = context_attention(
             kernels_for(CPU, dtype),
             context,
