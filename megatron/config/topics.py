@@ -47,6 +47,7 @@ from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, Precisio
 from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
+from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
@@ -56,6 +57,7 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    RopeScalingFlags,
     ExpertFlags,
     ParallelFlags,
     PipelineFlags,
@@ -86,6 +88,7 @@ DECLARED: Final = all_declarations(GROUPS)
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
+    *ROPE_SCALING_RULES,
     *EXPERT_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
