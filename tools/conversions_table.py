@@ -104,6 +104,10 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
         | {"moe_intermediate_size": 24, "decoder_sparse_step": 2},
     ),
+    "olmoe": (
+        "OlmoeConfig",
+        _SIZES | {"num_experts": 8, "num_experts_per_tok": 3, "router_aux_loss_coef": 0.02},
+    ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2Config",

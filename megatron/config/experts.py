@@ -74,6 +74,13 @@ class ExpertFlags:
     moe_shared_expert_gate: bool = flag(False,
         "A sigmoid of the token multiplies what that expert returns.", idle_without=_EXPERTS,
         needs=_SHARED)
+    moe_use_upcycling: bool = flag(False,
+        "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
+        "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
+        idle_without=_EXPERTS, needs="--load")
+    moe_upcycling_granularity: int = flag(1,
+        "With --moe-use-upcycling: parts of an MLP; each expert begins as one of them.", COUNT,
+        idle_without="--moe-use-upcycling")
     expert_model_parallel_size: int = flag(1,
         "Ranks over which the experts of a layer are spread, each with equally many. They are "
         "tensor-, context- or data-parallel ranks of a stage, which have different tokens.", RANKS,
@@ -120,6 +127,13 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
         "moe_shared_expert_gate": own.moe_shared_expert_gate,
     }
+
+
+def upcycling_of(flags: Flags) -> int:
+    """Return the number of parts of an MLP that experts begin as; 0: checkpoints have experts."""
+    own = flags[ExpertFlags]
+    is_asked = own.moe_use_upcycling and experts_of(flags) is not None
+    return own.moe_upcycling_granularity if is_asked else 0
 
 
 def experts_of(flags: Flags) -> int | None:
@@ -230,6 +244,23 @@ def _biases(flags: Flags) -> Iterator[str]:
         )
 
 
+def _upcycling(flags: Flags) -> Iterator[str]:
+    own, experts, parts = flags[ExpertFlags], experts_of(flags), upcycling_of(flags)
+    if not parts or experts is None:
+        return
+    given = f"--moe-upcycling-granularity {parts}"
+    if experts % parts or own.moe_router_topk % parts:
+        yield (
+            f"{given} does not divide --num-experts {experts} and --moe-router-topk "
+            f"{own.moe_router_topk}: experts begin as parts of an MLP, and a token needs all parts"
+        )
+    if own.moe_shared_expert_intermediate_size:
+        yield (
+            f"--moe-use-upcycling with {_SHARED} {own.moe_shared_expert_intermediate_size}: a "
+            "dense model has no shared expert to begin with; leave one of them out"
+        )
+
+
 def _one_expert(flags: Flags) -> Iterator[str]:
     if flags[ExpertFlags].num_experts != 1:
         return
@@ -254,6 +285,7 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _no_gradient,
     _groups,
     _biases,
+    _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 

@@ -30,6 +30,7 @@ from megatron.config.corpora import (
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
+from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
@@ -239,7 +240,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         parallel=layouts[0],
         alternatives=layouts if len(layouts) > 1 else (),
         train=train_config(flags, replicas),
-        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train),
+        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train, upcycling_of(flags)),
         guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(

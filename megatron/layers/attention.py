@@ -13,6 +13,7 @@ from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
@@ -70,7 +71,8 @@ class SelfAttention(nn.Module):
         bias: biases in both projections.
         qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight in training.
-        qk_norms: norms over d of the queries and of the keys, applied before the rotation.
+        qk_norms: norms of the queries and of the keys [b, s, heads, d], applied before the
+            rotation: over d, or over all heads too (``HeadsNorm``).
         scores: how products of queries and keys become scores.
 
     Attributes:
@@ -112,6 +114,7 @@ class SelfAttention(nn.Module):
             name: Whole(for_own_heads=True)
             for name, _ in self.named_parameters()
             if name.startswith(("q_layernorm.", "k_layernorm."))
+            and not isinstance(self.q_layernorm, HeadsNorm)
         }
 
     @property

@@ -79,6 +79,7 @@ class ModelConfig:
         geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
         qk_layernorm: normalise queries and keys per head.
+        qk_layernorm_across_heads: normalise them over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
         tie_embeddings: the output layer uses the input embedding's matrix.
@@ -152,6 +153,7 @@ class ModelConfig:
     geglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True

@@ -16,6 +16,7 @@ from megatron.layers.alibi import alibi_slopes
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
+from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.rope import RotaryEmbedding
@@ -66,6 +67,11 @@ class NormSpec:
             zero_centred=self.zero_centred,
         )
 
+    def across(self, channels: int, site: Site) -> nn.Module:
+        """Return a norm over the channels of all heads, which tensor-parallel ranks share."""
+        assert self.kind == "RMSNorm", f"no {self.kind} over all heads"
+        return HeadsNorm(channels, self.epsilon, site, zero_centred=self.zero_centred)
+
 
 @dataclass(frozen=True)
 class RotationSpec:
@@ -104,7 +110,8 @@ class AttentionSpec:
         bias: biases in both projections.
         qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight.
-        qk_norm: norm of queries and keys over the channels of a head; ``None``: no norm.
+        qk_norm: norm of queries and keys; ``None``: no norm.
+        qk_norm_across_heads: it is over the channels of all heads, not of each head.
         scores: how products of queries and keys become scores.
     """
 
@@ -113,22 +120,29 @@ class AttentionSpec:
     qkv_bias: bool
     dropout: float
     qk_norm: NormSpec | None
+    qk_norm_across_heads: bool
     scores: Scores
 
     def build(self, site: Site) -> nn.Module:
         """See ``PartSpec``."""
-        qk_norms = None
-        if self.qk_norm is not None:
-            size = self.shape.head_size
-            qk_norms = self.qk_norm.build(size, site), self.qk_norm.build(size, site)
         return SelfAttention(
             self.shape,
             site,
             bias=self.bias,
             qkv_bias=self.qkv_bias,
             dropout=self.dropout,
-            qk_norms=qk_norms,
+            qk_norms=self._qk_norms(site),
             scores=self.scores,
+        )
+
+    def _qk_norms(self, site: Site) -> tuple[nn.Module, nn.Module] | None:
+        norm, shape = self.qk_norm, self.shape
+        if norm is None:
+            return None
+        if not self.qk_norm_across_heads:
+            return norm.build(shape.head_size, site), norm.build(shape.head_size, site)
+        return norm.across(shape.num_heads * shape.head_size, site), norm.across(
+            shape.num_groups * shape.head_size, site
         )
 
 
@@ -251,6 +265,7 @@ def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec
         qkv_bias=config.add_qkv_bias,
         dropout=config.attention_dropout,
         qk_norm=norm if config.qk_layernorm else None,
+        qk_norm_across_heads=config.qk_layernorm_across_heads,
         scores=scores,
     )
 

@@ -71,6 +71,15 @@ def test_every_flag_reaches_the_model() -> None:
         ("--moe-router-topk 0", "at least 1"),
         ("--moe-router-topk 1", "add --moe-router-pre-softmax"),
         ("--moe-layer-freq [0,0,0,0]", "gives no layer experts"),
+        ("--moe-use-upcycling", "add --load"),
+        (
+            "--moe-use-upcycling --load there --moe-upcycling-granularity 3",
+            "does not divide --num-experts 8 and --moe-router-topk 2",
+        ),
+        (
+            "--moe-use-upcycling --load there --moe-shared-expert-intermediate-size 32",
+            "has no shared expert to begin with",
+        ),
         ("--tensor-model-parallel-size 2", "add --sequence-parallel"),
         ("--moe-router-num-groups 3 --moe-router-group-topk 1", "does not divide --num-experts 8"),
         (

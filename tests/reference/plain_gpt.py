@@ -70,6 +70,7 @@ class GPTOptions:
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
+        qk_layernorm_across_heads: normalise them over the channels of all heads instead.
         add_bias_linear: biases in the four linear layers of a block.
         add_qkv_bias: a bias in ``linear_qkv`` in any case.
         tie_embeddings: the output layer uses the embedding's matrix.
@@ -138,6 +139,7 @@ class GPTOptions:
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True
@@ -194,11 +196,12 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
     h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
     a, g = options.num_attention_heads, options.num_query_groups
+    across = options.qk_layernorm_across_heads
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
         "input_layernorm": (True, (h,)),
         "self_attention.linear_qkv": (True, ((a + 2 * g) * d, h)),
-        "self_attention.q_layernorm": (options.qk_layernorm, (d,)),
-        "self_attention.k_layernorm": (options.qk_layernorm, (d,)),
+        "self_attention.q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
+        "self_attention.k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
         "self_attention.linear_proj": (True, (h, a * d)),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
         "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
@@ -399,8 +402,10 @@ def _attention(
     qkv_bsgrd = _linear(parameters, f"{name}.linear_qkv", x_bsh).view(b, s, g, r + 2, d)
     q_bsgrd, k_bsgd, v_bsgd = qkv_bsgrd[:, :, :, :r], qkv_bsgrd[..., r, :], qkv_bsgrd[..., r + 1, :]
     if options.qk_layernorm:
-        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_bsgrd, options)
-        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_bsgd, options)
+        across = options.qk_layernorm_across_heads
+        q_in, k_in = (q_bsgrd.flatten(2), k_bsgd.flatten(2)) if across else (q_bsgrd, k_bsgd)
+        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_in, options).view(b, s, g, r, d)
+        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_in, options).view(b, s, g, d)
     if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
         q_bsgrd = _rotate(q_bsgrd, options, windowed)
         k_bsgd = _rotate(k_bsgd, options, windowed)
