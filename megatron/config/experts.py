@@ -183,6 +183,16 @@ def expert_pattern(flags: Flags) -> Pattern:
     return pattern[::-1] if words.isdecimal() else pattern
 
 
+def mixes_kinds(flags: Flags) -> bool:
+    """Return whether some layers have experts and others have none."""
+    if experts_of(flags) is None:
+        return False
+    try:
+        return len(set(expert_pattern(flags))) > 1
+    except ValueError:
+        return False  # the rules about the flags report this mistake
+
+
 def _layers(flags: Flags) -> Iterator[str]:
     if experts_of(flags) is None:
         return

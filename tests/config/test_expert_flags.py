@@ -43,6 +43,30 @@ def test_layers_with_experts_are_those_of_megatron(words: str, pattern: tuple[in
     assert tuple(int(found.has_experts(layer)) for layer in range(4)) == pattern
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("", "even"),
+        ("--moe-layer-freq 2", "cost"),
+        ("--moe-layer-freq [0]*3+[1]*1", "cost"),
+        ("--moe-layer-freq 2 --layer-distribution even", "even"),
+        ("--moe-layer-freq 2 --layer-distribution remainder", "remainder"),
+        ("--moe-layer-freq 2 --vocab-parallel redis", "redis"),
+        ("--moe-layer-freq 2 --decoder-first-pipeline-num-layers 1", "even"),
+        ("--moe-layer-freq 2 --pipeline-model-parallel-layout Ett|ttL", "explicit"),
+        ("--moe-layer-freq 2 --num-layers-per-virtual-pipeline-stage 1", "even"),
+        ("--num-experts 1 --moe-layer-freq 2", "even"),
+    ],
+)
+def test_layers_of_two_kinds_are_spread_by_cost_unless_a_flag_spreads_them(
+    flags: str, kind: str
+) -> None:
+    given = with_flags(BASE.split(), f"--pipeline-model-parallel-size 2 {flags}".split())
+    found = parse(given, 2)
+    assert found.parallel.layers.kind == kind
+    assert ("layers of equal cost" in "\n".join(found.notes)) == (kind == "cost")
+
+
 def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
     assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
     assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
