@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from megatron.checkpoint.choose import choose
+from megatron.commands.convert_checkpoint import main as convert
 from megatron.inference.model import InferenceModel
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups
-from tools.convert import main as convert
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
 BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
