@@ -30,6 +30,7 @@ def context_attention(
     dropout: float,
     scores: Scores,
     documents: Documents | None,
+    sinks_a: Tensor | None = None,
 ) -> Tensor:
     """Return ``causal_attention`` of this rank's queries, [b, u, a, d].
 
@@ -42,6 +43,7 @@ def context_attention(
         dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks.
         scores: see ``Kernels.causal_attention``.
         documents: of whole samples; see ``Kernels.causal_attention``.
+        sinks_a: see ``Kernels.causal_attention``.
     """
     seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
     parts = [
@@ -52,6 +54,7 @@ def context_attention(
             dropout=dropout,
             scores=scores,
             documents=documents,
+            sinks_a=sinks_a,
         ).transpose(1, 2)
         for q_bkad, k_bsgd, v_bsgd in zip(
             q_buad.chunk(2, dim=1), seen[::2], seen[1::2], strict=True
