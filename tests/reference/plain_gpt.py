@@ -54,6 +54,8 @@ class GPTOptions:
         window_size: earlier positions that a query sees, besides its own.
         window_pattern: by layer, over and over: 1 has the window; none given: all have it.
         softmax_scale: of the scores; ``None``: 1/sqrt(d).
+        softmax_type: ``learnable``: every head has a further score, of a key without a value;
+            ``off-by-one``: it is 0; ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)``; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -124,6 +126,7 @@ class GPTOptions:
     window_size: int | None = None
     window_pattern: tuple[int, ...] = ()
     softmax_scale: float | None = None
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -229,6 +232,8 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
         "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
     }
     shapes: dict[str, tuple[int, ...]] = {}
+    if options.softmax_type == "learnable":
+        shapes[f"{layer}.self_attention.softmax_offset"] = (a,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
@@ -421,7 +426,13 @@ def _attention(
     hidden_st = behind_st < 0
     if options.window_size is not None and windowed:
         hidden_st = hidden_st | (behind_st > options.window_size)
-    probabilities_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf).softmax(dim=-1)
+    scores_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf)
+    if options.softmax_type != "vanilla":
+        zeros_a = scores_bgrst.new_zeros(g * r)
+        offset_a = parameters.get(f"{name}.softmax_offset", zeros_a)
+        column = offset_a.view(g, r, 1, 1).expand(b, g, r, s, 1)
+        scores_bgrst = torch.cat((scores_bgrst, column), -1)
+    probabilities_bgrst = scores_bgrst.softmax(dim=-1)[..., :s]
     context_bsgrd = torch.einsum("bgrst,btgd->bsgrd", probabilities_bgrst, v_bsgd)
     return _linear(parameters, f"{name}.linear_proj", context_bsgrd.reshape(b, s, g * r * d))
 
