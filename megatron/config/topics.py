@@ -6,6 +6,7 @@ names the way out.
 
 from typing import Final
 
+from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.cluster import (
     BACKEND_RULES,
@@ -56,6 +57,7 @@ GROUPS: Final = (
     ModelFlags,
     LayerFlags,
     ExpertFlags,
+    BalancingFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -86,6 +88,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
     *EXPERT_RULES,
+    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -106,6 +109,7 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *BALANCING_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,

@@ -18,7 +18,7 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
-from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
+from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
 from megatron.config.model_words import differences
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
@@ -156,6 +156,8 @@ class Checkpoints:
         delayed = state.delayed_scales
         if delayed is not None and delayed.has_history and not state.groups.tensor.rank:
             tensors |= tensors_of_scales(delayed.tensors())
+        if not state.groups.tensor.rank:
+            tensors |= tensors_of_buffers(state.pipeline.model.owned_buffers())
         if self._part is None:
             self._part = part_of(tensors, self._hosts)
         return share(tensors, self._part)
@@ -257,7 +259,7 @@ class Checkpoints:
             self._check_optimizer(where, common)
         scales = self._saved_scales(where, moments)
         tensors = tensors_of(state.updated, optimizer, moments=moments)
-        storage.read(where, tensors | scales, self._hosts)
+        storage.read(where, tensors | scales | self._saved_buffers(where), self._hosts)
         if scales and state.delayed_scales is not None:
             state.delayed_scales.loaded()
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
@@ -281,6 +283,16 @@ class Checkpoints:
             "or of another --fp8-amax-history-len; in the first iteration tensors are scaled by "
             "themselves"
         )
+        return {}
+
+    def _saved_buffers(self, where: Path) -> dict[str, BoxedTensor]:
+        """Return the biases of experts to read; if the checkpoint has none, say so."""
+        if not self._model.moe_router_enable_expert_bias:
+            return {}
+        wanted = tensors_of_buffers(self._state.pipeline.model.owned_buffers())
+        if not storage.lacks(where, wanted, self._hosts):
+            return wanted
+        self._say(f"--moe-router-enable-expert-bias begins at 0: {where} has no such bias")
         return {}
 
     def _read_common(self, where: Path) -> dict[str, Any]:
