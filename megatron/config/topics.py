@@ -6,6 +6,7 @@ names the way out.
 
 from typing import Final
 
+from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.cluster import (
     BACKEND_RULES,
@@ -47,6 +48,7 @@ from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, Precisio
 from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
+from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
@@ -56,7 +58,9 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    RopeScalingFlags,
     ExpertFlags,
+    BalancingFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -86,7 +90,9 @@ DECLARED: Final = all_declarations(GROUPS)
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
+    *ROPE_SCALING_RULES,
     *EXPERT_RULES,
+    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -108,6 +114,7 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *BALANCING_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,

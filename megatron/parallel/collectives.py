@@ -119,6 +119,26 @@ def all_to_all(
     return result
 
 
+def shift(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
+    """Send a contiguous ``tensor`` to the next rank of the axis' ring; return the previous rank's.
+
+    All ranks send and receive at once. On NCCL that needs one call for both.
+    """
+    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    received = torch.empty_like(tensor)
+    if tensor.is_cuda:
+        both = [
+            dist.P2POp(dist.isend, tensor, group=axis.group, group_peer=after),
+            dist.P2POp(dist.irecv, received, group=axis.group, group_peer=before),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        return received
+    coming = p2p.receive(received, before, axis)
+    p2p.send(tensor, after, axis).wait()
+    return coming.wait()
+
+
 def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks, in place; rank k gets part k.
 

@@ -23,6 +23,7 @@ from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
 from megatron.schedules.treatments import TREATMENTS
@@ -63,6 +64,7 @@ class Layout:
         recomputation: what the backward of the layers computes again.
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
+        exchange: how their attention sees all tokens.
         experts: ranks e over which experts are spread.
         expert_tensor: ranks etp that share an expert; ``None``: t.
         dispatcher: how tokens come to experts on other ranks.
@@ -84,6 +86,7 @@ class Layout:
     recomputation: Recomputation = NO_RECOMPUTATION
     recompute_ahead: int | None = None
     context: int = 1
+    exchange: ContextExchange = "all_gather"
     experts: int = 1
     expert_tensor: int | None = None
     dispatcher: Dispatcher = "allgather"
@@ -94,6 +97,7 @@ class Layout:
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         tensor += "" if self.context == 1 else f"c{self.context}-"
+        tensor += "" if self.exchange == "all_gather" else f"{self.exchange}-"
         tensor += "" if self.experts == 1 else f"e{self.experts}-{self.dispatcher}-"
         tensor += "" if self.expert_tensor is None else f"etp{self.expert_tensor}-"
         tensor += "" if self.order == "tp-dp-pp" else f"{self.order}-"
@@ -199,6 +203,7 @@ class Job:
                 tensor_size=layout.tensor,
                 sequence_parallel=layout.sequence,
                 context_size=layout.context,
+                context_exchange=layout.exchange,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,

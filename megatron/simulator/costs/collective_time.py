@@ -79,7 +79,7 @@ class Links:
         Args:
             kind: the kind of collective.
             ranks: number of ranks that take part.
-            size: bytes of the whole tensor.
+            size: bytes of the whole tensor; of a shift, bytes of a rank's message.
             together: how many of the ranks share a machine.
             most: bytes/s that the collective's kernel moves at most, however fast the links are.
         """
@@ -88,6 +88,8 @@ class Links:
         machines = ceil(ranks / together)
         if kind == "all_to_all":
             return self._pairwise(ranks, size, together, most)
+        if kind == "shift":
+            return self.message(size, crossing=machines > 1)  # the slowest rank's message
         pace = min(most, self.bandwidth(machines, together))
         ring = self._ring(kind, ranks, size, machines, pace)
         if kind != "all_reduce":

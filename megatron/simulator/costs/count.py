@@ -14,10 +14,18 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send", "all_to_all"
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "send",
+    "shift",
+    "all_to_all",
 ]
-"""Kinds of communications; ``send`` is the message of one rank to another. In an ``all_to_all``
-every rank sends each rank a part of its own."""
+"""Kinds of communications; ``send`` is the message of one rank to another, in a ``shift`` every
+rank sends one to the next rank of a ring, and in an ``all_to_all`` every rank sends each rank a
+part of its own."""
 
 CountedAxis = Literal["tensor", "context", "column", "experts", "expert_tensor"]
 """Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;

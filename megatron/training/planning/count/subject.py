@@ -19,6 +19,7 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
@@ -47,6 +48,7 @@ class Subject(NamedTuple):
     sequence_parallel: bool
     context_size: int
     experts: ExpertRanks
+    context_exchange: ContextExchange
     documents: DocumentsConfig | None
 
     @classmethod
@@ -72,6 +74,7 @@ class Subject(NamedTuple):
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
             experts=parallel.experts,
+            context_exchange=parallel.context_exchange,
             documents=documents,
         )
 
