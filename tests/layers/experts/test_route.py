@@ -5,6 +5,7 @@ Each row is told apart by its values, so that the test knows where every slot ca
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -85,8 +86,7 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
             sent.append([width * count for count in sizes[0]])
         return send(rows, axis, *sizes)
 
-    collectives.all_to_all = watched
-    try:
+    with patch.object(collectives, "all_to_all", watched):
         x_buh, experts_buk, weights = tokens_of(rank, choices)
         route = route_of(experts_buk, EXPERTS, ranks)
         slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
@@ -97,8 +97,6 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
         )
         combined = route.combine(slots**2 * numbers / ranks.tensor_size)
         of_weights = route.combine_weights(of_slots / ranks.tensor_size)
-    finally:
-        collectives.all_to_all = send
     return Visit(
         own,
         [slots[a:b] for a, b in bounds],
