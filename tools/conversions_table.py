@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from megatron.checkpoint.choose import choose
+from megatron.commands.convert_checkpoint import main as convert
 from megatron.inference.model import InferenceModel
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups
-from tools.convert import main as convert
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
 BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
@@ -103,6 +103,10 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _SIZES
         | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
         | {"moe_intermediate_size": 24, "decoder_sparse_step": 2},
+    ),
+    "olmoe": (
+        "OlmoeConfig",
+        _SIZES | {"num_experts": 8, "num_experts_per_tok": 3, "router_aux_loss_coef": 0.02},
     ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (

@@ -81,6 +81,17 @@ def differences(saved: Model, own: Model) -> list[str]:
     return [f"{there} there, {here} here" for there, here in both if there != here]
 
 
+def differences_of_dense(saved: Model, own: Model) -> list[str]:
+    """Return the ``differences`` between a dense model and a mixture that begins with its weights.
+
+    Fields about experts do not count; nor does the width of MLPs, if the mixture has none.
+    """
+    shared = {name: value for name, value in own.items() if not is_about_experts(name)}
+    if all(own["moe_layer_pattern"]):
+        del shared["ffn_hidden_size"]
+    return differences(saved, shared)
+
+
 def _written(name: str, model: Model) -> str:
     """Return the flags that decide a field, as they stand on a command line."""
     words, missing = [], []

@@ -23,6 +23,7 @@ from megatron.config.eight_bits import (
     EIGHT_BIT_RULES,
     EightBitFlags,
 )
+from megatron.config.expert_ranks import EXPERT_RANK_NOTES, EXPERT_RANK_RULES
 from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
 from megatron.config.graphs import (
     GRAPH_NOTES,
@@ -94,6 +95,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
+    *EXPERT_RANK_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
@@ -119,6 +121,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
+    *EXPERT_RANK_NOTES,
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )

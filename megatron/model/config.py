@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.layers.attention import Sinks
 from megatron.layers.experts.router import Balance, RouterOptions, Score
 from megatron.layers.mlp import Activation
 from megatron.layers.rope_scaling import (
@@ -70,6 +71,8 @@ class ModelConfig:
         window_pattern: 1 for layers with that window, 0 for layers that see all positions, repeated
             over the layers; empty: all layers have the window.
         softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
+        softmax_type: a key without a value takes part in attention's softmax, with a learned score
+            for every head (``learnable``), or with 0 (``off-by-one``); ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -86,6 +89,7 @@ class ModelConfig:
         geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
         qk_layernorm: normalise queries and keys per head, or the vectors they are made of.
+        qk_layernorm_across_heads: normalise them over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
         tie_embeddings: the output layer uses the input embedding's matrix.
@@ -150,6 +154,7 @@ class ModelConfig:
     window_size: int | None = None
     window_pattern: Pattern = ()
     softmax_scale: float | None = None
+    softmax_type: Sinks = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -165,6 +170,7 @@ class ModelConfig:
     geglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True

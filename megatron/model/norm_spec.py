@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
@@ -35,6 +36,11 @@ class NormSpec:
             kernels,
             zero_centred=self.zero_centred,
         )
+
+    def across(self, channels: int, site: Site) -> nn.Module:
+        """Return a norm over the channels of all heads, which tensor-parallel ranks share."""
+        assert self.kind == "RMSNorm", f"no {self.kind} over all heads"
+        return HeadsNorm(channels, self.epsilon, site, zero_centred=self.zero_centred)
 
 
 def norm_spec(config: ModelConfig) -> NormSpec:

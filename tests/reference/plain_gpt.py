@@ -60,6 +60,8 @@ class GPTOptions:
         window_size: earlier positions that a query sees, besides its own.
         window_pattern: by layer, over and over: 1 has the window; none given: all have it.
         softmax_scale: of the scores; ``None``: 1/sqrt(d).
+        softmax_type: ``learnable``: every head has a further score, of a key without a value;
+            ``off-by-one``: it is 0; ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)``; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -76,6 +78,7 @@ class GPTOptions:
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
+        qk_layernorm_across_heads: normalise them over the channels of all heads instead.
         add_bias_linear: biases in the four linear layers of a block.
         add_qkv_bias: a bias in ``linear_qkv`` in any case.
         tie_embeddings: the output layer uses the embedding's matrix.
@@ -135,6 +138,7 @@ class GPTOptions:
     window_size: int | None = None
     window_pattern: tuple[int, ...] = ()
     softmax_scale: float | None = None
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -150,6 +154,7 @@ class GPTOptions:
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True
@@ -234,6 +239,8 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
         "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
     }
     shapes: dict[str, tuple[int, ...]] = {}
+    if options.softmax_type == "learnable":
+        shapes[f"{layer}.self_attention.softmax_offset"] = (options.num_attention_heads,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
@@ -247,10 +254,11 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
 def _attention_shapes(options: GPTOptions) -> dict[str, tuple[bool, tuple[int, ...]]]:
     h, d = options.hidden_size, options.kv_channels
     a, g = options.num_attention_heads, options.num_query_groups
+    across = options.qk_layernorm_across_heads
     parts = {
         "linear_qkv": (True, ((a + 2 * g) * d, h)),
-        "q_layernorm": (options.qk_layernorm, (d,)),
-        "k_layernorm": (options.qk_layernorm, (d,)),
+        "q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
+        "k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
         "linear_proj": (True, (h, a * d)),
     }
     if options.multi_latent_attention:
@@ -436,8 +444,10 @@ def _attention(
     qkv_bsgrd = _linear(parameters, f"{name}.linear_qkv", x_bsh).view(b, s, g, r + 2, d)
     q_bsgrd, k_bsgd, v_bsgd = qkv_bsgrd[:, :, :, :r], qkv_bsgrd[..., r, :], qkv_bsgrd[..., r + 1, :]
     if options.qk_layernorm:
-        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_bsgrd, options)
-        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_bsgd, options)
+        across = options.qk_layernorm_across_heads
+        q_in, k_in = (q_bsgrd.flatten(2), k_bsgd.flatten(2)) if across else (q_bsgrd, k_bsgd)
+        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_in, options).view(b, s, g, r, d)
+        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_in, options).view(b, s, g, d)
     if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
         q_bsgrd = _rotate(q_bsgrd, options, windowed)
         k_bsgd = _rotate(k_bsgd, options, windowed)
@@ -453,7 +463,13 @@ def _attention(
     hidden_st = behind_st < 0
     if options.window_size is not None and windowed:
         hidden_st = hidden_st | (behind_st > options.window_size)
-    probabilities_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf).softmax(dim=-1)
+    scores_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf)
+    if options.softmax_type != "vanilla":
+        zeros_a = scores_bgrst.new_zeros(g * r)
+        offset_a = parameters.get(f"{name}.softmax_offset", zeros_a)
+        column = offset_a.view(g, r, 1, 1).expand(b, g, r, s, 1)
+        scores_bgrst = torch.cat((scores_bgrst, column), -1)
+    probabilities_bgrst = scores_bgrst.softmax(dim=-1)[..., :s]
     context_bsgrd = torch.einsum("bgrst,btgd->bsgrd", probabilities_bgrst, v_bsgd)
     return _linear(parameters, f"{name}.linear_proj", context_bsgrd.reshape(b, s, g * r * d))
 
