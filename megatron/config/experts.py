@@ -82,11 +82,17 @@ class ExpertFlags:
         "With --moe-use-upcycling: parts of an MLP; each expert begins as one of them.", COUNT,
         idle_without="--moe-use-upcycling")
     expert_model_parallel_size: int = flag(1,
-        "Ranks over which the experts of a layer are spread; only 1 is there yet.", RANKS,
+        "Ranks over which the experts of a layer are spread, each with equally many. They are "
+        "tensor-, context- or data-parallel ranks of a stage, which have different tokens.", RANKS,
         idle_without=_EXPERTS)
     expert_tensor_parallel_size: int | None = flag(None,
-        "Ranks that share an expert; only as many as share every layer are there yet.", RANKS,
+        "Ranks that share an expert, by its columns.", RANKS,
         unset="--tensor-model-parallel-size", idle_without=_EXPERTS)
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag("allgather",
+        "How tokens come to experts on other ranks. allgather: these ranks get all tokens of each "
+        "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
+        "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
+        "refused.", idle_without=_EXPERTS)
 # fmt: on
 
 
@@ -177,6 +183,16 @@ def expert_pattern(flags: Flags) -> Pattern:
     return pattern[::-1] if words.isdecimal() else pattern
 
 
+def mixes_kinds(flags: Flags) -> bool:
+    """Return whether some layers have experts and others have none."""
+    if experts_of(flags) is None:
+        return False
+    try:
+        return len(set(expert_pattern(flags))) > 1
+    except ValueError:
+        return False  # the rules about the flags report this mistake
+
+
 def _layers(flags: Flags) -> Iterator[str]:
     if experts_of(flags) is None:
         return
@@ -238,16 +254,6 @@ def _biases(flags: Flags) -> Iterator[str]:
         )
 
 
-def _ranks(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    if experts_of(flags) is not None and own.expert_model_parallel_size > 1:
-        yield (
-            f"--expert-model-parallel-size {own.expert_model_parallel_size}: the experts of a "
-            "layer are not spread over ranks yet; leave it out, and let tensor- and "
-            "pipeline-parallel ranks share the model"
-        )
-
-
 def _upcycling(flags: Flags) -> Iterator[str]:
     own, experts, parts = flags[ExpertFlags], experts_of(flags), upcycling_of(flags)
     if not parts or experts is None:
@@ -289,7 +295,6 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _no_gradient,
     _groups,
     _biases,
-    _ranks,
     _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""

@@ -13,6 +13,7 @@ from megatron.config.data import CorpusFlags
 from megatron.config.experts import expert_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
+from megatron.config.rope_scaling import rope_scaling_fields
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
 from megatron.flags.groups import Flags, Rule, copied, faults_of, options_of
 from megatron.layers.attention import Sinks
@@ -111,6 +112,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
         add_bias_linear=not model.disable_bias_linear,
         tie_embeddings=not model.untie_embeddings_and_output_weights,
         **layer_fields(flags),
+        **rope_scaling_fields(flags),
         **expert_fields(flags, ffn),
     )
 

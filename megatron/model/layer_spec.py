@@ -19,7 +19,8 @@ from megatron.layers.experts.router import RouterOptions
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
-from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope_scaling import RopeScaling
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 
@@ -82,7 +83,7 @@ class RotationSpec:
     base: int
     interleaved: bool = False
     interpolation: int = 1
-    scaling: Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
 
     def build(self, site: Site) -> RotaryEmbedding:
         """Return the rotation for activations in the site's dtype."""
@@ -289,9 +290,5 @@ def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
         local if local is not None and is_local else base,
         config.rotary_interleaved,
         interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
-        scaling=(
-            Llama3Scaling(config.rope_scaling_factor)
-            if config.use_rope_scaling and not is_local
-            else None
-        ),
+        scaling=None if is_local else config.rope_scaling,
     )

@@ -71,7 +71,7 @@ class Checkpoints:
         self.fault = ""
         self._background = Background()
         self._copies: dict[str, BoxedTensor] = {}
-        self._part: Part | None = None
+        self._parts: list[Part] = []
         self._of_others: set[int] = set()
 
     def load(self) -> Progress:
@@ -151,16 +151,28 @@ class Checkpoints:
             self._tell_unless_failed("Saved async checkpoint", self._being_saved)
 
     def _own_share(self) -> dict[str, BoxedTensor]:
-        """Return the tensors that this rank writes: a share of the replicas' tensors, no copies."""
+        """Return the tensors that this rank writes: a share of the replicas' tensors, no copies.
+
+        Other ranks hold the same experts than hold the same other parameters, so the two are shared
+        apart.
+        """
         state, moments = self._state, self._config.save_optimizer
         counted = [part for part in state.updated if part.counts_in_norm]
-        tensors = tensors_of(counted, state.optimizer, moments=moments)
+        spread = [part for part in counted if part.entry.owned.axis is not None]
+        usual = [part for part in counted if part.entry.owned.axis is None]
+        by_holders = [
+            tensors_of(parts, state.optimizer, moments=moments) for parts in (usual, spread)
+        ]
         delayed = state.delayed_scales
         if delayed is not None and delayed.has_history and not state.groups.tensor.rank:
-            tensors |= tensors_of_scales(delayed.tensors())
-        if self._part is None:
-            self._part = part_of(tensors, self._hosts)
-        return share(tensors, self._part)
+            by_holders[0] |= tensors_of_scales(delayed.tensors())
+        if not self._parts:
+            self._parts = [part_of(tensors, self._hosts) for tensors in by_holders]
+        return dict(
+            item
+            for tensors, part in zip(by_holders, self._parts, strict=True)
+            for item in share(tensors, part).items()
+        )
 
     def _common(self, progress: Progress) -> dict[str, Any]:
         """Return the values of a checkpoint that are not tensors.

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from reference import plain_experts
+from reference import plain_experts, plain_rotation
 
 Parameters = dict[str, torch.Tensor]
 
@@ -40,6 +40,14 @@ class GPTOptions:
         rotary_interleaved: components 2i and 2i + 1 turn together.
         use_rope_scaling: Llama 3.1 slows the low frequencies down.
         rope_scaling_factor: by how much it slows the lowest down.
+        rope_type: ``rope``, ``yarn`` or ``dynamic``.
+        rotary_scaling_factor: by how much YaRN slows the lowest down; of dynamic scaling.
+        original_max_position_embeddings: length of samples before any scaling.
+        beta_fast: turns in those from which YaRN leaves a pair alone.
+        beta_slow: turns up to which it slows a pair down in full.
+        mscale: weight of the logarithm of how much longer it makes what turns.
+        mscale_all_dim: weight of the one that this is divided by.
+        yarn_exact_range: the pairs in between are not rounded outwards.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
@@ -104,6 +112,14 @@ class GPTOptions:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rope_type: Literal["rope", "yarn", "dynamic"] = "rope"
+    rotary_scaling_factor: float = 1.0
+    original_max_position_embeddings: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    yarn_exact_range: bool = False
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
@@ -396,9 +412,8 @@ def _attention(
         q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_in, options).view(b, s, g, r, d)
         k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_in, options).view(b, s, g, d)
     if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
-        frequencies = _frequencies(options, windowed)
-        q_bsgrd = _rotate(q_bsgrd, frequencies, options)
-        k_bsgd = _rotate(k_bsgd, frequencies, options)
+        q_bsgrd = _rotate(q_bsgrd, options, windowed)
+        k_bsgd = _rotate(k_bsgd, options, windowed)
     scale = options.softmax_scale or 1 / math.sqrt(d)
     scores_bgrst = torch.einsum("bsgrd,btgd->bgrst", q_bsgrd, k_bsgd) * scale
     if options.attn_logit_softcapping:
@@ -434,13 +449,15 @@ def _slopes(heads: int) -> torch.Tensor:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-def _rotate(x: torch.Tensor, frequencies: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+def _rotate(x: torch.Tensor, options: GPTOptions, windowed: bool) -> torch.Tensor:
     """RoPE on x [b, s, ..., d]: component i of the rotated share turns with i + half of it."""
     width = int(options.kv_channels * options.rotary_percent)
     half = width // 2
+    frequencies = plain_rotation.frequencies(options, half, x.shape[1], windowed=windowed)
     angles_si = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), frequencies)
     angles = angles_si.view(x.shape[1], *[1] * (x.dim() - 3), half)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    length = plain_rotation.length(options, windowed=windowed)
+    cos, sin = (length * angles.cos()).to(x.dtype), (length * angles.sin()).to(x.dtype)
     turned, rest = x[..., :width], x[..., width:]
     if options.rotary_interleaved:
         first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
@@ -449,20 +466,3 @@ def _rotate(x: torch.Tensor, frequencies: torch.Tensor, options: GPTOptions) -> 
     ends = first * cos - second * sin, second * cos + first * sin
     joined = torch.stack(ends, dim=-1 if options.rotary_interleaved else -2)
     return torch.cat((joined.flatten(-2), rest), dim=-1)
-
-
-def _frequencies(options: GPTOptions, windowed: bool) -> torch.Tensor:
-    """Turns in radians per position of the pairs, scaled by wavelength as Llama 3.1 says."""
-    half = int(options.kv_channels * options.rotary_percent) // 2
-    local = options.rotary_base_local if windowed else None
-    frequencies = []
-    for index in range(half):
-        frequency = (local or options.rotary_base) ** (-index / half)
-        wavelength = 2 * math.pi / frequency
-        if local is None and options.use_rope_scaling and wavelength > 8192 / 4:
-            slow = frequency / options.rope_scaling_factor
-            share = (8192 / wavelength - 1) / (4 - 1)
-            frequency = slow if wavelength > 8192 else (1 - share) * slow + share * frequency
-        stretch = 1 if local is not None else options.rotary_seq_len_interpolation_factor
-        frequencies.append(frequency / stretch)
-    return torch.tensor(frequencies, dtype=torch.float64)
