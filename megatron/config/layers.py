@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
+from megatron.config.balancing import balancing_fields
 from megatron.config.data import CorpusFlags
 from megatron.config.experts import expert_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
@@ -113,7 +114,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
         tie_embeddings=not model.untie_embeddings_and_output_weights,
         **layer_fields(flags),
         **rope_scaling_fields(flags),
-        **expert_fields(flags, ffn),
+        **(expert_fields(flags, ffn) | balancing_fields(flags)),
     )
 
 

@@ -90,10 +90,14 @@ class GPTOptions:
         moe_router_num_groups: groups of experts.
         moe_router_group_topk: groups that a token chooses from.
         moe_router_topk_scaling_factor: of all weights.
-        moe_router_load_balancing_type: ``aux_loss``, ``seq_aux_loss`` or ``none``.
-        moe_aux_loss_coeff: of that loss.
+        moe_router_load_balancing_type: what balances the experts, or several of it.
+        moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_enable_expert_bias: a bias joins the scores for the choice.
+        moe_router_bias_update_rate: by which an iteration changes it.
+        moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
+        moe_token_drop_policy: what it takes then, the heaviest choices or the first ones.
         moe_shared_expert_intermediate_size: width of the MLP for all tokens; 0: there is none.
         moe_shared_expert_gate: it has a gate.
     """
@@ -160,10 +164,14 @@ class GPTOptions:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
