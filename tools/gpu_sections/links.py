@@ -1,4 +1,4 @@
-"""Links between two ranks on the first GPU: what a waiting message takes from products and memory.
+"""Links between two ranks on the first GPU: the cost of a waiting message in time and memory.
 
 A receive is posted up to a pass before its message comes, and its kernel holds multiprocessors
 until then. A product that has one block for every multiprocessor runs in two waves meanwhile.
@@ -51,7 +51,7 @@ class _Ends:
     Attributes:
         scale: how large the measured things are.
         rank: 0 measures; 1 sends what rank 0 receives.
-        store: on which they tell each other how far they are.
+        store: tells each end how far the other end is.
         groups: a link by its number of blocks.
         megabytes: of device memory that each link has taken.
     """
@@ -198,7 +198,7 @@ def _kept_messages(ends: _Ends) -> dict[str, int]:
 
 
 def _send(ends: _Ends) -> None:
-    """Send what rank 0 waits for, as rank 1."""
+    """Send the messages for which rank 0 waits, as rank 1."""
     message = torch.zeros(1 << 16, device=ends.scale.device)
     for blocks in BLOCKS:
         for name in ("all", "carved") if ends.scale.device.type == "cuda" else ("all",):
