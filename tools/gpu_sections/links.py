@@ -33,15 +33,6 @@ MESSAGES: Final = 8
 """Messages, one after the other, that show how long PyTorch keeps their memory."""
 
 _SECONDS: Final = 60.0
-_ADVICE: Final = (
-    "If a product beside a waiting receive takes 1.1 times as long or more, train with the largest "
-    "`--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and the last two "
-    "columns are small, let products leave that many multiprocessors free. If the memory of "
-    f"{MESSAGES} messages is more than that of two, PyTorch keeps messages longer than they are "
-    "used, and a run needs so much more memory than the dry run counts. A rank has a communicator "
-    "for each of its links, and up to ten others (`parallel/groups.py`): if their memory together "
-    "is more than a twentieth of the GPU's, `USABLE` in `simulator/costs/gpus.py` is too large."
-)
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ def measure(scale: Scale) -> Section:
         f"relative to the product alone. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each "
         f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most."
     )
-    return Section([said, "", *table(head, values["rows"]), "", _ADVICE], values)
+    return Section([said, "", *table(head, values["rows"])], values)
 
 
 def _run(device: str, result: Path) -> None:
