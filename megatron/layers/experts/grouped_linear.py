@@ -94,11 +94,11 @@ class GroupedLinear(nn.Module):
 
     def slots(self, of_tokens: Tensor, order: Order) -> Tensor:
         """Gather the tokens [b, u, ...] of all tensor-parallel ranks; return slots [z, ...]."""
-        return order.spread(self._tensor.gather(of_tokens))
+        return order.spread(self._tensor.gather(of_tokens), self.kernels)
 
     def tokens(self, of_slots: Tensor, order: Order) -> Tensor:
         """Sum the slots of every token over the tensor-parallel ranks; return [b, u, ...]."""
-        return self._tensor.reduce(order.join(of_slots))
+        return self._tensor.reduce(order.join(of_slots, self.kernels))
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -131,25 +131,22 @@ class _GroupedLinear(torch.autograd.Function):
         if defer is not None:
             defer(_weight_gradient(layer, weight, grad, x, order))
         elif ctx.needs_input_grad[1]:
-            weight_grad = _product(layer, grad_zo, layer.slots(x, order) if spreads else x, order)
+            x_zi = layer.slots(x, order) if spreads else x
             if has_main_grad(weight):
-                _add(layer, weight, weight_grad)
-                weight_grad = None
+                _add_product(layer, weight, grad_zo, x_zi, order)
+            else:
+                product_eoi = layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends)
+                weight_grad = product_eoi.flatten(0, 1)
         return x_grad, weight_grad, None, None, None
 
 
-def _product(layer: GroupedLinear, grad_zo: Tensor, x_zi: Tensor, order: Order) -> Tensor:
-    """Return the gradient of the matrices, [e o, i]."""
-    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends).flatten(0, 1)
-
-
-def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:
-    """Add a gradient of the matrices to the weight's ``main_grad``."""
+def _add_product(
+    layer: GroupedLinear, weight: Tensor, grad_zo: Tensor, x_zi: Tensor, order: Order
+) -> None:
+    """Add the gradient of the matrices to the weight's ``main_grad``."""
     total, begins = take_main_grad(weight)
-    if begins:
-        total.copy_(gradient)
-    else:
-        layer.kernels.accumulate_(total, gradient)
+    total_eoi = total.unflatten(0, (layer.experts, -1))
+    layer.kernels.accumulate_grouped_product_(total_eoi, grad_zo, x_zi, order.ends, begins=begins)
 
 
 def _weight_gradient(
@@ -160,8 +157,7 @@ def _weight_gradient(
     def work() -> None:
         spreads = layer.way == "spreads"
         grad_zo = grad if spreads else layer.slots(grad, order)
-        _add(
-            layer, weight, _product(layer, grad_zo, layer.slots(x, order) if spreads else x, order)
-        )
+        x_zi = layer.slots(x, order) if spreads else x
+        _add_product(layer, weight, grad_zo, x_zi, order)
 
     return work
