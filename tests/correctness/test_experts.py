@@ -66,7 +66,14 @@ QWEN2 = replace(
     moe_shared_expert_intermediate_size=8,
     moe_shared_expert_gate=True,
 )
-MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
+OLMOE = replace(
+    MIXTRAL,
+    qk_layernorm=True,
+    qk_layernorm_across_heads=True,
+    num_query_groups=2,
+    moe_router_pre_softmax=True,
+)
+MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2, "olmoe": OLMOE}
 
 WHOLE, PARTS = Recomputation(group=1), Recomputation(frozenset({"core_attn", "layernorm", "moe"}))
 CASES = [
@@ -85,7 +92,27 @@ CASES = [
     ("deepseek", Layout(1, "none", context=2, tensor=2, sequence=True)),
     ("mixtral", Layout(1, "none", replicas=2, sharded=True, overlap=True)),
     ("deepseek", Layout(2, "vocab-1", "zb-h1", replicas=2, sharded=True)),
+    ("mixtral", Layout(1, "none", replicas=2, experts=2)),
+    ("mixtral", Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall")),
+    (
+        "deepseek",
+        Layout(
+            1,
+            "vocab-1",
+            "zb-h1",
+            replicas=4,
+            experts=2,
+            dispatcher="alltoall",
+            sharded=True,
+            overlap=True,
+        ),
+    ),
+    ("qwen2", Layout(1, "none", tensor=2, sequence=True, expert_tensor=1)),
+    ("deepseek", Layout(1, "none", replicas=4, expert_tensor=2, experts=2, dispatcher="alltoall")),
+    ("olmoe", Layout(2, "vocab-2", "zb-v")),
+    ("olmoe", Layout(1, "none", tensor=2, sequence=True, recomputation=PARTS)),
     full("qwen2", Layout(4, "interlaced")),
+    full("olmoe", Layout(1, "none", tensor=2, context=2, replicas=2, sharded=True)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]

@@ -67,8 +67,11 @@ def test_tokens_are_copied_into_slots_and_slots_added(
     y_rh = tried.activation(tokens * choices, width, seed=1)
     sums_nh = kernels.join(y_rh, slot_nk)
     assert sums_nh.dtype == tried.dtype
-    want_nh = y_rh.double()[slot_nk].sum(1)
-    tried.assert_close(sums_nh, want_nh)
+    want_nkh = y_rh.double()[slot_nk]
+    tried.assert_close(sums_nh, want_nkh.sum(1))
+    first = tokens + 1
+    some_nh = kernels.join(y_rh[:first], slot_nk)
+    tried.assert_close(some_nh, (want_nkh * (slot_nk < first)[:, :, None]).sum(1))
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -90,7 +90,7 @@ def join(out_nh: Tensor, y_rh: Tensor, slot_nk: Tensor) -> None:
     assert y_rh.is_contiguous()
     assert slot_nk.is_contiguous()
     slot_programs.join[over_rows(out_nh)](
-        out_nh, y_rh, slot_nk, slot_nk.shape[1], y_rh.shape[1], BLOCK=BLOCK, **LAUNCH
+        out_nh, y_rh, slot_nk, len(y_rh), slot_nk.shape[1], y_rh.shape[1], BLOCK=BLOCK, **LAUNCH
     )
 
 

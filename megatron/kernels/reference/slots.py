@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from megatron.kernels.autograd import apply, once_differentiable
 
@@ -53,9 +54,14 @@ class SlotOperations:
 
         Args:
             y_rh: slots.
-            slot_nk: as ``slots_by_expert`` returns it.
+            slot_nk: as ``slots_by_expert`` returns it. A choice whose slot is behind the last one
+                adds nothing.
         """
-        by_choice = y_rh.index_select(0, slot_nk.flatten())
+        slots_r = slot_nk.flatten()
+        if len(y_rh) < len(slots_r):
+            y_rh = functional.pad(y_rh, (0, 0, 0, 1))
+            slots_r = slots_r.clamp(max=len(y_rh) - 1)
+        by_choice = y_rh.index_select(0, slots_r)
         sums_nh: Tensor = by_choice.unflatten(0, slot_nk.shape).sum(1)
         return sums_nh
 

@@ -72,13 +72,14 @@ def spread(out_rh, x_nh, choice_r, k, h, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def join(out_nh, y_rh, slot_nk, k, h, BLOCK: tl.constexpr):
-    """Add up the slots of every token, in fp32 and in the order of its choices."""
+def join(out_nh, y_rh, slot_nk, r, k, h, BLOCK: tl.constexpr):
+    """Add up the slots of every token that are there, in fp32 and in the order of its choices."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < h
     total = tl.zeros([BLOCK], tl.float32)
     for choice in range(0, k):
         slot = tl.load(slot_nk + row * k + choice)
-        total += tl.load(y_rh + slot * h + channel, mask=inside, other=0.0).to(tl.float32)
+        here = inside & (slot < r)
+        total += tl.load(y_rh + slot * h + channel, mask=here, other=0.0).to(tl.float32)
     tl.store(out_nh + row * h + channel, total.to(out_nh.dtype.element_ty), mask=inside)

@@ -65,7 +65,7 @@ class CountedRank:
             META,
             subject.dtype,
             tensor=self._tensor(),
-            context=ContextParallel(self._groups.context),
+            context=ContextParallel(self._groups.context, subject.context_exchange, self._lane),
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
