@@ -27,6 +27,7 @@ from reference.plain_training import Training
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
+from megatron.kernels.face import Kernels
 from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
 from megatron.layers.recompute import Recomputation
@@ -224,17 +225,17 @@ def halved_balance(times_xe: Tensor, scores_xe: Tensor) -> Tensor:
     return 0.5 * imbalance(times_xe, scores_xe)
 
 
-def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Kernels) -> Order:
     """The last expert begins a slot too late."""
-    order = by_expert(experts_bsk, experts)
+    order = by_expert(experts_bsk, experts, kernels)
     ends = order.ends.clone()
     ends[-2] += 1
     return order._replace(ends=ends)
 
 
-def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Kernels) -> Order:
     """Slots are joined in the order of tokens, though experts come in a row."""
-    order = by_expert(experts_bsk, experts)
+    order = by_expert(experts_bsk, experts, kernels)
     return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
 
 
