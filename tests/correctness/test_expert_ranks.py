@@ -25,7 +25,7 @@ from correctness.test_experts import (
 )
 from correctness.test_replica_cover import errors
 from harness.rank_pool import RankPool
-from reference import plain_experts
+from reference import plain_experts, plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
@@ -75,18 +75,24 @@ def job_of(options: GPTOptions) -> Job:
     )
 
 
-Known = Callable[[str], tuple[Parameters, Training]]
+Known = Callable[[str, int], tuple[Parameters, Training]]
 
 
 @pytest.fixture(scope="module")
 def known(ranks: RankPool) -> Known:
-    """Of every model the initial weights, and what the reference makes of them."""
-    done: dict[str, tuple[Parameters, Training]] = {}
+    """Of a model and a number of replicas the initial weights, and what the reference makes of them.
 
-    def of(name: str) -> tuple[Parameters, Training]:
-        if name not in done:
-            done[name] = of_reference(ranks, job_of(MODELS[name]))
-        return done[name]
+    The loss that compares the global batch so far is that of the replicas' microbatches.
+    """
+    done: dict[tuple[str, int], tuple[Parameters, Training]] = {}
+
+    def of(name: str, replicas: int) -> tuple[Parameters, Training]:
+        if "global_aux_loss" not in plain_experts.types(MODELS[name]):
+            replicas = 1
+        if (name, replicas) not in done:
+            with patch.object(plain_loss, "replicas", replicas):
+                done[name, replicas] = of_reference(ranks, job_of(MODELS[name]))
+        return done[name, replicas]
 
     return of
 
@@ -103,7 +109,7 @@ def test_spread_experts_train_the_plain_mixture(
     name: str, layout: Layout, ranks: RankPool, known: Known
 ) -> None:
     job = job_of(MODELS[name])
-    compare(job, trained(ranks, job, layout), *known(name))
+    compare(job, trained(ranks, job, layout), *known(name, layout.replicas))
 
 
 FACTORS: Final = {
@@ -177,8 +183,8 @@ def eight_ranks() -> Iterator[RankPool]:
 def test_every_pair_trains_the_plain_mixture(
     case: Case, eight_ranks: RankPool, known: Known
 ) -> None:
-    job = job_of(MODELS[case["model"]])
-    compare(job, trained(eight_ranks, job, layout_of(case)), *known(case["model"]))
+    job, wanted = job_of(MODELS[case["model"]]), known(case["model"], case["replicas"])
+    compare(job, trained(eight_ranks, job, layout_of(case)), *wanted)
 
 
 def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> RankRun:
@@ -194,7 +200,7 @@ def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None 
     return Choice(experts_buk, logits_bue.softmax(-1)[..., -1:])
 
 
-def plain_last_only(logits_bse: Tensor, options: Any) -> Tensor:
+def plain_last_only(logits_bse: Tensor, options: Any, bias_e: Tensor) -> Tensor:
     weights_bse = torch.exp(logits_bse) / torch.exp(logits_bse).sum(-1, keepdim=True)
     is_last = torch.arange(options.num_experts) == options.num_experts - 1
     return weights_bse * is_last
@@ -206,7 +212,12 @@ CHANGES: dict[str, tuple[Any, str, object]] = {
     "summed over all replicas": (OfExperts, "axis", None),
 }
 
-ALL_TO_ONE = replace(QWEN2, moe_shared_expert_intermediate_size=0, moe_shared_expert_gate=False)
+ALL_TO_ONE = replace(
+    QWEN2,
+    moe_expert_capacity_factor=None,
+    moe_shared_expert_intermediate_size=0,
+    moe_shared_expert_gate=False,
+)
 
 
 @pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
@@ -234,7 +245,7 @@ def test_all_tokens_may_choose_one_expert(dispatcher: Any, ranks: RankPool) -> N
 @pytest.mark.parametrize("fault", ["last expert moved by one", "summed over all replicas"])
 def test_a_fault_of_spread_experts_is_seen(fault: str, ranks: RankPool, known: Known) -> None:
     """Else the comparison above would show nothing."""
-    _, wanted = known("mixtral")
+    _, wanted = known("mixtral", 2)
     job = job_of(MIXTRAL)
     layout = Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall")
     runs = ranks.run(
