@@ -80,7 +80,7 @@ Known = Callable[[str, int], tuple[Parameters, Training]]
 
 @pytest.fixture(scope="module")
 def known(ranks: RankPool) -> Known:
-    """Of a model and a number of replicas the initial weights, and what the reference makes of them.
+    """Of a model and a number of replicas: initial weights, and what the reference makes of them.
 
     The loss that compares the global batch so far is that of the replicas' microbatches.
     """
