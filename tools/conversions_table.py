@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from megatron.checkpoint.choose import choose
+from megatron.commands.convert_checkpoint import main as convert
 from megatron.inference.model import InferenceModel
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups
-from tools.convert import main as convert
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
 BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
@@ -50,6 +50,13 @@ _LLAMA_3: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+}
 
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
@@ -66,12 +73,21 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"tie_word_embeddings": True, "rope_theta": 500000.0, "rope_scaling": _LLAMA_3}
         | {"max_position_embeddings": 10000, "head_dim": 16},
     ),
+    "llama, dynamic": (
+        "LlamaConfig",
+        _SIZES
+        | {"max_position_embeddings": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ),
     "mistral": ("MistralConfig", _SIZES | {"head_dim": 16, "sliding_window": 7}),
     "qwen 2": (
         "Qwen2Config",
         _SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
     ),
     "qwen 3": ("Qwen3Config", _SIZES | {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen 3, yarn": (
+        "Qwen3Config",
+        _SIZES | {"head_dim": 16, "rope_scaling": _YARN},
+    ),
     "mixtral": (
         "MixtralConfig",
         _SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -87,6 +103,10 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _SIZES
         | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
         | {"moe_intermediate_size": 24, "decoder_sparse_step": 2},
+    ),
+    "olmoe": (
+        "OlmoeConfig",
+        _SIZES | {"num_experts": 8, "num_experts_per_tok": 3, "router_aux_loss_coef": 0.02},
     ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (

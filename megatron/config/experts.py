@@ -64,12 +64,25 @@ class ExpertFlags:
     moe_shared_expert_gate: bool = flag(False,
         "A sigmoid of the token multiplies what that expert returns.", idle_without=_EXPERTS,
         needs=_SHARED)
+    moe_use_upcycling: bool = flag(False,
+        "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
+        "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
+        idle_without=_EXPERTS, needs="--load")
+    moe_upcycling_granularity: int = flag(1,
+        "With --moe-use-upcycling: parts of an MLP; each expert begins as one of them.", COUNT,
+        idle_without="--moe-use-upcycling")
     expert_model_parallel_size: int = flag(1,
-        "Ranks over which the experts of a layer are spread; only 1 is there yet.", RANKS,
+        "Ranks over which the experts of a layer are spread, each with equally many. They are "
+        "tensor-, context- or data-parallel ranks of a stage, which have different tokens.", RANKS,
         idle_without=_EXPERTS)
     expert_tensor_parallel_size: int | None = flag(None,
-        "Ranks that share an expert; only as many as share every layer are there yet.", RANKS,
+        "Ranks that share an expert, by its columns.", RANKS,
         unset="--tensor-model-parallel-size", idle_without=_EXPERTS)
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag("allgather",
+        "How tokens come to experts on other ranks. allgather: these ranks get all tokens of each "
+        "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
+        "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
+        "refused.", idle_without=_EXPERTS)
 # fmt: on
 
 
@@ -101,6 +114,13 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
         "moe_shared_expert_gate": own.moe_shared_expert_gate,
     }
+
+
+def upcycling_of(flags: Flags) -> int:
+    """Return the number of parts of an MLP that experts begin as; 0: checkpoints have experts."""
+    own = flags[ExpertFlags]
+    is_asked = own.moe_use_upcycling and experts_of(flags) is not None
+    return own.moe_upcycling_granularity if is_asked else 0
 
 
 def experts_of(flags: Flags) -> int | None:
@@ -150,6 +170,16 @@ def expert_pattern(flags: Flags) -> Pattern:
     words, layers = flags[ExpertFlags].moe_layer_freq, flags[ModelFlags].num_layers
     pattern = parse_pattern("--moe-layer-freq", words, 1, layers)
     return pattern[::-1] if words.isdecimal() else pattern
+
+
+def mixes_kinds(flags: Flags) -> bool:
+    """Return whether some layers have experts and others have none."""
+    if experts_of(flags) is None:
+        return False
+    try:
+        return len(set(expert_pattern(flags))) > 1
+    except ValueError:
+        return False  # the rules about the flags report this mistake
 
 
 def _layers(flags: Flags) -> Iterator[str]:
@@ -203,13 +233,20 @@ def _biases(flags: Flags) -> Iterator[str]:
         )
 
 
-def _ranks(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    if experts_of(flags) is not None and own.expert_model_parallel_size > 1:
+def _upcycling(flags: Flags) -> Iterator[str]:
+    own, experts, parts = flags[ExpertFlags], experts_of(flags), upcycling_of(flags)
+    if not parts or experts is None:
+        return
+    given = f"--moe-upcycling-granularity {parts}"
+    if experts % parts or own.moe_router_topk % parts:
         yield (
-            f"--expert-model-parallel-size {own.expert_model_parallel_size}: the experts of a "
-            "layer are not spread over ranks yet; leave it out, and let tensor- and "
-            "pipeline-parallel ranks share the model"
+            f"{given} does not divide --num-experts {experts} and --moe-router-topk "
+            f"{own.moe_router_topk}: experts begin as parts of an MLP, and a token needs all parts"
+        )
+    if own.moe_shared_expert_intermediate_size:
+        yield (
+            f"--moe-use-upcycling with {_SHARED} {own.moe_shared_expert_intermediate_size}: a "
+            "dense model has no shared expert to begin with; leave one of them out"
         )
 
 
@@ -227,7 +264,7 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _choices,
     _groups,
     _biases,
-    _ranks,
+    _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 

@@ -66,6 +66,9 @@ class ModelFlags:
     squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
         excludes="--swiglu")
     qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
+    qk_layernorm_across_heads: bool = flag(False,
+        "Normalise queries and keys over the channels of all heads at once, as OLMoE does.",
+        needs="--qk-layernorm")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
     add_qkv_bias: bool = flag(False,
         "Give queries, keys and values biases, also with --disable-bias-linear.",
@@ -122,4 +125,13 @@ def _rotation(flags: Flags) -> Iterator[str]:
         )
 
 
-MODEL_RULES: Final = (_heads, _positions, _rotation)
+def _norm_across_heads(flags: Flags) -> Iterator[str]:
+    model = flags[ModelFlags]
+    if model.qk_layernorm_across_heads and model.normalization != "RMSNorm":
+        yield (
+            "--qk-layernorm-across-heads is an RMSNorm: give --normalization RMSNorm, or leave it "
+            "out"
+        )
+
+
+MODEL_RULES: Final = (_heads, _positions, _rotation, _norm_across_heads)

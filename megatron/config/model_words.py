@@ -11,6 +11,7 @@ from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
+from megatron.config.rope_scaling import RopeScalingFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import all_declarations
 
@@ -50,7 +51,9 @@ _PATTERNS: Final = {
 """For each pattern of layers, its flag, and the entry of every N-th layer if the flag is N."""
 
 
-_DECLARED: Final = all_declarations((ModelFlags, LayerFlags, ExpertFlags, BalancingFlags))
+_DECLARED: Final = all_declarations(
+    (ModelFlags, LayerFlags, RopeScalingFlags, ExpertFlags, BalancingFlags)
+)
 """The flags that make a model, without the flags of its vocabulary."""
 
 Model = Mapping[str, Any]
@@ -86,6 +89,17 @@ def differences(saved: Model, own: Model) -> list[str]:
     return [f"{there} there, {here} here" for there, here in both if there != here]
 
 
+def differences_of_dense(saved: Model, own: Model) -> list[str]:
+    """Return the ``differences`` between a dense model and a mixture that begins with its weights.
+
+    Fields about experts do not count; nor does the width of MLPs, if the mixture has none.
+    """
+    shared = {name: value for name, value in own.items() if not is_about_experts(name)}
+    if all(own["moe_layer_pattern"]):
+        del shared["ffn_hidden_size"]
+    return differences(saved, shared)
+
+
 def _written(name: str, model: Model) -> str:
     """Return the flags that decide a field, as they stand on a command line."""
     words, missing = [], []
@@ -110,6 +124,8 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
         yield option_of(name), None if value is None else f"{value},0"
     elif is_about_experts(name):
         yield word_of_experts(name, model)
+    elif name == "rope_type":
+        yield option_of(name), None if value == "rope" else value
     elif name in _PATTERNS:
         option, last = _PATTERNS[name]
         yield option, _pattern_words(value, last)
@@ -167,7 +183,7 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield our flags whose saved values differ from our defaults, with these values."""
-    for field in [*fields(ModelFlags), *fields(LayerFlags)]:
+    for field in [*fields(ModelFlags), *fields(LayerFlags), *fields(RopeScalingFlags)]:
         value = saved.get(field.name)
         if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:
             value = not saved[_SAVED_OPPOSITES[field.name]]

@@ -24,6 +24,7 @@ from megatron.config.eight_bits import (
     EIGHT_BIT_RULES,
     EightBitFlags,
 )
+from megatron.config.expert_ranks import EXPERT_RANK_NOTES, EXPERT_RANK_RULES
 from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
 from megatron.config.graphs import (
     GRAPH_NOTES,
@@ -47,6 +48,7 @@ from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, Precisio
 from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
+from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
@@ -56,6 +58,7 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    RopeScalingFlags,
     ExpertFlags,
     BalancingFlags,
     ParallelFlags,
@@ -87,11 +90,13 @@ DECLARED: Final = all_declarations(GROUPS)
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
+    *ROPE_SCALING_RULES,
     *EXPERT_RULES,
     *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
+    *EXPERT_RANK_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
@@ -118,6 +123,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
+    *EXPERT_RANK_NOTES,
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )

@@ -3,12 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.layers.attention import Sinks
 from megatron.layers.experts.balance import Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
 from megatron.layers.experts.router import RouterOptions, Score
 from megatron.layers.mlp import Activation
+from megatron.layers.rope_scaling import (
+    DynamicScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
+
+RopeType = Literal["rope", "yarn", "dynamic"]
+"""Scaling of RoPE's frequencies: none or Llama 3.1's, YaRN's, or dynamic NTK scaling."""
 
 Pattern = tuple[int, ...]
 """A property of layers: 1 for layers that have it, 0 for others, repeated over all layers."""
@@ -38,6 +48,15 @@ class ModelConfig:
         rotary_interleaved: RoPE pairs neighbouring channels, not channels of two halves.
         use_rope_scaling: RoPE's low frequencies are scaled down, as in Llama 3.1.
         rope_scaling_factor: divisor of the lowest frequencies.
+        rope_type: which scaling the following fields are for.
+        rotary_scaling_factor: divisor of the lowest frequencies by YaRN; factor of dynamic scaling.
+        original_max_position_embeddings: tokens of a sample before the model was prepared for
+            longer ones.
+        beta_fast: turns in such a sample from which YaRN keeps a frequency.
+        beta_slow: turns up to which YaRN divides a frequency in full.
+        mscale: weight of YaRN's lengthening of what turns.
+        mscale_all_dim: weight by which that lengthening is divided.
+        yarn_exact_range: YaRN's interpolation begins and ends between pairs.
         rotary_seq_len_interpolation_factor: divisor of RoPE's positions.
         rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
             then not scaled; ``None``: they rotate like the other layers.
@@ -47,6 +66,8 @@ class ModelConfig:
         window_pattern: 1 for layers with that window, 0 for layers that see all positions, repeated
             over the layers; empty: all layers have the window.
         softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
+        softmax_type: a key without a value takes part in attention's softmax, with a learned score
+            for every head (``learnable``), or with 0 (``off-by-one``); ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -63,6 +84,7 @@ class ModelConfig:
         geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
         qk_layernorm: normalise queries and keys per head.
+        qk_layernorm_across_heads: normalise them over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
         tie_embeddings: the output layer uses the input embedding's matrix.
@@ -114,12 +136,21 @@ class ModelConfig:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rope_type: RopeType = "rope"
+    rotary_scaling_factor: float = 1.0
+    original_max_position_embeddings: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    yarn_exact_range: bool = False
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: Pattern = ()
     window_size: int | None = None
     window_pattern: Pattern = ()
     softmax_scale: float | None = None
+    softmax_type: Sinks = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -135,6 +166,7 @@ class ModelConfig:
     geglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True
@@ -222,6 +254,24 @@ class ModelConfig:
             self.moe_input_jitter_eps,
             None if factor is None else Capacity(factor, self.moe_token_drop_policy),
         )
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How RoPE's frequencies are scaled, in layers that scale them."""
+        original = self.original_max_position_embeddings
+        if self.rope_type == "yarn":
+            return YarnScaling(
+                self.rotary_scaling_factor,
+                original,
+                self.beta_fast,
+                self.beta_slow,
+                self.mscale,
+                self.mscale_all_dim,
+                self.yarn_exact_range,
+            )
+        if self.rope_type == "dynamic":
+            return DynamicScaling(self.rotary_scaling_factor, original, self.seq_length)
+        return Llama3Scaling(self.rope_scaling_factor) if self.use_rope_scaling else None
 
     def is_local(self, layer: int) -> bool:
         """Return whether a layer has the window.

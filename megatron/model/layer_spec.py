@@ -13,12 +13,14 @@ from torch import nn
 
 from megatron.kernels.scores import Scores
 from megatron.layers.alibi import alibi_slopes
-from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.attention import AttentionShape, SelfAttention, Sinks
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
+from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.norm import NormKind, build_norm
-from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope_scaling import RopeScaling
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 
@@ -65,6 +67,11 @@ class NormSpec:
             zero_centred=self.zero_centred,
         )
 
+    def across(self, channels: int, site: Site) -> nn.Module:
+        """Return a norm over the channels of all heads, which tensor-parallel ranks share."""
+        assert self.kind == "RMSNorm", f"no {self.kind} over all heads"
+        return HeadsNorm(channels, self.epsilon, site, zero_centred=self.zero_centred)
+
 
 @dataclass(frozen=True)
 class RotationSpec:
@@ -76,7 +83,7 @@ class RotationSpec:
     base: int
     interleaved: bool = False
     interpolation: int = 1
-    scaling: Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
 
     def build(self, site: Site) -> RotaryEmbedding:
         """Return the rotation for activations in the site's dtype."""
@@ -103,8 +110,10 @@ class AttentionSpec:
         bias: biases in both projections.
         qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight.
-        qk_norm: norm of queries and keys over the channels of a head; ``None``: no norm.
+        qk_norm: norm of queries and keys; ``None``: no norm.
+        qk_norm_across_heads: it is over the channels of all heads, not of each head.
         scores: how products of queries and keys become scores.
+        sinks: the key without a value that takes part in every softmax; see ``SelfAttention``.
     """
 
     shape: AttentionShape
@@ -112,22 +121,31 @@ class AttentionSpec:
     qkv_bias: bool
     dropout: float
     qk_norm: NormSpec | None
+    qk_norm_across_heads: bool
     scores: Scores
+    sinks: Sinks
 
     def build(self, site: Site) -> nn.Module:
         """See ``PartSpec``."""
-        qk_norms = None
-        if self.qk_norm is not None:
-            size = self.shape.head_size
-            qk_norms = self.qk_norm.build(size, site), self.qk_norm.build(size, site)
         return SelfAttention(
             self.shape,
             site,
             bias=self.bias,
             qkv_bias=self.qkv_bias,
             dropout=self.dropout,
-            qk_norms=qk_norms,
+            qk_norms=self._qk_norms(site),
             scores=self.scores,
+            sinks=self.sinks,
+        )
+
+    def _qk_norms(self, site: Site) -> tuple[nn.Module, nn.Module] | None:
+        norm, shape = self.qk_norm, self.shape
+        if norm is None:
+            return None
+        if not self.qk_norm_across_heads:
+            return norm.build(shape.head_size, site), norm.build(shape.head_size, site)
+        return norm.across(shape.num_heads * shape.head_size, site), norm.across(
+            shape.num_groups * shape.head_size, site
         )
 
 
@@ -250,7 +268,9 @@ def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec
         qkv_bias=config.add_qkv_bias,
         dropout=config.attention_dropout,
         qk_norm=norm if config.qk_layernorm else None,
+        qk_norm_across_heads=config.qk_layernorm_across_heads,
         scores=scores,
+        sinks=config.softmax_type,
     )
 
 
@@ -270,9 +290,5 @@ def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
         local if local is not None and is_local else base,
         config.rotary_interleaved,
         interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
-        scaling=(
-            Llama3Scaling(config.rope_scaling_factor)
-            if config.use_rope_scaling and not is_local
-            else None
-        ),
+        scaling=None if is_local else config.rope_scaling,
     )

@@ -25,6 +25,7 @@ every connection as one within a machine. It leaves out NVLink SHARP's buffers.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import Final
 
 import torch
@@ -79,7 +80,10 @@ def communicators(
         limits: most thread blocks of the communicators.
     """
     made: list[tuple[str, Tiling]] = []
-    grid = replace(grid, data_size=min(grid.data_size, _ALIKE))
+    alike = (
+        _ALIKE * grid.expert_block // gcd(grid.expert_block, grid.tensor_size * grid.context_size)
+    )
+    grid = replace(grid, data_size=min(grid.data_size, alike))
     connect_grid(grid, 0, torch.device("cpu"), ends, lambda *group: made.append(group), links)
     first = _first_ranks(grid)
     by_name = {f"transfers {link}": link for link in links}

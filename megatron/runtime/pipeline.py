@@ -95,7 +95,7 @@ class PipelineRank:
         replication: Replication | None = None,
         new_slot: Callable[[], NewGraph] | None = None,
     ) -> None:
-        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
         assert replication is not None or sharing == 1, "gradients are reduced in buckets"
         self.model = model

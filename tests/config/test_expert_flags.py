@@ -44,6 +44,30 @@ def test_layers_with_experts_are_those_of_megatron(words: str, pattern: tuple[in
     assert tuple(int(found.has_experts(layer)) for layer in range(4)) == pattern
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("", "even"),
+        ("--moe-layer-freq 2", "cost"),
+        ("--moe-layer-freq [0]*3+[1]*1", "cost"),
+        ("--moe-layer-freq 2 --layer-distribution even", "even"),
+        ("--moe-layer-freq 2 --layer-distribution remainder", "remainder"),
+        ("--moe-layer-freq 2 --vocab-parallel redis", "redis"),
+        ("--moe-layer-freq 2 --decoder-first-pipeline-num-layers 1", "even"),
+        ("--moe-layer-freq 2 --pipeline-model-parallel-layout Ett|ttL", "explicit"),
+        ("--moe-layer-freq 2 --num-layers-per-virtual-pipeline-stage 1", "even"),
+        ("--num-experts 1 --moe-layer-freq 2", "even"),
+    ],
+)
+def test_layers_of_two_kinds_are_spread_by_cost_unless_a_flag_spreads_them(
+    flags: str, kind: str
+) -> None:
+    given = with_flags(BASE.split(), f"--pipeline-model-parallel-size 2 {flags}".split())
+    found = parse(given, 2)
+    assert found.parallel.layers.kind == kind
+    assert ("layers of equal cost" in "\n".join(found.notes)) == (kind == "cost")
+
+
 def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
     assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
     assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
@@ -108,6 +132,15 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-router-topk 0", "at least 1"),
         ("--moe-router-topk 1", "add --moe-router-pre-softmax"),
         ("--moe-layer-freq [0,0,0,0]", "gives no layer experts"),
+        ("--moe-use-upcycling", "add --load"),
+        (
+            "--moe-use-upcycling --load there --moe-upcycling-granularity 3",
+            "does not divide --num-experts 8 and --moe-router-topk 2",
+        ),
+        (
+            "--moe-use-upcycling --load there --moe-shared-expert-intermediate-size 32",
+            "has no shared expert to begin with",
+        ),
         ("--tensor-model-parallel-size 2", "add --sequence-parallel"),
         ("--moe-router-num-groups 3 --moe-router-group-topk 1", "does not divide --num-experts 8"),
         (
@@ -126,8 +159,11 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-layer-freq [1,0]", "2 entries for 4 layers"),
         ("--moe-layer-freq 5", "beyond the last of 4 layers"),
         ("--moe-layer-freq -1", "--moe-layer-freq"),
-        ("--expert-model-parallel-size 2", "not spread over ranks yet"),
-        ("--expert-tensor-parallel-size 2", "as many ranks share an expert"),
+        ("--expert-model-parallel-size 2", "the 1 rank of a stage"),
+        ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
+        ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
+        ("--expert-tensor-parallel-size 3 --moe-ffn-hidden-size 32", "--moe-ffn-hidden-size 32"),
+        ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
         ("--optimizer muon", "Muon does not update"),
@@ -182,7 +218,7 @@ def test_biases_of_experts_are_refused() -> None:
     ("flags", "words"),
     [
         ("--moe-grouped-gemm", "multiplied at once anyway"),
-        ("--moe-token-dispatcher-type alltoall", "no token travels"),
+        ("--moe-token-dispatcher-type alltoall", "no expert is on another rank"),
         ("--moe-router-load-balancing-type seq_aux_loss", "without --moe-aux-loss-coeff"),
         ("--moe-router-load-balancing-type none --moe-aux-loss-coeff 0.1", "at --moe-router-load"),
         (

@@ -78,7 +78,20 @@ BASE = replace(
     moe_aux_loss_coeff=0.0,
     moe_router_topk=1,
 )
-MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2, "base": BASE}
+OLMOE = replace(
+    MIXTRAL,
+    qk_layernorm=True,
+    qk_layernorm_across_heads=True,
+    num_query_groups=2,
+    moe_router_pre_softmax=True,
+)
+MODELS = {
+    "mixtral": MIXTRAL,
+    "deepseek": DEEPSEEK,
+    "qwen2": QWEN2,
+    "base": BASE,
+    "olmoe": OLMOE,
+}
 """Every way to balance experts and every way to choose them occurs."""
 
 WHOLE, PARTS = Recomputation(group=1), Recomputation(frozenset({"core_attn", "layernorm", "moe"}))
@@ -101,7 +114,27 @@ CASES = [
     ("qwen2", Layout(1, "none", tensor=2, sequence=True, context=2)),
     ("base", Layout(2, "vocab-2", "zb-h1", replicas=2, recomputation=PARTS)),
     full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
+    ("mixtral", Layout(1, "none", replicas=2, experts=2)),
+    ("mixtral", Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall")),
+    (
+        "deepseek",
+        Layout(
+            1,
+            "vocab-1",
+            "zb-h1",
+            replicas=4,
+            experts=2,
+            dispatcher="alltoall",
+            sharded=True,
+            overlap=True,
+        ),
+    ),
+    ("qwen2", Layout(1, "none", tensor=2, sequence=True, expert_tensor=1)),
+    ("deepseek", Layout(1, "none", replicas=4, expert_tensor=2, experts=2, dispatcher="alltoall")),
+    ("olmoe", Layout(2, "vocab-2", "zb-v")),
+    ("olmoe", Layout(1, "none", tensor=2, sequence=True, recomputation=PARTS)),
     full("qwen2", Layout(4, "interlaced")),
+    full("olmoe", Layout(1, "none", tensor=2, context=2, replicas=2, sharded=True)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]

@@ -31,6 +31,7 @@ PLANS: Final[Mapping[str, dict[str, Any]]] = {
     "v-half": {"costs": UNEVEN},
     "v-min": {},
     "hanayo": {"chunks": 4},
+    "dualpipe-v": {},
 }
 
 

@@ -124,6 +124,8 @@ def _same_layers(model: ModelConfig) -> ModelConfig:
     local["moe_layer_pattern"] = tuple(map(int, has_experts))
     if all(has_experts):
         local["ffn_hidden_size"] = model.moe_ffn_hidden_size
+    if model.rope_type == "dynamic":  # the original length is their number of positions
+        local["max_position_embeddings"] = model.original_max_position_embeddings
     if not any(has_window):
         local |= {"window_size": None, "rotary_base_local": None}
     return replace(model, **local)
@@ -173,6 +175,10 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
 
 def written_sizes(model: ModelConfig) -> Values:
     """Return the fields of ``config.json`` that ``sizes`` reads, and ``tie_word_embeddings``."""
+    is_dynamic = model.rope_type == "dynamic"
+    positions = (
+        model.original_max_position_embeddings if is_dynamic else model.max_position_embeddings
+    )
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -180,7 +186,7 @@ def written_sizes(model: ModelConfig) -> Values:
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_query_groups,
         "head_dim": model.kv_channels,
-        "max_position_embeddings": model.max_position_embeddings,
+        "max_position_embeddings": positions,
         "vocab_size": model.vocab_size,
         "initializer_range": model.init_method_std,
         "attention_dropout": model.attention_dropout,

@@ -43,15 +43,45 @@ class Order(NamedTuple):
         ends = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
         return cls(choice_z, slot_z.view(experts_bsk.shape), ends)
 
+    def first(self, experts: int, slots: int) -> "Order":
+        """Return the order of the first experts alone, which have the first slots.
+
+        The other choices then have no slot, and ``slot_bsk`` means nothing but its shape.
+
+        Args:
+            experts: how many experts are left.
+            slots: how many slots they have.
+        """
+        return Order(self.choice_z[:slots], self.slot_bsk, self.ends[:experts])
+
+    @property
+    def times(self) -> Tensor:
+        """How many slots every expert has, int64 [e]."""
+        return self.ends.diff(prepend=self.ends.new_zeros(1)).long()
+
     def spread(self, x_bsh: Tensor) -> Tensor:
         """Return the token of every slot, [z, h]."""
         return x_bsh.flatten(0, 1).index_select(0, self.choice_z // self.slot_bsk.shape[2])
 
     def join(self, y_zh: Tensor) -> Tensor:
         """Return the sum of every token's slots, [b, s, h]."""
-        by_choice = y_zh.index_select(0, self.slot_bsk.flatten())
-        sums_bsh: Tensor = by_choice.unflatten(0, self.slot_bsk.shape).sum(2)
+        sums_bsh: Tensor = self.choices_of(y_zh).sum(2)
         return sums_bsh
+
+    def slots_of(self, x_bsk: Tensor) -> Tensor:
+        """Return a number for every slot, [z], given one for every choice."""
+        return x_bsk.flatten().index_select(0, self.choice_z)
+
+    def choices_of(self, y_z: Tensor) -> Tensor:
+        """Return the value of every choice's slot, [b, s, k, ...]; 0 for choices without a slot."""
+        shape = self.slot_bsk.shape
+        if len(self.choice_z) == shape.numel():
+            found = y_z.index_select(0, self.slot_bsk.flatten())
+        else:
+            zeros = y_z.new_zeros(shape.numel(), *y_z.shape[1:])
+            found = zeros.index_copy_(0, self.choice_z, y_z)
+        by_choice: Tensor = found.unflatten(0, shape)
+        return by_choice
 
 
 def times_chosen(chosen: Tensor, experts: int) -> Tensor:

@@ -76,13 +76,15 @@ class Links:
         Args:
             kind: the kind of collective.
             ranks: number of ranks that take part.
-            size: bytes of the whole tensor.
+            size: bytes of the whole tensor; of a shift, bytes of a rank's message.
             together: how many of the ranks share a machine.
             most: bytes/s that the collective's kernel moves at most, however fast the links are.
         """
         if ranks < 2:
             return 0.0
         machines = ceil(ranks / together)
+        if kind == "shift":
+            return self.message(size, crossing=machines > 1)  # the slowest rank's message
         pace = min(most, self.bandwidth(machines, together))
         ring = self._ring(kind, ranks, size, machines, pace)
         if kind != "all_reduce":

@@ -14,9 +14,10 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send"
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send", "shift"
 ]
-"""Kinds of communications; ``send`` is the message of one rank to another."""
+"""Kinds of communications; ``send`` is the message of one rank to another, and in a ``shift`` every
+rank sends one to the next rank of a ring."""
 
 CountedAxis = Literal["tensor", "context", "column"]
 """Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;

@@ -65,7 +65,7 @@ class CountedRank:
             META,
             subject.dtype,
             tensor=self._tensor(),
-            context=ContextParallel(self._groups.context),
+            context=ContextParallel(self._groups.context, subject.context_exchange, self._lane),
             data=self._groups.data,
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,

@@ -17,6 +17,7 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
@@ -44,6 +45,7 @@ class Subject(NamedTuple):
     tensor_size: int
     sequence_parallel: bool
     context_size: int
+    context_exchange: ContextExchange
     documents: DocumentsConfig | None
 
     @classmethod
@@ -68,6 +70,7 @@ class Subject(NamedTuple):
             tensor_size=parallel.tensor_size,
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
+            context_exchange=parallel.context_exchange,
             documents=documents,
         )
 
