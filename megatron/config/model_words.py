@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
@@ -26,6 +27,11 @@ FREE: Final = frozenset(
         "moe_router_load_balancing_type",
         "moe_aux_loss_coeff",
         "moe_z_loss_coeff",
+        "moe_router_bias_update_rate",
+        "moe_router_force_load_balancing",
+        "moe_input_jitter_eps",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
     }
 )
 """Fields of ``ModelConfig`` that do not have to fit the weights."""
@@ -45,7 +51,9 @@ _PATTERNS: Final = {
 """For each pattern of layers, its flag, and the entry of every N-th layer if the flag is N."""
 
 
-_DECLARED: Final = all_declarations((ModelFlags, LayerFlags, RopeScalingFlags, ExpertFlags))
+_DECLARED: Final = all_declarations(
+    (ModelFlags, LayerFlags, RopeScalingFlags, ExpertFlags, BalancingFlags)
+)
 """The flags that make a model, without the flags of its vocabulary."""
 
 Model = Mapping[str, Any]
@@ -62,8 +70,10 @@ def model_flags(model: Model) -> dict[str, list[str]]:
         for option, value in _flags_of(name, model):
             if option not in _DECLARED or value is False or value is None:
                 continue
+            value = tuple(value) if isinstance(value, list) else value
             if value != _DECLARED[option].default:
-                found[option] = [] if value is True else [str(value)]
+                words = value if isinstance(value, (tuple, list)) else (value,)
+                found[option] = [] if value is True else list(map(str, words))
     return found
 
 

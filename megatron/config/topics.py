@@ -6,6 +6,7 @@ names the way out.
 
 from typing import Final
 
+from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.cluster import (
     BACKEND_RULES,
@@ -59,6 +60,7 @@ GROUPS: Final = (
     LayerFlags,
     RopeScalingFlags,
     ExpertFlags,
+    BalancingFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -90,6 +92,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *LAYER_RULES,
     *ROPE_SCALING_RULES,
     *EXPERT_RULES,
+    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -111,6 +114,7 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *BALANCING_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,

@@ -110,6 +110,11 @@ class CachedAttention(nn.Module):
             slope_gr11 = score_bgrst.new_tensor(scores.slopes_a).view(groups, -1, 1, 1)
             score_bgrst -= slope_gr11 * self._slots.distances(count)
         hidden_b11st = self._slots.hidden(count, scores.window)[:, None, None]
-        seen_bgrst = score_bgrst.masked_fill_(hidden_b11st, -math.inf).softmax(-1)
+        score_bgrst.masked_fill_(hidden_b11st, -math.inf)
+        sinks_a = self._attention.sinks()
+        if sinks_a is not None:
+            sink_bgrs1 = sinks_a.to(wide).view(groups, -1, 1, 1).expand(*score_bgrst.shape[:-1], 1)
+            score_bgrst = torch.cat((score_bgrst, sink_bgrs1), -1)
+        seen_bgrst = score_bgrst.softmax(-1)[..., : k_bgtd.shape[2]]
         context_bgrsd: Tensor = seen_bgrst.to(v_bgtd.dtype) @ v_bgtd[:, :, None]
         return context_bgrsd.flatten(1, 2).transpose(1, 2)

@@ -24,6 +24,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
+from megatron.kernels.reference.sink_attention import knows_sinks, sink_attention
 from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -97,6 +98,28 @@ class _CountedKernels(_CountedGroups, CudaKernels):
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
         return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
+
+    def _attends_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> bool:
+        return knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+
+    def _attend_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        sinks_a: Tensor,
+        scores: Scores,
+        documents: Documents | None,
+    ) -> Tensor:
+        """Attend as without documents: the count takes every sample for one document."""
+        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None

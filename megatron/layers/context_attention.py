@@ -37,6 +37,7 @@ def context_attention(
     dropout: float,
     scores: Scores,
     documents: Documents | None,
+    sinks_a: Tensor | None = None,
 ) -> Tensor:
     """Return ``causal_attention`` of this rank's queries, [b, u, a, d].
 
@@ -49,6 +50,7 @@ def context_attention(
         dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks.
         scores: see ``Kernels.causal_attention``.
         documents: of whole samples; see ``Kernels.causal_attention``.
+        sinks_a: see ``Kernels.causal_attention``.
     """
     if context.exchange == "p2p":
         assert scores.are_products, "config refuses others"
@@ -75,6 +77,7 @@ def context_attention(
             dropout=dropout,
             scores=scores,
             documents=documents,
+            sinks_a=sinks_a,
         ).transpose(1, 2)
         for q_bkad, k_bsgd, v_bsgd in zip(
             q_buad.chunk(2, dim=1), seen[::2], seen[1::2], strict=True

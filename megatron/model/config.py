@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.layers.experts.router import Balance, RouterOptions, Score
+from megatron.layers.attention import Sinks
+from megatron.layers.experts.balance import Balance
+from megatron.layers.experts.capacity import Capacity, DropPolicy
+from megatron.layers.experts.router import RouterOptions, Score
 from megatron.layers.mlp import Activation
 from megatron.layers.rope_scaling import (
     DynamicScaling,
@@ -63,6 +66,8 @@ class ModelConfig:
         window_pattern: 1 for layers with that window, 0 for layers that see all positions, repeated
             over the layers; empty: all layers have the window.
         softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
+        softmax_type: a key without a value takes part in attention's softmax, with a learned score
+            for every head (``learnable``), or with 0 (``off-by-one``); ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -100,10 +105,17 @@ class ModelConfig:
         moe_router_num_groups: number of groups of experts.
         moe_router_group_topk: number of groups from which a token may choose experts.
         moe_router_topk_scaling_factor: factor of the weights of chosen experts.
-        moe_router_load_balancing_type: scope of the loss that balances experts.
-        moe_aux_loss_coeff: coefficient of the balancing loss.
+        moe_router_load_balancing_type: what balances the experts; several may do so together.
+        moe_aux_loss_coeff: coefficient of the balancing loss, or one for each type.
         moe_z_loss_coeff: coefficient of the router's squared log-partition.
         moe_router_in_fp32: the router multiplies in fp32.
+        moe_router_enable_expert_bias: a bias of every expert joins the scores for the choice.
+        moe_router_bias_update_rate: change of the bias after every iteration.
+        moe_router_force_load_balancing: random logits take the place of the router's.
+        moe_input_jitter_eps: largest relative noise on the router's input.
+        moe_expert_capacity_factor: tokens that an expert takes, divided by the mean number of
+            tokens of an expert; ``None``: it takes all.
+        moe_token_drop_policy: which tokens a full expert keeps.
         moe_shared_expert_intermediate_size: inner width of the shared expert, which all tokens
             pass; 0: there is none.
         moe_shared_expert_gate: the shared expert has a gate.
@@ -138,6 +150,7 @@ class ModelConfig:
     window_size: int | None = None
     window_pattern: Pattern = ()
     softmax_scale: float | None = None
+    softmax_type: Sinks = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -174,10 +187,16 @@ class ModelConfig:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Balance = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: Balance | tuple[Balance, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_router_force_load_balancing: bool = False
+    moe_input_jitter_eps: float = 0.0
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: DropPolicy = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
@@ -212,6 +231,12 @@ class ModelConfig:
     @property
     def router(self) -> RouterOptions:
         """How tokens choose experts."""
+        types, coefficients = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        if isinstance(types, str):
+            types = (types,)
+        if isinstance(coefficients, float):
+            coefficients = (coefficients,) * len(types)
+        factor = self.moe_expert_capacity_factor
         return RouterOptions(
             self.num_experts,
             self.moe_router_topk,
@@ -220,10 +245,14 @@ class ModelConfig:
             self.moe_router_num_groups,
             self.moe_router_group_topk,
             self.moe_router_topk_scaling_factor,
-            self.moe_router_load_balancing_type,
-            self.moe_aux_loss_coeff,
+            tuple(zip(types, coefficients, strict=True)),
             self.moe_z_loss_coeff,
             self.moe_router_in_fp32,
+            self.moe_router_enable_expert_bias,
+            self.moe_router_bias_update_rate,
+            self.moe_router_force_load_balancing,
+            self.moe_input_jitter_eps,
+            None if factor is None else Capacity(factor, self.moe_token_drop_policy),
         )
 
     @property

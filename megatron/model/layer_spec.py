@@ -13,7 +13,7 @@ from torch import nn
 
 from megatron.kernels.scores import Scores
 from megatron.layers.alibi import alibi_slopes
-from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.attention import AttentionShape, SelfAttention, Sinks
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
 from megatron.layers.heads_norm import HeadsNorm
@@ -113,6 +113,7 @@ class AttentionSpec:
         qk_norm: norm of queries and keys; ``None``: no norm.
         qk_norm_across_heads: it is over the channels of all heads, not of each head.
         scores: how products of queries and keys become scores.
+        sinks: the key without a value that takes part in every softmax; see ``SelfAttention``.
     """
 
     shape: AttentionShape
@@ -122,6 +123,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None
     qk_norm_across_heads: bool
     scores: Scores
+    sinks: Sinks
 
     def build(self, site: Site) -> nn.Module:
         """See ``PartSpec``."""
@@ -133,6 +135,7 @@ class AttentionSpec:
             dropout=self.dropout,
             qk_norms=self._qk_norms(site),
             scores=self.scores,
+            sinks=self.sinks,
         )
 
     def _qk_norms(self, site: Site) -> tuple[nn.Module, nn.Module] | None:
@@ -267,6 +270,7 @@ def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec
         qk_norm=norm if config.qk_layernorm else None,
         qk_norm_across_heads=config.qk_layernorm_across_heads,
         scores=scores,
+        sinks=config.softmax_type,
     )
 
 

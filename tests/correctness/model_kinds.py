@@ -115,6 +115,14 @@ LIKE: Final[dict[str, dict[str, Any]]] = {
         "moe_shared_expert_intermediate_size": 16,
         "moe_shared_expert_gate": True,
     },
+    "attention sinks": {
+        "num_query_groups": 2,
+        "position_embedding_type": "rope",
+        "softmax_type": "learnable",
+        "window_size": 3,
+        "window_pattern": (1, 0),
+    },
+    "a softmax that is off by one": {"softmax_type": "off-by-one"},
     "olmoe": {
         "num_query_groups": 2,
         "qk_layernorm": True,

@@ -26,8 +26,8 @@ from reference.plain_training import Training
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
-from megatron.layers.experts.router import Router
 from megatron.layers.recompute import Recomputation
 
 MIXTRAL = GPTOptions(
@@ -166,6 +166,9 @@ def test_a_layout_trains_the_plain_mixture(
     assert initial.keys() == start.keys()
     assert all(initial[key].equal(value) for key, value in start.items())
     assert runs[0].losses == pytest.approx(wanted.losses, rel=1e-5)
+    for found, losses in zip(runs[0].layer_losses, wanted.layer_losses, strict=True):
+        assert found == pytest.approx(losses, rel=1e-5)
+    assert runs[0].imbalances == pytest.approx(wanted.imbalances, rel=1e-6)
     assert runs[0].gradient_norms == pytest.approx(wanted.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in runs])
     assert gradients.keys() == wanted.first_gradients.keys()
@@ -180,8 +183,8 @@ def test_a_layout_trains_the_plain_mixture(
     assert runs[0].evaluations == pytest.approx([sum(evaluated) / 2], rel=1e-6), "without routers'"
 
 
-def halved_balance(router: Router, logits_bue: Tensor) -> Tensor:
-    return 0.5 * imbalance(router, logits_bue)
+def halved_balance(times_xe: Tensor, scores_xe: Tensor) -> Tensor:
+    return 0.5 * imbalance(times_xe, scores_xe)
 
 
 def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
@@ -198,9 +201,9 @@ def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
     return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
 
 
-imbalance, by_expert = Router._imbalance, Order.by_expert
-FAULTS: dict[str, tuple[type, str, object]] = {
-    "balance": (Router, "_imbalance", halved_balance),
+imbalance, by_expert = balance.imbalance, Order.by_expert
+FAULTS: dict[str, tuple[object, str, object]] = {
+    "balance": (balance, "imbalance", halved_balance),
     "last expert": (Order, "by_expert", classmethod(moved_by_one)),
     "joined by tokens": (Order, "by_expert", classmethod(unweighted)),
 }

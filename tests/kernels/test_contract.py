@@ -270,6 +270,54 @@ def test_queries_of_the_last_positions_only(
     )
 
 
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("scores", [PLAIN, *SCORES[1:]], ids=str)
+@pytest.mark.parametrize("queries", [300, 70])
+@pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])
+def test_attention_with_sinks(
+    tried: Implementation, scores: Scores, queries: int, apart: bool
+) -> None:
+    seq, starts = 300, STARTS[300] if apart else ([0], [0])
+    documents = Documents.of(first_positions(starts, seq), lambda t: t.to(tried.device))
+    q, k, v = (
+        tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
+        for seed, heads in enumerate((4, 2, 2))
+    )
+    assert_same(
+        tried,
+        lambda q, k, v, sinks: tried.kernels.causal_attention(
+            q[:, :, -queries:],
+            k,
+            v,
+            dropout=0.0,
+            scores=scores,
+            documents=documents if apart else None,
+            sinks_a=sinks,
+        ),
+        lambda q, k, v, sinks: explicit_documents(
+            q, k, v, starts=starts, scores=scores, sinks=sinks
+        )[:, :, -queries:],
+        q,
+        k,
+        v,
+        3 * tried.activation(4, seed=5),
+    )
+
+
+def test_sinks_in_a_fused_projection(tried: Implementation) -> None:
+    def explicit(qkv: Tensor, sinks: Tensor) -> Tensor:
+        heads = (t.transpose(1, 2) for t in split_heads(qkv))
+        return explicit_attention(*heads, sinks=sinks).transpose(1, 2).flatten(2)
+
+    assert_same(
+        tried,
+        lambda qkv, sinks: tried.kernels.causal_self_attention(qkv, dropout=0.0, sinks_a=sinks),
+        explicit,
+        tried.activation(2, 5, 4, 3, 8),
+        tried.activation(4, seed=5),
+    )
+
+
 def test_documents_in_a_fused_projection(tried: Implementation) -> None:
     starts = STARTS[5]
     documents = Documents.of(first_positions(starts, 5), lambda t: t.to(tried.device))

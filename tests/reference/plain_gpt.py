@@ -54,6 +54,8 @@ class GPTOptions:
         window_size: earlier positions that a query sees, besides its own.
         window_pattern: by layer, over and over: 1 has the window; none given: all have it.
         softmax_scale: of the scores; ``None``: 1/sqrt(d).
+        softmax_type: ``learnable``: every head has a further score, of a key without a value;
+            ``off-by-one``: it is 0; ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)``; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -88,10 +90,14 @@ class GPTOptions:
         moe_router_num_groups: groups of experts.
         moe_router_group_topk: groups that a token chooses from.
         moe_router_topk_scaling_factor: of all weights.
-        moe_router_load_balancing_type: ``aux_loss``, ``seq_aux_loss`` or ``none``.
-        moe_aux_loss_coeff: of that loss.
+        moe_router_load_balancing_type: what balances the experts, or several of it.
+        moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_enable_expert_bias: a bias joins the scores for the choice.
+        moe_router_bias_update_rate: by which an iteration changes it.
+        moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
+        moe_token_drop_policy: what it takes then, the heaviest choices or the first ones.
         moe_shared_expert_intermediate_size: width of the MLP for all tokens; 0: there is none.
         moe_shared_expert_gate: it has a gate.
     """
@@ -124,6 +130,7 @@ class GPTOptions:
     window_size: int | None = None
     window_pattern: tuple[int, ...] = ()
     softmax_scale: float | None = None
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -157,10 +164,14 @@ class GPTOptions:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
@@ -229,6 +240,8 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
         "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
     }
     shapes: dict[str, tuple[int, ...]] = {}
+    if options.softmax_type == "learnable":
+        shapes[f"{layer}.self_attention.softmax_offset"] = (a,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
@@ -421,7 +434,13 @@ def _attention(
     hidden_st = behind_st < 0
     if options.window_size is not None and windowed:
         hidden_st = hidden_st | (behind_st > options.window_size)
-    probabilities_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf).softmax(dim=-1)
+    scores_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf)
+    if options.softmax_type != "vanilla":
+        zeros_a = scores_bgrst.new_zeros(g * r)
+        offset_a = parameters.get(f"{name}.softmax_offset", zeros_a)
+        column = offset_a.view(g, r, 1, 1).expand(b, g, r, s, 1)
+        scores_bgrst = torch.cat((scores_bgrst, column), -1)
+    probabilities_bgrst = scores_bgrst.softmax(dim=-1)[..., :s]
     context_bsgrd = torch.einsum("bgrst,btgd->bsgrd", probabilities_bgrst, v_bsgd)
     return _linear(parameters, f"{name}.linear_proj", context_bsgrd.reshape(b, s, g * r * d))
 

@@ -137,15 +137,23 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         dropout: float,
         scores: Scores = PLAIN,
         documents: Documents | None = None,
+        sinks_a: Tensor | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
         for flash in self._flash:
             refusal = flash.refusal(q_basd, k_bgsd, scores, dropout, documents)
+            refusal = refusal if sinks_a is None else "attention sinks"
             if refusal is None:
                 return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
             self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")
         return super().causal_attention(
-            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+            q_basd,
+            k_bgsd,
+            v_bgsd,
+            dropout=dropout,
+            scores=scores,
+            documents=documents,
+            sinks_a=sinks_a,
         )
 
     def _say_once(self, line: str) -> None:

@@ -40,6 +40,9 @@ _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("
 """Arguments that an in-place operation writes without reading them."""
 
 
+_WINDOWED: Final = {"_flash_attention_forward": 2, "_flash_attention_backward": 5}
+"""Flash attention that takes a window, and the matrix products of its forward or backward."""
+
 _EXECUTED_PRODUCTS: Final = 5
 _COUNTED_PRODUCTS: Final = 4
 """Matrix products in the backward of flash attention. The backward computes the scores again, and
@@ -65,6 +68,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
     if name == "_grouped_mm":
         return _grouped(size, args)
+    if name in _WINDOWED:
+        return _windowed(name, size, given)
     counter = flop_registry.get(function.overloadpacket)
     if counter is None:
         return Launch(name, size)
@@ -133,6 +138,32 @@ def _grouped(size: int, args: Any) -> Launch:
         groups,
     )
     return Launch("_grouped_mm", size, flops, product, flops)
+
+
+def _windowed(name: str, size: int, given: dict[str, Any]) -> Launch:
+    """Return the launch of flash attention with a window.
+
+    Causal attention without a window counts the products of all positions and executes half of
+    them. With a window it counts and executes the products of the positions that are seen.
+
+    Args:
+        name: of the operation.
+        size: bytes that the launch moves.
+        given: arguments by name; heads are [b, s, a, d], or [n, a, d] of packed samples.
+    """
+    query, key = given["query"], given["key"]
+    (queries, heads, channels), keys = query.shape[-3:], int(key.shape[-3])
+    queries, window = int(queries), int(given["window_size_left"])
+    one = 2 * prod(query.shape[:-3]) * int(heads) * int(channels) * _WINDOWED[name]
+    if window < 0 or window >= keys - 1:
+        flops = one * queries * (2 * keys - queries)
+        executed = flops // 2
+    else:
+        behind = range(keys - queries, keys)
+        flops = executed = one * sum(min(position, window) + 1 for position in behind)
+    if name.endswith("_backward"):
+        flops = flops * _COUNTED_PRODUCTS // _EXECUTED_PRODUCTS
+    return Launch(name, size, flops, None, executed)
 
 
 def _with_later_positions(flops: int, given: dict[str, Any]) -> int:

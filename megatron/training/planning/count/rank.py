@@ -66,6 +66,7 @@ class CountedRank:
             subject.dtype,
             tensor=self._tensor(),
             context=ContextParallel(self._groups.context, subject.context_exchange, self._lane),
+            data=self._groups.data,
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
