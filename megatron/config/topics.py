@@ -33,6 +33,7 @@ from megatron.config.graphs import (
     GraphFlags,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
@@ -58,6 +59,7 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    LatentFlags,
     RopeScalingFlags,
     ExpertFlags,
     BalancingFlags,

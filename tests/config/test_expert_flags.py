@@ -198,7 +198,7 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
             "balanced over all experts",
         ),
         ("--moe-router-topk-limited-devices 2", "use --moe-router-num-groups"),
-        ("--moe-extended-tp", "a mixture has only what --help lists"),
+        ("--moe-extended-tp", "has only what --help lists"),
         ("--recompute-activations --recompute-modules moe_act", "take moe"),
         ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
     ],

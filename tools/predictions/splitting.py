@@ -1,4 +1,4 @@
-"""Jobs of Llama 3, the fastest plan of each treatment of the vocabulary, and what a plan loses.
+"""Jobs of Llama 3: the fastest plan of each treatment of the vocabulary, and its losses.
 
 A loss is the time that a plan saves on a machine without the loss: the same plan is simulated again
 on that machine.
@@ -194,7 +194,7 @@ class _TensorFree(Cluster):
 
 
 def losses(found: RunForecast) -> Losses:
-    """Return the losses of a plan, each by itself: together they may save more, or less."""
+    """Return the losses of a plan, each by itself; all at once may save more, or less."""
     config, run_plan = found.config, found.run_plan
     cluster = cluster_of(config.parallel, found.gpu)
     near = Links(cluster.links.link, cluster.links.link)
@@ -215,7 +215,7 @@ def losses(found: RunForecast) -> Losses:
 
 
 def cell(job: Job, treatment: str, vocabulary: int) -> Cell | None:
-    """Return the fastest plan that fits, its layers computed again only where nothing fits else.
+    """Return the fastest plan that fits; layers are computed again only if no other plan fits.
 
     Args:
         job: model, GPUs and layout.

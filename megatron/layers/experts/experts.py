@@ -60,7 +60,7 @@ class Experts(nn.Module):
         self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        self._ranks = site.experts
+        self._ranks, self._kernels = site.experts, site.kernels
         self._number = router.experts
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
@@ -90,7 +90,7 @@ class Experts(nn.Module):
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
-        route = route_of(choice.experts_buk, self._number, self._ranks)
+        route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
         y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
         if self.shared_experts is not None:
             y_buh = y_buh + self._shared(x_buh)
@@ -117,6 +117,7 @@ class _TwoLayers(nn.Module):
             fused = 2
         self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
         self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
+        self._kernels = site.kernels
         functions: dict[Activation, Callable[..., Tensor]] = {
             "gelu": site.kernels.gelu,
             "swiglu": site.kernels.swiglu,
@@ -128,33 +129,9 @@ class _TwoLayers(nn.Module):
     def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
         weights_z = apply(_OfSlots, weights_buk, route)
-        weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
+        weighted_zf = self._kernels.weighted(inner_z, weights_z, self._activation)
         y_buh: Tensor = self.linear_fc2(weighted_zf, route)
         return y_buh
-
-
-class _Weighted(torch.autograd.Function):
-    """An activation function times one weight per row; the backward computes it again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inner_z: Tensor, weights_z: Tensor, activation: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(inner_z, weights_z)
-        ctx.activation = activation
-        return (activation(inner_z) * weights_z[:, None]).to(inner_z.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_zf: Tensor) -> tuple[Tensor | None, ...]:
-        inner_z, weights_z = ctx.saved_tensors
-        inner_z = inner_z.detach().requires_grad_()
-        with torch.enable_grad():
-            active_zf = ctx.activation(inner_z)
-        weights_grad_z = (grad_zf.to(weights_z.dtype) * active_zf.detach()).sum(-1)
-        scaled_zf = (grad_zf * weights_z[:, None]).to(active_zf.dtype)
-        (inner_grad_z,) = torch.autograd.grad(active_zf, inner_z, scaled_zf)
-        return inner_grad_z, weights_grad_z, None
 
 
 class _OfSlots(torch.autograd.Function):

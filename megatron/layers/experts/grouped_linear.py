@@ -151,21 +151,26 @@ class _Factors:
     grad: Tensor
     x: Tensor
 
-    def product(self) -> Tensor:
-        """Return the gradient of the matrices, [e o, i]."""
+    def of_slots(self) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the outputs and the inputs of every slot, [z, o] and [z, i]."""
         grad_zo, x_zi, route = self.grad, self.x, self.route
         if not route.keeps_arrived and self.layer.way == "spreads":
             x_zi = route.dispatch(x_zi)
         elif not route.keeps_arrived:
             grad_zo = route.dispatch(grad_zo)
-        return self.layer.kernels.grouped_weight_product(grad_zo, x_zi, route.ends).flatten(0, 1)
+        return grad_zo, x_zi
+
+    def product(self) -> Tensor:
+        """Return the gradient of the matrices, [e o, i]."""
+        kernels = self.layer.kernels
+        return kernels.grouped_weight_product(*self.of_slots(), self.route.ends).flatten(0, 1)
 
 
 def _add_product(factors: _Factors, weight: Tensor) -> None:
     """Add a gradient of the matrices to the weight's ``main_grad``."""
-    gradient = factors.product()
+    layer, (grad_zo, x_zi) = factors.layer, factors.of_slots()
     total, begins = take_main_grad(weight)
-    if begins:
-        total.copy_(gradient)
-    else:
-        factors.layer.kernels.accumulate_(total, gradient)
+    total_eoi = total.unflatten(0, (layer.experts, -1))
+    layer.kernels.accumulate_grouped_product_(
+        total_eoi, grad_zo, x_zi, factors.route.ends, begins=begins
+    )
