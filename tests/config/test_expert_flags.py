@@ -133,7 +133,7 @@ def test_every_flag_reaches_the_model() -> None:
         ("--fp8-format e4m3", "16 bits only"),
         ("--moe-expert-capacity-factor 1.0", "no expert is full"),
         ("--moe-router-load-balancing-type sinkhorn", "choose one of"),
-        ("--recompute-activations --recompute-modules moe_act", "take moe"),
+        ("--recompute-activations --recompute-modules shared_experts", "take moe"),
         ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
     ],
 )
@@ -156,6 +156,11 @@ def test_biases_of_experts_are_refused() -> None:
         ("--num-experts 1", "every token passes the same layers"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
         ("--cuda-graph-impl local", "no graph hands over"),
+        ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),
+        (
+            "--num-experts 1 --recompute-activations --recompute-modules moe",
+            "without --num-experts",
+        ),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatron.layers.experts.order import times_chosen
+from megatron.layers.experts.wide_linear import wide_linear
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
 from megatron.parallel import collectives
@@ -95,7 +95,7 @@ class Router(nn.Module):
         options = self.options
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
-        logits_bue = functional.linear(x_buh.to(dtype), self.weight.to(dtype)).to(wide)
+        logits_bue = wide_linear(x_buh, self.weight, dtype).to(wide)
         if forward_pass.losses is not None:
             self._leave_losses(logits_bue, forward_pass)
         return choose(logits_bue, options)
