@@ -8,7 +8,6 @@ from megatron.config.layer_patterns import parse_pattern
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import (
     COUNT,
-    NOT_NEGATIVE,
     POSITIVE,
     RANKS,
     WIDTH,
@@ -16,7 +15,7 @@ from megatron.flags.declare import (
     option_of,
 )
 from megatron.flags.groups import Flags, Rule, all_declarations, faults_of, options_of
-from megatron.layers.experts.router import Balance, Score
+from megatron.layers.experts.router import Score
 from megatron.model.config import ModelConfig, Pattern
 
 _EXPERTS: Final = "--num-experts"
@@ -57,15 +56,6 @@ class ExpertFlags:
         unset="all of them", idle_without=_EXPERTS, needs="--moe-router-num-groups")
     moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
         POSITIVE, idle_without=_EXPERTS)
-    moe_router_load_balancing_type: Balance = flag("aux_loss",
-        "The loss with --moe-aux-loss-coeff that balances experts compares the tokens of a "
-        "microbatch (aux_loss) or of every sequence (seq_aux_loss); none: there is no such loss.",
-        idle_without=_EXPERTS)
-    moe_aux_loss_coeff: float = flag(0.0, "Coefficient of that loss.", NOT_NEGATIVE,
-        idle_without=_EXPERTS, idle_with="--moe-router-load-balancing-type none")
-    moe_z_loss_coeff: float = flag(0.0,
-        "Coefficient of the router's mean squared log-partition, which keeps its logits small.",
-        NOT_NEGATIVE, idle_without=_EXPERTS)
     moe_router_dtype: Literal["fp32"] | None = flag(None, "Type of the router's product.",
         unset="the type of activations", idle_without=_EXPERTS)
     moe_shared_expert_intermediate_size: int | None = flag(None,
@@ -97,7 +87,7 @@ class ExpertFlags:
 
 
 def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
-    """Return the fields of the model about its experts, by name.
+    """Return the fields of the model about its experts, by name, without those of their balance.
 
     Args:
         flags: flags of a command line.
@@ -120,9 +110,6 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_router_num_groups": own.moe_router_num_groups or 1,
         "moe_router_group_topk": own.moe_router_group_topk or 1,
         "moe_router_topk_scaling_factor": own.moe_router_topk_scaling_factor,
-        "moe_router_load_balancing_type": own.moe_router_load_balancing_type,
-        "moe_aux_loss_coeff": own.moe_aux_loss_coeff,
-        "moe_z_loss_coeff": own.moe_z_loss_coeff,
         "moe_router_in_fp32": own.moe_router_dtype == "fp32",
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
         "moe_shared_expert_gate": own.moe_shared_expert_gate,
@@ -164,6 +151,8 @@ def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
         return option, _words_of_pattern(value)
     if name == "moe_router_in_fp32":
         return option, "fp32" if value else None
+    if name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
+        return option, value if isinstance(value, (tuple, list)) else (value,)
     if name in ("moe_router_num_groups", "moe_router_group_topk"):
         return option, value if model.get("moe_router_num_groups", 1) > 1 else None
     return option, value or None
@@ -209,16 +198,6 @@ def _choices(flags: Flags) -> Iterator[str]:
         yield (
             f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
             "token cannot choose an expert twice; lower it"
-        )
-
-
-def _no_gradient(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    by_softmax = own.moe_router_score_function == "softmax" and not own.moe_router_pre_softmax
-    if experts_of(flags) is not None and own.moe_router_topk == 1 and by_softmax:
-        yield (
-            "--moe-router-topk 1: a softmax over one chosen expert is 1, so the router has no "
-            "gradient; add --moe-router-pre-softmax"
         )
 
 
@@ -280,24 +259,14 @@ def _one_expert(flags: Flags) -> Iterator[str]:
             yield f"{option} changes nothing at --num-experts 1"
 
 
-def _nothing_balances(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    kind = own.moe_router_load_balancing_type
-    if experts_of(flags) is not None and kind == "seq_aux_loss" and not own.moe_aux_loss_coeff:
-        yield (
-            f"--moe-router-load-balancing-type {kind} changes nothing without --moe-aux-loss-coeff"
-        )
-
-
 EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _layers,
     _choices,
-    _no_gradient,
     _groups,
     _biases,
     _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
-EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)
+EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert,)
 """The rules that find flags of experts that change nothing beside the others."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from megatron.config.experts import experts_of
+from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
@@ -16,7 +17,6 @@ EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 
 _ELSEWHERE: Final = {
     "shared_experts": "take moe, which computes all of a mixture again",
-    "mla_up_proj": "there is no multi-latent attention",
 }
 """For each module of Megatron-LM that models do not have here, the way out or the reason."""
 
@@ -35,8 +35,9 @@ class RecomputeFlags:
         unset="nothing is")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
-        "projections; layernorm: the two norms; mlp: the MLP; moe: the mixture of experts in its "
-        "place; moe_act: only the activation functions of its experts.", unset="core_attn",
+        "projections; mla_up_proj: the heads of multi-latent attention; layernorm: the two norms; "
+        "mlp: the MLP; moe: the mixture of experts in its place; moe_act: only the activation "
+        "functions of its experts.", unset="core_attn",
         metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
@@ -78,6 +79,8 @@ def _modules(flags: Flags) -> Iterator[str]:
         if name not in PARTS:
             why = _ELSEWHERE.get(name, "no part of a layer has this name")
             yield f"--recompute-modules {name}: {why}; take some of {', '.join(PARTS)}"
+        elif name == "mla_up_proj" and not flags[LatentFlags].multi_latent_attention:
+            yield f"--recompute-modules {name} has no such part without --multi-latent-attention"
 
 
 def _method(flags: Flags) -> Iterator[str]:

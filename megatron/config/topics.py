@@ -6,6 +6,7 @@ names the way out.
 
 from typing import Final
 
+from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.cluster import (
     BACKEND_RULES,
@@ -32,6 +33,7 @@ from megatron.config.graphs import (
     GraphFlags,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
@@ -57,8 +59,10 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    LatentFlags,
     RopeScalingFlags,
     ExpertFlags,
+    BalancingFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -90,6 +94,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *LAYER_RULES,
     *ROPE_SCALING_RULES,
     *EXPERT_RULES,
+    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -111,6 +116,7 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *BALANCING_NOTES,
     *RECOMPUTE_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,

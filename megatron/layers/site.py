@@ -6,6 +6,7 @@ here, and changes no signature.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 
@@ -16,7 +17,11 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.experts import ExpertParallel
+from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import ALONE, TensorParallel
+
+NO_REPLICAS: Final = ConnectedAxis("data", 0, (0,))
+"""A rank that alone has its parameters."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Site:
         context: the ranks that share every sequence.
         given_experts: the ranks over which the experts of a layer are spread; ``None``: experts are
             with their layer.
+        data: all ranks with the same parameters and other tokens, in the sequence and in replicas.
         recomputation: the parts and layers that are computed again for the backward.
         wide_stream: the residual stream, and the tensors between stages, are in fp32.
         eight_bits: the products in 8 bits; ``None``: there are none.
@@ -42,6 +48,7 @@ class Site:
     tensor: TensorParallel = ALONE
     context: ContextParallel = WHOLE_SEQUENCES
     given_experts: ExpertParallel | None = None
+    data: ConnectedAxis = NO_REPLICAS
     recomputation: Recomputation = NO_RECOMPUTATION
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None

@@ -104,6 +104,21 @@ class OwnedParameter:
             yield piece.box, tensor[piece.local.slices]
 
 
+@dataclass(frozen=True)
+class OwnedBuffer:
+    """A tensor of the model that no gradient reaches, such as the bias of experts for the choice.
+
+    Every rank that has a part of the layer has the whole tensor.
+
+    Attributes:
+        name: name of the tensor in the whole model.
+        buffer: the tensor.
+    """
+
+    name: str
+    buffer: Tensor
+
+
 def owned_by(
     module: nn.Module, prefix: str, tensor: TensorParallel = ALONE
 ) -> Iterator[OwnedParameter]:

@@ -18,7 +18,7 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
-from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
+from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
 from megatron.checkpoint.upcycle import Upcycling
 from megatron.config.model_words import differences, differences_of_dense
 from megatron.config.run_config import RunConfig
@@ -166,6 +166,8 @@ class Checkpoints:
         delayed = state.delayed_scales
         if delayed is not None and delayed.has_history and not state.groups.tensor.rank:
             by_holders[0] |= tensors_of_scales(delayed.tensors())
+        if not state.groups.tensor.rank:
+            by_holders[0] |= tensors_of_buffers(state.pipeline.model.owned_buffers())
         if not self._parts:
             self._parts = [part_of(tensors, self._hosts) for tensors in by_holders]
         return dict(
@@ -275,7 +277,7 @@ class Checkpoints:
         scales = self._saved_scales(where, moments)
         tensors = tensors_of(state.updated, optimizer, moments=moments)
         wanted = tensors if upcycling is None else upcycling.dense_tensors(tensors)
-        storage.read(where, wanted | scales, self._hosts)
+        storage.read(where, wanted | scales | self._saved_buffers(where), self._hosts)
         if upcycling is not None:
             upcycling.fill(tensors, wanted)
         if scales and state.delayed_scales is not None:
@@ -301,6 +303,16 @@ class Checkpoints:
             "or of another --fp8-amax-history-len; in the first iteration tensors are scaled by "
             "themselves"
         )
+        return {}
+
+    def _saved_buffers(self, where: Path) -> dict[str, BoxedTensor]:
+        """Return the biases of experts to read; if the checkpoint has none, say so."""
+        if not self._model.moe_router_enable_expert_bias:
+            return {}
+        wanted = tensors_of_buffers(self._state.pipeline.model.owned_buffers())
+        if not storage.lacks(where, wanted, self._hosts):
+            return wanted
+        self._say(f"--moe-router-enable-expert-bias begins at 0: {where} has no such bias")
         return {}
 
     def _read_common(self, where: Path) -> dict[str, Any]:

@@ -40,6 +40,8 @@ from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
+from megatron.training.expert_biases import ExpertBiases
+from megatron.training.layer_figures import LayerFigures
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -62,6 +64,8 @@ class TrainState:
         updated: the parts that this rank's optimizer updates and that checkpoints keep.
         optimizer: takes steps on the parts in ``updated``.
         loss_scaler: keeps the loss scale, and changes it after every iteration.
+        layer_figures: the figures of layers in every iteration.
+        expert_biases: the biases by which experts of this rank's layers are chosen.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
     """
@@ -75,6 +79,8 @@ class TrainState:
     updated: tuple[ParameterPart, ...]
     optimizer: Optimizer
     loss_scaler: LossScaler
+    layer_figures: LayerFigures
+    expert_biases: ExpertBiases
     sharded: ShardedOptimizer | None = None
 
     @property
@@ -201,6 +207,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         tensor=tensor,
         context=context_parallel(groups.context, groups.device, parallel.context_exchange),
         given_experts=_spread_experts(parallel, groups),
+        data=groups.data,
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
@@ -280,6 +287,8 @@ def build_train_state(
         updated=whole if sharded is None else own,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
+        layer_figures=LayerFigures.of(model, groups),
+        expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
     )
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from reference import plain_experts, plain_rotation
+from reference import plain_experts, plain_latent, plain_rotation
 
 Parameters = dict[str, torch.Tensor]
 
@@ -48,6 +48,12 @@ class GPTOptions:
         mscale: weight of the logarithm of how much longer it makes what turns.
         mscale_all_dim: weight of the one that this is divided by.
         yarn_exact_range: the pairs in between are not rounded outwards.
+        multi_latent_attention: see ``plain_latent``.
+        q_lora_rank: width of the queries' latent; ``None``: they have none.
+        kv_lora_rank: width of the latent of keys and values.
+        qk_head_dim: channels of a query that do not turn.
+        qk_pos_emb_head_dim: channels that turn.
+        v_head_dim: channels of a value.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
@@ -90,10 +96,14 @@ class GPTOptions:
         moe_router_num_groups: groups of experts.
         moe_router_group_topk: groups that a token chooses from.
         moe_router_topk_scaling_factor: of all weights.
-        moe_router_load_balancing_type: ``aux_loss``, ``seq_aux_loss`` or ``none``.
-        moe_aux_loss_coeff: of that loss.
+        moe_router_load_balancing_type: what balances the experts, or several of it.
+        moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_enable_expert_bias: a bias joins the scores for the choice.
+        moe_router_bias_update_rate: by which an iteration changes it.
+        moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
+        moe_token_drop_policy: what it takes then, the heaviest choices or the first ones.
         moe_shared_expert_intermediate_size: width of the MLP for all tokens; 0: there is none.
         moe_shared_expert_gate: it has a gate.
     """
@@ -120,6 +130,12 @@ class GPTOptions:
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     yarn_exact_range: bool = False
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
@@ -160,10 +176,14 @@ class GPTOptions:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
@@ -197,15 +217,10 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
-    h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
-    a, g = options.num_attention_heads, options.num_query_groups
-    across = options.qk_layernorm_across_heads
+    h, f = options.hidden_size, options.ffn_hidden_size
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
         "input_layernorm": (True, (h,)),
-        "self_attention.linear_qkv": (True, ((a + 2 * g) * d, h)),
-        "self_attention.q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
-        "self_attention.k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
-        "self_attention.linear_proj": (True, (h, a * d)),
+        **_attention_shapes(options),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
         "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
         **_mlp_shapes("mlp", f, h, not has_experts(index, options), options),
@@ -233,15 +248,37 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
     }
     shapes: dict[str, tuple[int, ...]] = {}
     if options.softmax_type == "learnable":
-        shapes[f"{layer}.self_attention.softmax_offset"] = (a,)
+        shapes[f"{layer}.self_attention.softmax_offset"] = (options.num_attention_heads,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
         elif is_there:
             shapes[f"{layer}.{name}.weight"] = shape
-            if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
+            if _has_bias(name, options):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
+
+
+def _attention_shapes(options: GPTOptions) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    h, d = options.hidden_size, options.kv_channels
+    a, g = options.num_attention_heads, options.num_query_groups
+    across = options.qk_layernorm_across_heads
+    parts = {
+        "linear_qkv": (True, ((a + 2 * g) * d, h)),
+        "q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
+        "k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
+        "linear_proj": (True, (h, a * d)),
+    }
+    if options.multi_latent_attention:
+        parts = plain_latent.shapes(options)
+    return {f"self_attention.{name}": part for name, part in parts.items()}
+
+
+def _has_bias(name: str, options: GPTOptions) -> bool:
+    if options.add_qkv_bias and name.endswith("linear_qkv"):
+        return True
+    of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
+    return options.add_bias_linear and not of_latents
 
 
 def _mlp_shapes(
@@ -344,9 +381,17 @@ def _layer(
         x_bsh,
         _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
     )
-    attended_bsh = _attention(
-        parameters, f"{layer}.self_attention", index, input_normed_bsh, options
-    )
+    attention = f"{layer}.self_attention"
+    if options.multi_latent_attention:
+        attended_bsh = plain_latent.attention(
+            parameters,
+            attention,
+            input_normed_bsh,
+            options,
+            lambda name, x: _norm(parameters, name, x, options),
+        )
+    else:
+        attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm

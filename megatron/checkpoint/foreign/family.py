@@ -78,6 +78,8 @@ class Family:
         mine = vars(_same_layers(model))
         theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in _OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
+        if model.num_experts and model.router.by_sinkhorn:
+            other.append("moe_router_load_balancing_type sinkhorn")
         if other:
             raise ForeignError(f"{self.name} has no models with {', '.join(other)}")
         return {"architectures": [self.architecture], "model_type": self.model_type} | written
@@ -99,6 +101,11 @@ _OF_TRAINING: Final = (
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_in_fp32",
+    "moe_router_bias_update_rate",
+    "moe_router_force_load_balancing",
+    "moe_input_jitter_eps",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
 )
 """Fields of training, on which the weights do not depend; a ``config.json`` may lack them."""
 

@@ -43,7 +43,7 @@ def _write_mixtral(model: ModelConfig) -> Values:
         "intermediate_size": model.moe_ffn_hidden_size,
         "num_local_experts": model.num_experts,
         "num_experts_per_tok": model.moe_router_topk,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "router_aux_loss_coef": model.router.balances[0][1],
     }
 
 
@@ -102,7 +102,7 @@ def _write_qwen(model: ModelConfig) -> Values:
         "moe_intermediate_size": model.moe_ffn_hidden_size,
         "num_experts_per_tok": model.moe_router_topk,
         "norm_topk_prob": not model.moe_router_pre_softmax,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "router_aux_loss_coef": model.router.balances[0][1],
         "decoder_sparse_step": 1,
         "mlp_only_layers": [i for i in layers if not model.has_experts(i)],
     }
