@@ -13,6 +13,7 @@ from correctness.rank_runs import CPU
 from harness.rank_pool import RankPool
 from torch import Tensor
 
+from megatron.kernels.choose import kernels_for
 from megatron.layers.experts.route import route_of
 from megatron.parallel import collectives
 from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
@@ -85,10 +86,10 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
             sent.append([width * count for count in sizes[0]])
         return send(rows, axis, *sizes)
 
-    collectives.all_to_all = watched
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "all_to_all", watched)
         x_buh, experts_buk, weights = tokens_of(rank, choices)
-        route = route_of(experts_buk, EXPERTS, ranks)
+        route = route_of(experts_buk, EXPERTS, ranks, kernels_for(x_buh.device, x_buh.dtype))
         slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
         own, ends = ranks.own_experts(EXPERTS), route.ends.tolist()
         bounds = list(zip([0, *ends], ends, strict=False))
@@ -97,8 +98,6 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
         )
         combined = route.combine(slots**2 * numbers / ranks.tensor_size)
         of_weights = route.combine_weights(of_slots / ranks.tensor_size)
-    finally:
-        collectives.all_to_all = send
     return Visit(
         own,
         [slots[a:b] for a, b in bounds],
