@@ -96,13 +96,14 @@ MODELS = {
 """Every way to balance experts and every way to choose them occurs."""
 
 WHOLE, PARTS = Recomputation(group=1), Recomputation(frozenset({"core_attn", "layernorm", "moe"}))
+ACTIVATIONS = Recomputation(frozenset({"moe_act"}))
 CASES = [
     ("mixtral", Layout(1, "none")),
     ("deepseek", Layout(1, "none")),
     ("qwen2", Layout(1, "none")),
     ("mixtral", Layout(2, "vocab-2")),
     ("deepseek", Layout(2, "vocab-1", "interleaved", recomputation=PARTS)),
-    ("qwen2", Layout(2, "none", "zb-v")),
+    ("qwen2", Layout(2, "none", "zb-v", recomputation=ACTIVATIONS)),
     ("deepseek", Layout(2, "vocab-2", "zb-h1", recomputation=WHOLE)),
     ("mixtral", Layout(2, "vocab-2", "v-half", recomputation=PARTS)),
     ("mixtral", Layout(1, "none", tensor=2)),
