@@ -52,6 +52,9 @@ setup(
             "pretrain-gpt = pretrain_gpt:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
             "draw-schedule = megatron.commands.draw_schedule:main",
+            "preprocess-data = megatron.commands.preprocess_data:main",
+            "convert-checkpoint = megatron.commands.convert_checkpoint:main",
+            "generate-text = megatron.commands.generate_text:main",
         ]
     },
     install_requires=[
@@ -63,7 +66,7 @@ setup(
         "rich>=13",
     ],
     extras_require={
-        "data": [  # for tools/preprocess_data.py: .zst and .parquet files, --split-sentences
+        "data": [  # for preprocess-data: .zst and .parquet files, --split-sentences
             "nltk>=3.9",
             "pyarrow>=15",
             "zstandard>=0.22",
@@ -73,7 +76,7 @@ setup(
         "tokenizers": ["tiktoken>=0.7", "tokenizers>=0.20"],  # types other than sentencepiece's
         "tools": ["matplotlib>=3.8"],  # for the plot in the report of tools/benchmark.py
         "docs": ["mkdocs-material>=9.5"],  # mkdocs build
-        "hugging-face": ["safetensors>=0.4"],  # for tools/convert.py
+        "hugging-face": ["safetensors>=0.4"],  # for convert-checkpoint
         "lm-eval": ["lm-eval>=0.4.9"],  # for tools/evaluate.py
         "peers": [  # what some tests compare with; CI has it, and Chromium by apt
             "megatron-core>=0.14",

@@ -42,6 +42,7 @@ with in_environment():
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.flags.command import read_command
     from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
+    from megatron.flags.readable import told_as_error
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis
     from megatron.schedules.counted import counted
@@ -303,10 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     with reader_may_stop_early():
         flags = read_command(arguments, __doc__, COMMANDS)
-        try:
+        with told_as_error(DamagedError, SaveError):
             right = _run(flags)
-        except (DamagedError, SaveError) as error:
-            sys.exit(f"error: {error}")
     sys.exit(0 if right else 1)
 
 

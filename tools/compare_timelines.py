@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.arguments import picture_flag, window_flag, write_picture
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
+from megatron.flags.readable import told_as_error
 from megatron.simulator.compare import Bubble, Comparison, Pair, compare
 from megatron.simulator.draw.picture import Panel, Picture, lay_out
 from megatron.simulator.draw.stretches import WHOLE, Window
@@ -119,7 +120,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(OSError, ValueError):
         main()
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")

@@ -39,6 +39,7 @@ with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag
     from megatron.flags.groups import Flags, all_declarations, options_of
+    from megatron.flags.readable import told_as_error
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from tools.emulation.cases import (
         EmulatedCase,
@@ -292,7 +293,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(ValueError, ClusterError):
         main()
-    except (ValueError, ClusterError) as error:
-        sys.exit(f"error: {error}")

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import NOT_NEGATIVE, flag
+from megatron.flags.readable import told_as_error
 from tools.explorer.export import export
 from tools.explorer.server import make_server
 
@@ -35,14 +36,12 @@ class ExploreFlags:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; an error ends the process with one line."""
     options = read(argv, __doc__, ExploreFlags)[ExploreFlags]
-    try:
+    with told_as_error(OSError, ValueError):
         if options.export is not None:
             export(options.export, options.pyodide)
             print(f"wrote {options.export}: put it on any file host, as it is")
             return
         server = make_server(options.port)
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()

@@ -21,6 +21,7 @@ with in_environment():
     from megatron.data.preparation.index_merge import merge, prefixes_of
     from megatron.flags.command import read
     from megatron.flags.declare import required
+    from megatron.flags.readable import as_error
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         prefixes = prefixes_of(folder) if folder else given.input
         sequences, tokens = merge(prefixes, given.output_prefix)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_error(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; nothing was kept", file=sys.stderr)

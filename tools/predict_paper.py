@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
+from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predict_published import update
 from tools.predictions.paper_tables import (
@@ -200,7 +201,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(ValueError):
         main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
+from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
@@ -144,7 +145,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(ValueError):
         main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, Range, flag, positional
+from megatron.flags.readable import told_as_error
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured
 from tools.predictions.measured_runs import MICROBATCHES, lowered
@@ -72,7 +73,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(ValueError):
         main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag, required
+from megatron.flags.readable import told_as_error
 from tools.predictions.measured import METHODS
 from tools.predictions.paper_tables import (
     GIBIBYTE,
@@ -272,11 +273,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     plot(outcomes, folder / "report.png")
     if all(outcome.mfu is None for outcome in outcomes):
-        sys.exit(f"error: no cell ran; {outcomes[0].note}")
+        raise ValueError(f"no cell ran; {outcomes[0].note}")
 
 
 if __name__ == "__main__":
-    try:
+    with told_as_error(ValueError):
         main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")

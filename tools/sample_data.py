@@ -29,6 +29,7 @@ with in_environment():
     from megatron.data.prepare import prepare, unused_pieces
     from megatron.flags.command import read
     from megatron.flags.declare import flag, required
+    from megatron.flags.readable import as_error
     from megatron.native.files import cache_root
 
 _SMALLEST, _LARGEST = 261, 1_000_000  # bytes and special tokens alone are 260 entries
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
         with Reporter() as report:
             folder = prepare(corpus, vocab_size, place, report, os.cpu_count() or 1)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_error(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; nothing was kept, the next call starts anew", file=sys.stderr)

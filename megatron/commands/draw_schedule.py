@@ -11,7 +11,6 @@ each. Communications and the input layer are free, but for the first picture, 1f
 they can be seen.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from megatron.commands.arguments import window_flag, write_picture
 from megatron.flags.command import read
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.readable import told_as_error
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
@@ -181,10 +181,8 @@ def something_to_draw(flags: Flags) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command. After an error, print one line and end the process."""
     flags = read(argv, __doc__, DrawFlags, rules=(something_to_draw,))[DrawFlags]
-    try:
+    with told_as_error(OSError, ValueError):
         if flags.timeline is not None:
             draw_recorded(flags.timeline, flags.window)
         elif flags.into is not None:
             draw_gallery(flags.into)
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")

@@ -25,7 +25,7 @@ from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
-from megatron.flags.readable import readable
+from megatron.flags.readable import as_error, readable
 from megatron.flags.words import SortedWords, as_written, nearest, no_flag, split
 
 
@@ -157,6 +157,5 @@ def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequ
 
 def _refuse(mistakes: Sequence[str]) -> NoReturn:
     """Print the mistakes and end the process with 2. Several mistakes have a line each."""
-    told = readable("\n".join(mistakes))
-    print("error:", told, sep="\n" if len(mistakes) > 1 else " ", file=sys.stderr)
+    print(as_error("\n".join(mistakes)), file=sys.stderr)
     sys.exit(2)

@@ -1,6 +1,9 @@
 """How messages show the words of users and of files: short, and with every character visible."""
 
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 LONGEST: Final = 300
@@ -25,6 +28,25 @@ def readable(message: str) -> str:
     beginning, end = _KEPT
     shown = "".join(c if c.isprintable() or c in "\n\t" else _number(c) for c in message)
     return _TOO_LONG.sub(lambda word: f"{word[0][:beginning]}...{word[0][-end:]}", shown)
+
+
+def as_error(message: object) -> str:
+    """Return the text that ends a command; if there are several mistakes, each has a line."""
+    told = readable(str(message))
+    return f"error:{chr(10) if chr(10) in told else ' '}{told}"
+
+
+@contextmanager
+def told_as_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Let errors of some kinds end the process with their text instead of a traceback.
+
+    Raises:
+        SystemExit: an error of these kinds was raised within the ``with`` block.
+    """
+    try:
+        yield
+    except kinds as error:
+        sys.exit(as_error(error))
 
 
 def _number(character: str) -> str:

@@ -74,13 +74,14 @@ class OwnedParameter:
     def held(
         cls, name: str, parameter: nn.Parameter, tensor: TensorParallel, how: Holding = WHOLE
     ) -> "OwnedParameter":
-        """Return a parameter that the tensor-parallel ranks share.
+        """Return a parameter of a layer.
 
         Args:
             name: of the tensor in the whole model.
             parameter: this rank's tensor.
             tensor: the tensor-parallel ranks.
-            how: whether the ranks cut the parameter, or each holds all of it.
+            how: whether these ranks cut the parameter, or each holds all of it, or the ranks of
+                experts share it.
         """
         own = tuple(parameter.shape)
         return cls(
@@ -90,6 +91,7 @@ class OwnedParameter:
             how.pieces(own, tensor),
             how.is_copy(tensor),
             how.is_partial(tensor),
+            how.axis,
         )
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
@@ -100,6 +102,21 @@ class OwnedParameter:
         """
         for piece in self.pieces:
             yield piece.box, tensor[piece.local.slices]
+
+
+@dataclass(frozen=True)
+class OwnedBuffer:
+    """A tensor of the model that no gradient reaches, such as the bias of experts for the choice.
+
+    Every rank that has a part of the layer has the whole tensor.
+
+    Attributes:
+        name: name of the tensor in the whole model.
+        buffer: the tensor.
+    """
+
+    name: str
+    buffer: Tensor
 
 
 def owned_by(

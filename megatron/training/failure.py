@@ -21,7 +21,7 @@ from typing import Final, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from megatron.flags.readable import readable
+from megatron.flags.readable import as_error
 from megatron.training.guard.exits import was_terminated
 from megatron.training.rendezvous import Rendezvous, UserError
 
@@ -58,7 +58,7 @@ def or_exit(
     try:
         return work()
     except (ValueError, OSError) as error:
-        reason = _error(error)
+        reason = as_error(error)
     if rank > 0:
         leave_the_word(silent_seconds * (2 if local_rank else 1))
         reason = f"[rank {rank}] {reason}"
@@ -90,7 +90,7 @@ def end_the_job(
     if not _takes_the_word(rendezvous, otherwise=not in_one_line):
         _leave_the_word_to_torchrun(SILENT_SECONDS)
     elif in_one_line:
-        say(_error(error))
+        say(as_error(error))
     else:
         leave_the_word(GRACE_SECONDS)
         trace = "".join(traceback.format_exception(error))
@@ -189,9 +189,3 @@ def _takes_the_word(rendezvous: Rendezvous, otherwise: bool) -> bool:
         return rendezvous.takes_the_word()
     except dist.DistError:  # the rank that hosted the store has ended
         return otherwise
-
-
-def _error(error: Exception) -> str:
-    """Return the text of an error; several mistakes have a line each."""
-    told = readable(str(error))
-    return f"error:{chr(10) if chr(10) in told else ' '}{told}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.flags.readable import LONGEST, readable
+from megatron.flags.readable import LONGEST, as_error, readable, told_as_error
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_a_long_word_loses_its_middle_and_others_nothing() -> None:
     assert first.endswith("12: must be a number, got")
     assert max(map(len, (first, second))) < LONGEST
     assert readable(shown) == shown
+
+
+def test_an_error_of_a_kind_ends_in_words_and_another_keeps_its_traceback() -> None:
+    with pytest.raises(SystemExit) as ended, told_as_error(ValueError, OSError):
+        raise ValueError(f"--step \u200b{'9' * 5000}: no such step")
+    assert str(ended.value.code).startswith("error: --step \\u200b999")
+    assert len(str(ended.value.code)) < LONGEST
+    with pytest.raises(KeyError), told_as_error(ValueError, OSError):
+        raise KeyError("a fault of ours")
+    assert as_error("one\nanother") == "error:\none\nanother"

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from megatron.commands.convert_checkpoint import main as convert
 from megatron.inference.generate import answers, generate
 from megatron.inference.model import InferenceModel
 from megatron.inference.sampling import Sampling
 from megatron.inference.score import score
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups
-from tools.convert import main as convert
 
 NEW, END = 12, 2
 """Tokens of an answer, and the one that ends it."""

@@ -13,9 +13,9 @@ pytest.importorskip("transformers", reason="the reference: pip install transform
 
 from inference.imported import TEXT, imported, opened, scored_on_rank
 
+from megatron.commands.generate_text import main
 from megatron.inference.score import perplexity, windows
 from tools.conversions_table import random_model, their_logits
-from tools.generate import main
 
 if TYPE_CHECKING:
     from harness.rank_pool import RankPool

@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
+import torch
 from harness.marks import full
 
 from megatron.native.extensions import EXTENSIONS
@@ -160,6 +162,38 @@ def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> No
     done = run("-S", script, PYTHONPATH=str(installed))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: nothing to draw: give --into FOLDER or --timeline FILE")
+
+
+def test_installed_commands_make_data_convert_a_model_and_generate(
+    installed: Path, tmp_path: Path
+) -> None:
+    """From text to token files, from a model to a checkpoint to its words, and back again."""
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    from tools.conversions_table import random_model
+
+    def command(name: str, *words: str) -> str:
+        done = run(str(installed / "bin" / name), *words, PYTHONPATH=str(installed))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    text, theirs, ours = tmp_path / "in.jsonl", tmp_path / "theirs", tmp_path / "ours"
+    text.write_text('{"text": "5 17 33"}\n' * 3)
+    tokenizer = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "100")
+    corpus = tmp_path / "corpus"
+    words = ("--input", str(text), "--output-prefix", str(corpus), "--workers", "2", *tokenizer)
+    assert command("preprocess-data", *words) == f"DATA_PATH={corpus}_text_document\n"
+    assert np.fromfile(f"{corpus}_text_document.bin", np.uint16).tolist() == [5, 17, 33] * 3
+
+    random_model("gpt2").save_pretrained(theirs)
+    command("convert-checkpoint", "import", str(theirs), str(ours))
+    asked = ("--ids", "--prompt", "5 17 33", "--max-new-tokens", "4", "--end", "0")
+    assert command("generate-text", str(ours), *asked).startswith("5 17 33 ")
+    command("convert-checkpoint", "export", str(ours), str(tmp_path / "again"))
+    first, again = (load_file(tmp_path / f / "model.safetensors") for f in ("theirs", "again"))
+    assert first.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
 
 
 def test_the_installed_training_lists_its_flags(installed: Path) -> None:

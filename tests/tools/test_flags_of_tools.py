@@ -10,12 +10,15 @@ import pytest
 from megatron.flags.checks import value_mistakes
 from megatron.flags.groups import all_declarations
 
-COMMANDS = ("megatron.commands.simulate_schedule", "megatron.commands.draw_schedule")
+COMMANDS = (
+    *("simulate_schedule", "draw_schedule"),
+    *("convert_checkpoint", "generate_text", "preprocess_data"),
+)
 TOOLS = (
-    *("benchmark", "checkpoint", "checkpoint_benchmark", "compare_timelines", "convert"),
-    *("emulate", "explore", "generate", "gpu_report", "head_benchmark", "host_time"),
+    *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),
+    *("emulate", "explore", "gpu_report", "head_benchmark", "host_time"),
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
-    *("predictions.calibrate", "preprocess_benchmark", "preprocess_data", "replicas_at_scale"),
+    *("predictions.calibrate", "preprocess_benchmark", "replicas_at_scale"),
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
     "vocab_recompute",
 )
@@ -32,7 +35,10 @@ def groups_of(module: str) -> Iterator[tuple[type, ...]]:
         yield tuple(names[name] for name in own)
 
 
-@pytest.mark.parametrize("module", [*COMMANDS, *(f"tools.{name}" for name in TOOLS)])
+@pytest.mark.parametrize(
+    "module",
+    [*(f"megatron.commands.{name}" for name in COMMANDS), *(f"tools.{name}" for name in TOOLS)],
+)
 def test_flags_have_a_meaning_a_default_and_conditions_that_exist(module: str) -> None:
     for groups in groups_of(module):
         assert any(group.__module__ == module for group in groups)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.data.tokenizers.files import library
 from megatron.native.files import sync, temporary_name
 from megatron.parallel.box import Shape
 
@@ -139,9 +140,19 @@ def _described(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 def _safe_open(path: Path) -> Any:
     if path.is_fifo():
         raise OSError("it is a pipe")
-    from safetensors import safe_open  # an optional package, needed only here
+    return _of_safetensors("safetensors").safe_open(path, framework="pt")
 
-    return safe_open(path, framework="pt")
+
+def _of_safetensors(module: str) -> Any:
+    """Return a module of the package safetensors.
+
+    Raises:
+        ForeignError: the package is not installed.
+    """
+    try:
+        return library(module, "a file of tensors")
+    except ValueError as error:
+        raise ForeignError(str(error)) from error
 
 
 @contextmanager
@@ -218,8 +229,7 @@ def _shards(groups: Iterable[Group], most_bytes: int) -> list[list[Group]]:
 
 def _write_tensors(folder: Path, shards: Sequence[Sequence[Group]]) -> dict[str, str]:
     """Write the files of tensors; return the name and text of their index if there are several."""
-    from safetensors.torch import save_file  # an optional package, needed only here
-
+    save_file = _of_safetensors("safetensors.torch").save_file
     placed: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):

@@ -9,21 +9,24 @@ from megatron.native.files import read_text
 
 
 def library(name: str, asker: str) -> Any:
-    """Import a Python package that only some tokenizers need.
+    """Import a Python package that only some inputs need.
 
     Args:
-        name: the package.
-        asker: the flag that needs it, with its value.
+        name: the package, or a module of it.
+        asker: what needs it, such as a flag with its value.
 
     Raises:
         ValueError: the package is not installed.
     """
+    package = name.partition(".")[0]
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name:
+        if (error.name or "").partition(".")[0] != package:
             raise
-        raise ValueError(f"{asker} needs the Python package {name}: pip install {name}") from error
+        raise ValueError(
+            f"{asker} needs the Python package {package}: pip install {package}"
+        ) from error
 
 
 def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:

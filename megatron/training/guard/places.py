@@ -85,7 +85,7 @@ def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]
     """
     assert position.program is not None, "communications belong to a program"
     if comm.kind in REPLICA_KINDS:
-        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         taking_part = {rank for axis in axes for rank in axis.ranks}
     elif comm.kind in ("X", "G"):
         places = participants(position.program.plan, comm)

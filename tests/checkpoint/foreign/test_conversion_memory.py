@@ -30,7 +30,7 @@ LARGE: Final = replace(
 )
 CONVERT: Final = """
 import resource, sys
-from tools.convert import main
+from megatron.commands.convert_checkpoint import main
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 main(sys.argv[1:])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -14,6 +14,7 @@ from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign.families import FAMILIES
 from megatron.checkpoint.foreign.hugging_face import open_model, plan_export
 from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.commands.convert_checkpoint import main
 from tools.conversions_table import (
     BEGIN,
     CONFIGS,
@@ -27,7 +28,6 @@ from tools.conversions_table import (
     some_tokens,
     their_logits,
 )
-from tools.convert import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
 

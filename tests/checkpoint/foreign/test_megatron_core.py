@@ -16,8 +16,8 @@ from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign import megatron_core
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.reading import TensorReader, read_boxes
+from megatron.commands.convert_checkpoint import main
 from megatron.parallel.box import whole
-from tools.convert import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -20,8 +20,8 @@ from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.foreign.layouts import tensor_shapes
 from megatron.checkpoint.foreign.weights import write_weights
+from megatron.commands.convert_checkpoint import main
 from megatron.model.config import ModelConfig
-from tools.convert import main
 
 MODEL: Final = ModelConfig(
     num_layers=2,

@@ -18,7 +18,7 @@ from harness.megatron_core import core_on_cpu, core_ranks, needs_core
 from harness.rank_pool import RankPool
 
 from megatron.checkpoint.choose import choose
-from tools.convert import main
+from megatron.commands.convert_checkpoint import main
 
 V, PADDED, S = 29, 32, 12
 
