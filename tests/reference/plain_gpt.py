@@ -68,6 +68,9 @@ class GPTOptions:
         embed_layernorm: a norm of the embeddings.
         embedding_multiplier: factor of the embeddings.
         geglu: ``gelu(gate) * up``.
+        quick_geglu: ``gate * sigmoid(1.702 gate) * (up + offset)``.
+        activation_func_clamp_value: bound of that gate, and of up on both sides.
+        glu_linear_offset: the offset.
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
@@ -143,6 +146,9 @@ class GPTOptions:
     embed_layernorm: bool = False
     embedding_multiplier: float = 1.0
     geglu: bool = False
+    quick_geglu: bool = False
+    activation_func_clamp_value: float | None = None
+    glu_linear_offset: float = 0.0
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
@@ -247,7 +253,8 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
         elif is_there:
             shapes[f"{layer}.{name}.weight"] = shape
-            if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
+            has_bias = options.add_bias_linear and name != "mlp.shared_gate"
+            if has_bias or (options.add_qkv_bias and name.endswith("linear_qkv")):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
 
@@ -255,7 +262,7 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
 def _mlp_shapes(
     name: str, f: int, h: int, is_there: bool, options: GPTOptions, copies: int = 1
 ) -> dict[str, tuple[bool, tuple[int, ...]]]:
-    halves = 2 if options.swiglu or options.geglu else 1
+    halves = 2 if options.swiglu or options.geglu or options.quick_geglu else 1
     return {
         f"{name}.linear_fc1": (is_there, (copies * halves * f, h)),
         f"{name}.linear_fc2": (is_there, (copies * h, f)),
@@ -398,6 +405,13 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
     elif options.geglu:
         gate, up = inner.chunk(2, dim=-1)
         inner = F.gelu(gate, approximate="tanh") * up
+    elif options.quick_geglu:
+        gate, up = inner.chunk(2, dim=-1)
+        most = options.activation_func_clamp_value
+        if most is not None:
+            gate = torch.where(gate > most, most, gate)
+            up = torch.where(up > most, most, torch.where(up < -most, -most, up))
+        inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + options.glu_linear_offset)
     elif options.squared_relu:
         inner = torch.where(inner > 0, inner**2, 0.0)
     else:

@@ -23,7 +23,7 @@ from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
-from megatron.layers.mlp import MLP, Activation
+from megatron.layers.mlp import MLP, Activation, function_of, is_gated
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
 
@@ -38,16 +38,18 @@ class ExpertsShape:
         shared_ffn_hidden_size: inner width of the MLP that all tokens pass; 0: there is none.
         shared_gate: whether a sigmoid gate, one number for each token, multiplies the output of the
             shared MLP.
+        bias: biases in both layers of every expert, and of the shared MLP.
     """
 
     hidden_size: int
     ffn_hidden_size: int
     shared_ffn_hidden_size: int = 0
     shared_gate: bool = False
+    bias: bool = False
 
 
 class Experts(nn.Module):
-    """e MLPs without biases; every token passes k of them.
+    """e MLPs; every token passes k of them.
 
     Args:
         shape: sizes.
@@ -72,7 +74,7 @@ class Experts(nn.Module):
                 shape.shared_ffn_hidden_size,
                 site,
                 activation=activation,
-                bias=False,
+                bias=shape.bias,
             )
         if shape.shared_gate:
             self.shared_gate = nn.Linear(
@@ -91,7 +93,7 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
         route = route_of(choice.experts_buk, self._number, self._ranks)
-        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
+        y_buh: Tensor = self.experts(x_buh, choice, route)
         if self.shared_experts is not None:
             y_buh = y_buh + self._shared(x_buh)
         return y_buh
@@ -112,25 +114,36 @@ class _TwoLayers(nn.Module):
         self, shape: ExpertsShape, experts: int, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1
-        if activation in ("swiglu", "geglu"):
-            fused = 2
-        self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
-        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
-        functions: dict[Activation, Callable[..., Tensor]] = {
-            "gelu": site.kernels.gelu,
-            "swiglu": site.kernels.swiglu,
-            "geglu": site.kernels.geglu,
-            "squared_relu": site.kernels.squared_relu,
-        }
-        self._activation = functions[activation]
+        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1 + is_gated(activation)
+        self.linear_fc1 = GroupedLinear(
+            experts, h, f * fused, "spreads", site, fused=fused, bias=shape.bias
+        )
+        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site, bias=shape.bias)
+        self._activation = function_of(activation, site.kernels)
+        self._number = experts
 
-    def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
+    def forward(self, x_buh: Tensor, choice: Choice, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
-        weights_z = apply(_OfSlots, weights_buk, route)
+        weights_z = apply(_OfSlots, choice.weights_buk, route)
         weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
         y_buh: Tensor = self.linear_fc2(weighted_zf, route)
-        return y_buh
+        if self.linear_fc2.bias is None:
+            return y_buh
+        return y_buh + weighted_biases(choice, self.linear_fc2.bias.view(self._number, -1))
+
+
+def weighted_biases(choice: Choice, bias_eh: Tensor) -> Tensor:
+    """Return the weighted sum of the biases of every token's experts, [b, u, h].
+
+    The sum is formed where the token is, so that each bias counts once in every layout.
+
+    Args:
+        choice: of this rank's tokens.
+        bias_eh: the biases of all experts of the layer.
+    """
+    weights_buk = choice.weights_buk.to(bias_eh.dtype)
+    all_weights_bue = weights_buk.new_zeros(*weights_buk.shape[:-1], len(bias_eh))
+    return all_weights_bue.scatter(-1, choice.experts_buk, weights_buk) @ bias_eh
 
 
 class _Weighted(torch.autograd.Function):

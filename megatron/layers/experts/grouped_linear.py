@@ -30,10 +30,12 @@ Way: TypeAlias = Literal["spreads", "joins"]
 
 
 class GroupedLinear(nn.Module):
-    """One matrix for each expert, without biases.
+    """One matrix for each expert, and maybe one bias.
 
     The matrices lie one below the other in one parameter of the model, [e o, i], so that ranks and
-    replicas can divide its rows like the rows of any matrix.
+    replicas can divide its rows like the rows of any matrix. The biases lie one after the other,
+    [e o]. A layer that spreads adds them to slots. A layer that joins leaves them to its caller,
+    which adds them to tokens: every rank has those of all experts.
 
     Args:
         experts: number of experts of the layer, on all ranks.
@@ -43,9 +45,10 @@ class GroupedLinear(nn.Module):
             inputs.
         site: device, dtype, ranks and kernels of the layer.
         fused: number of layers of equal size whose outputs lie one after the other.
+        bias: whether every expert has a bias.
 
     Attributes:
-        holdings: how the ranks hold the weight; see ``SaysHoldings``.
+        holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: see ``DefersWeightGradients``.
     """
 
@@ -60,6 +63,7 @@ class GroupedLinear(nn.Module):
         site: Site,
         *,
         fused: int = 1,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         ranks, own = site.experts, site.experts.own_experts(experts)
@@ -75,6 +79,12 @@ class GroupedLinear(nn.Module):
         self.holdings: Mapping[str, Holding] = {"weight": held}
         weight_oi = torch.empty(len(own) * outputs, inputs, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_oi)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            length = len(weight_oi) if way == "spreads" else experts * outputs
+            self.bias = nn.Parameter(torch.empty(length, dtype=site.dtype, device=site.device))
+            if way == "spreads":
+                self.holdings = {"weight": held, "bias": held}
 
     @property
     def deferred(self) -> Sequence[Tensor]:
@@ -92,7 +102,8 @@ class GroupedLinear(nn.Module):
             Slots [z, o] if the layer spreads, else tokens [b, u, o].
         """
         defer = self.defer if self.weight.requires_grad else None
-        return apply(_GroupedLinear, x, self.weight, route, self, defer)
+        bias = self.bias if self.way == "spreads" else None
+        return apply(_GroupedLinear, x, self.weight, bias, route, self, defer)
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -100,7 +111,13 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, route: Route, layer: GroupedLinear, defer: Defer | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        route: Route,
+        layer: GroupedLinear,
+        defer: Defer | None,
     ) -> Tensor:
         ctx.weight, ctx.layer, ctx.defer = weight, layer, defer
         tensors, ctx.route_of = route.taken_apart()
@@ -109,6 +126,9 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
         y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, route.ends)
+        if bias is not None:
+            bias_eo = bias.view(layer.experts, -1)
+            y_zo = y_zo.add_(bias_eo.index_select(0, _experts_of(route.ends, len(y_zo))))
         return y_zo if spreads else route.combine(y_zo)
 
     @staticmethod
@@ -118,7 +138,7 @@ class _GroupedLinear(torch.autograd.Function):
         x, *of_route = (tensor.detach() for tensor in ctx.saved_tensors)
         route, grad = ctx.route_of(*of_route), grad.contiguous()
         grad_zo = grad if spreads else route.dispatch(grad)
-        x_grad = weight_grad = None
+        x_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
             matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
             x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, route.ends)
@@ -131,7 +151,23 @@ class _GroupedLinear(torch.autograd.Function):
                 _add_product(factors, weight)
             else:
                 weight_grad = factors.product()
-        return x_grad, weight_grad, None, None, None
+        if ctx.needs_input_grad[2]:
+            bias_grad = _sums(layer, grad_zo, route.ends)
+        return x_grad, weight_grad, bias_grad, None, None, None
+
+
+def _experts_of(ends: Tensor, slots: int) -> Tensor:
+    """Return the expert of every slot, counted among this rank's experts, int64 [z]."""
+    return torch.searchsorted(ends, torch.arange(slots, device=ends.device), right=True)
+
+
+def _sums(layer: GroupedLinear, grad_zo: Tensor, ends: Tensor) -> Tensor:
+    """Return the sum of the slots of every expert, [e o].
+
+    It is the product with columns of ones, as many as a grouped product needs at least.
+    """
+    ones_z8 = grad_zo.new_ones(len(grad_zo), 8)
+    return layer.kernels.grouped_weight_product(grad_zo, ones_z8, ends)[..., 0].flatten()
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,6 +58,7 @@ class RouterOptions:
         is_forced: random logits take the place of the router's.
         jitter: largest relative noise on the input.
         capacity: how many tokens an expert takes; ``None``: all that choose it.
+        linear_bias: the logits have a bias, which is trained like any other.
     """
 
     experts: int
@@ -75,6 +76,7 @@ class RouterOptions:
     is_forced: bool = False
     jitter: float = 0.0
     capacity: Capacity | None = None
+    linear_bias: bool = False
 
     @property
     def losses(self) -> dict[Balance, float]:
@@ -119,6 +121,10 @@ class Router(nn.Module):
         self.options, self._site = options, site
         weight_eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_eh)
+        self.bias: nn.Parameter | None = None
+        if options.linear_bias:
+            linear_e = torch.empty(options.experts, dtype=site.dtype, device=site.device)
+            self.bias = nn.Parameter(linear_e)
         bias_e = None
         if options.has_bias:
             bias_e = torch.zeros(options.experts, dtype=torch.float32, device=site.device)
@@ -141,7 +147,8 @@ class Router(nn.Module):
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = functional.linear(noisy_buh.to(dtype), self.weight.to(dtype)).to(wide)
+        bias_e = None if self.bias is None else self.bias.to(dtype)
+        logits_bue = functional.linear(noisy_buh.to(dtype), self.weight.to(dtype), bias_e).to(wide)
         if options.is_forced:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
