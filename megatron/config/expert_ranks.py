@@ -43,6 +43,13 @@ def _sizes(flags: Flags) -> tuple[int, int]:
     return own.expert_model_parallel_size, own.expert_tensor_parallel_size or tensor
 
 
+def replicas_exchange(flags: Flags) -> bool:
+    """Return whether tokens travel between replicas, to experts."""
+    (size, tensor), sizes = _sizes(flags), flags[ParallelFlags]
+    alike = sizes.tensor_model_parallel_size * sizes.context_parallel_size
+    return experts_of(flags) is not None and size * tensor > alike
+
+
 def _spread(flags: Flags) -> Iterator[str]:
     experts, (size, tensor), sizes = experts_of(flags), _sizes(flags), flags[ParallelFlags]
     if experts is None:

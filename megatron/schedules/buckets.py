@@ -37,7 +37,8 @@ class Bucket:
 
     Attributes:
         after: all passes that add to the gradients.
-        share: the bucket's share of all parameters of the rank, by size.
+        share: the bucket's share of all that the rank's buckets exchange: by size, and less if
+            fewer ranks than usual have the same parameters.
         before: all passes that read the parameters.
         is_reduced: whether other ranks hold summands of the same gradients.
     """
@@ -84,11 +85,12 @@ def _extended(
         extend(rank, row, own)
         for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
     )
+    begun = [frozenset(step.comm for step in row if isinstance(step, Start)) for row in rows]
     shares = {
         comm_of(rank, number): bucket.share
         for rank, own in enumerate(buckets)
         for number, bucket in enumerate(own)
-        if bucket.is_reduced
+        if comm_of(rank, number) in begun[rank]
     }
     return replace(program, rows=rows, shares={**program.shares, **shares})
 

@@ -4,8 +4,8 @@ import pytest
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
-from megatron.layers.mlp import QuickGeGLU
 from megatron.layers.experts.capacity import Capacity
+from megatron.layers.mlp import QuickGeGLU
 from megatron.model.config import ModelConfig
 
 BASE = (
@@ -159,7 +159,6 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-router-num-groups 4", "--moe-router-group-topk"),
         ("--moe-layer-freq [1,0]", "2 entries for 4 layers"),
         ("--moe-layer-freq 5", "beyond the last of 4 layers"),
-        ("--moe-layer-freq -1", "--moe-layer-freq"),
         ("--expert-model-parallel-size 2", "the 1 rank of a stage"),
         ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
         ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
@@ -200,8 +199,8 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
             "balanced over all experts",
         ),
         ("--moe-router-topk-limited-devices 2", "use --moe-router-num-groups"),
-        ("--moe-extended-tp", "other mixtures of experts"),
-        ("--recompute-activations --recompute-modules moe_act", "take moe"),
+        ("--moe-extended-tp", "has only what --help lists"),
+        ("--recompute-activations --recompute-modules shared_experts", "take moe"),
         ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
     ],
 )
@@ -243,6 +242,11 @@ def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
         ("--num-experts 1", "every token passes the same layers"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
         ("--cuda-graph-impl local", "no graph hands over"),
+        ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),
+        (
+            "--num-experts 1 --recompute-activations --recompute-modules moe",
+            "without --num-experts",
+        ),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:

@@ -11,7 +11,7 @@ Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside 
 hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.layers.experts.biases import weighted_biases, with_biases
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation, function_of, is_gated
-from megatron.layers.recompute import again
+from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
 
 
@@ -62,7 +63,7 @@ class Experts(nn.Module):
         self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        self._ranks = site.experts
+        self._ranks, self._kernels = site.experts, site.kernels
         self._number = router.experts
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
@@ -92,11 +93,16 @@ class Experts(nn.Module):
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
-        route = route_of(choice.experts_buk, self._number, self._ranks)
-        y_buh: Tensor = self.experts(x_buh, choice, route)
-        if self.shared_experts is not None:
-            y_buh = y_buh + self._shared(x_buh)
-        return y_buh
+        route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
+        beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        if self.experts.linear_fc2.bias is not None:
+            biases_buh = weighted_biases(
+                choice, self.experts.linear_fc2.bias.view(self._number, -1)
+            )
+            beside_buh = biases_buh if beside_buh is None else beside_buh + biases_buh
+        # The experts come last: computing the mixture again then ends before their last product.
+        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
+        return y_buh if beside_buh is None else y_buh + beside_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
@@ -119,55 +125,26 @@ class _TwoLayers(nn.Module):
             experts, h, f * fused, "spreads", site, fused=fused, bias=shape.bias
         )
         self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site, bias=shape.bias)
+        self._kernels = site.kernels
         self._activation = function_of(activation, site.kernels)
-        self._number = experts
+        parts = site.recomputation.parts
+        self._forgets_active = "moe_act" in parts and "moe" not in parts
 
-    def forward(self, x_buh: Tensor, choice: Choice, route: Route) -> Tensor:
+    def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
-        weights_z = apply(_OfSlots, choice.weights_buk, route)
-        weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
-        y_buh: Tensor = self.linear_fc2(weighted_zf, route)
-        if self.linear_fc2.bias is None:
-            return y_buh
-        return y_buh + weighted_biases(choice, self.linear_fc2.bias.view(self._number, -1))
+        if self.linear_fc1.bias is not None:
+            bias_ei = self.linear_fc1.bias.view(self.linear_fc1.experts, -1)
+            inner_z = with_biases(inner_z, bias_ei, route.ends, self._kernels)
+        weights_z = apply(_OfSlots, weights_buk, route)
 
+        def weighted(inner: Tensor) -> Tensor:
+            return self._kernels.weighted(inner, weights_z, self._activation)
 
-def weighted_biases(choice: Choice, bias_eh: Tensor) -> Tensor:
-    """Return the weighted sum of the biases of every token's experts, [b, u, h].
-
-    The sum is formed where the token is, so that each bias counts once in every layout.
-
-    Args:
-        choice: of this rank's tokens.
-        bias_eh: the biases of all experts of the layer.
-    """
-    weights_buk = choice.weights_buk.to(bias_eh.dtype)
-    all_weights_bue = weights_buk.new_zeros(*weights_buk.shape[:-1], len(bias_eh))
-    return all_weights_bue.scatter(-1, choice.experts_buk, weights_buk) @ bias_eh
-
-
-class _Weighted(torch.autograd.Function):
-    """An activation function times one weight per row; the backward computes it again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inner_z: Tensor, weights_z: Tensor, activation: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(inner_z, weights_z)
-        ctx.activation = activation
-        return (activation(inner_z) * weights_z[:, None]).to(inner_z.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_zf: Tensor) -> tuple[Tensor | None, ...]:
-        inner_z, weights_z = ctx.saved_tensors
-        inner_z = inner_z.detach().requires_grad_()
-        with torch.enable_grad():
-            active_zf = ctx.activation(inner_z)
-        weights_grad_z = (grad_zf.to(weights_z.dtype) * active_zf.detach()).sum(-1)
-        scaled_zf = (grad_zf * weights_z[:, None]).to(active_zf.dtype)
-        (inner_grad_z,) = torch.autograd.grad(active_zf, inner_z, scaled_zf)
-        return inner_grad_z, weights_grad_z, None
+        weighted_zf = weighted(inner_z)
+        forgets = self._forgets_active
+        with forgotten(weighted, inner_z, weighted_zf) if forgets else nullcontext():
+            y_buh: Tensor = self.linear_fc2(weighted_zf, route)
+        return y_buh
 
 
 class _OfSlots(torch.autograd.Function):

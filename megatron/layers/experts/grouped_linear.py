@@ -12,7 +12,6 @@ e experts of this rank, i input features, o output features.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -30,12 +29,11 @@ Way: TypeAlias = Literal["spreads", "joins"]
 
 
 class GroupedLinear(nn.Module):
-    """One matrix for each expert, and maybe one bias.
+    """One matrix for each expert, and maybe one bias, which the caller adds (``biases.py``).
 
     The matrices lie one below the other in one parameter of the model, [e o, i], so that ranks and
-    replicas can divide its rows like the rows of any matrix. The biases lie one after the other,
-    [e o]. A layer that spreads adds them to slots. A layer that joins leaves them to its caller,
-    which adds them to tokens: every rank has those of all experts.
+    replicas can divide its rows like the rows of any matrix. Biases lie one after the other, [e o].
+    If the layer joins, every rank has the biases of all experts of the layer.
 
     Args:
         experts: number of experts of the layer, on all ranks.
@@ -45,7 +43,7 @@ class GroupedLinear(nn.Module):
             inputs.
         site: device, dtype, ranks and kernels of the layer.
         fused: number of layers of equal size whose outputs lie one after the other.
-        bias: whether every expert has a bias.
+        bias: whether there are biases.
 
     Attributes:
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
@@ -82,9 +80,10 @@ class GroupedLinear(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             length = len(weight_oi) if way == "spreads" else experts * outputs
-            self.bias = nn.Parameter(torch.empty(length, dtype=site.dtype, device=site.device))
+            self.bias = nn.Parameter(weight_oi.new_empty(length))
             if way == "spreads":
                 self.holdings = {"weight": held, "bias": held}
+        self._keeps_first = way == "joins" and site.recomputation.repeats_products
 
     @property
     def deferred(self) -> Sequence[Tensor]:
@@ -102,8 +101,28 @@ class GroupedLinear(nn.Module):
             Slots [z, o] if the layer spreads, else tokens [b, u, o].
         """
         defer = self.defer if self.weight.requires_grad else None
-        bias = self.bias if self.way == "spreads" else None
-        return apply(_GroupedLinear, x, self.weight, bias, route, self, defer)
+        early = None
+        if self._keeps_first and self.weight.requires_grad:
+            # The slots are kept before the product, so that recomputation can end before it.
+            early = list[Any]()
+            x = apply(_KeptSlots, x, route, early)
+        return apply(_GroupedLinear, x, self.weight, route, early, self, defer)
+
+
+class _KeptSlots(torch.autograd.Function):
+    """Keeps slots and route for a ``_GroupedLinear`` that joins, before its product is formed."""
+
+    @staticmethod
+    def forward(ctx: Any, x_zi: Tensor, route: Route, early: list[Any]) -> Tensor:
+        tensors, _ = route.taken_apart()
+        ctx.save_for_backward(x_zi, *tensors)
+        early.append(ctx)
+        return x_zi.view_as(x_zi)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None, None
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -114,8 +133,8 @@ class _GroupedLinear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         route: Route,
+        early: list[Any] | None,
         layer: GroupedLinear,
         defer: Defer | None,
     ) -> Tensor:
@@ -123,85 +142,80 @@ class _GroupedLinear(torch.autograd.Function):
         tensors, ctx.route_of = route.taken_apart()
         spreads = layer.way == "spreads"
         x_zi = route.dispatch(x) if spreads else x
-        ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
+        ctx.keeper = early[0] if early else ctx
+        if not early:
+            ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
         y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, route.ends)
-        if bias is not None:
-            bias_eo = bias.view(layer.experts, -1)
-            y_zo = y_zo.add_(bias_eo.index_select(0, _experts_of(route.ends, len(y_zo))))
         return y_zo if spreads else route.combine(y_zo)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layer, weight, spreads = ctx.layer, ctx.weight, ctx.layer.way == "spreads"
-        x, *of_route = (tensor.detach() for tensor in ctx.saved_tensors)
+        x, *of_route = (tensor.detach() for tensor in ctx.keeper.saved_tensors)
         route, grad = ctx.route_of(*of_route), grad.contiguous()
         grad_zo = grad if spreads else route.dispatch(grad)
-        x_grad = weight_grad = bias_grad = None
+        x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
             matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
             x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, route.ends)
             x_grad = route.combine(x_grad) if spreads else x_grad
         factors = _Factors(layer, route, grad_zo if route.keeps_arrived else grad, x)
         if ctx.defer is not None:
-            ctx.defer(partial(_add_product, factors, weight))
+            ctx.defer(factors.add_product)
         elif ctx.needs_input_grad[1]:
+            now = _Factors(layer, route, grad_zo, factors.x_of_slots(), of_slots=True)
             if has_main_grad(weight):
-                _add_product(factors, weight)
+                now.add_product()
             else:
-                weight_grad = factors.product()
-        if ctx.needs_input_grad[2]:
-            bias_grad = _sums(layer, grad_zo, route.ends)
-        return x_grad, weight_grad, bias_grad, None, None, None
-
-
-def _experts_of(ends: Tensor, slots: int) -> Tensor:
-    """Return the expert of every slot, counted among this rank's experts, int64 [z]."""
-    return torch.searchsorted(ends, torch.arange(slots, device=ends.device), right=True)
-
-
-def _sums(layer: GroupedLinear, grad_zo: Tensor, ends: Tensor) -> Tensor:
-    """Return the sum of the slots of every expert, [e o].
-
-    It is the product with columns of ones, as many as a grouped product needs at least.
-    """
-    ones_z8 = grad_zo.new_ones(len(grad_zo), 8)
-    return layer.kernels.grouped_weight_product(grad_zo, ones_z8, ends)[..., 0].flatten()
+                weight_grad = now.product()
+        return x_grad, weight_grad, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """The factors of a weight gradient, as W keeps them.
+    """The factors of a weight gradient.
 
     Attributes:
         layer: whose weight it is.
         route: of the layer's tokens.
         grad: gradient of the layer's outputs.
-        x: the layer's inputs. It and ``grad`` are those of slots, or, unless the route keeps what
-            has arrived, those of tokens where the layer has tokens.
+        x: the layer's inputs.
+        of_slots: both are those of slots. Otherwise they are as W keeps them: those of slots, or,
+            unless the route keeps what has arrived, those of tokens where the layer has tokens.
     """
 
     layer: GroupedLinear
     route: Route
     grad: Tensor
     x: Tensor
+    of_slots: bool = False
 
     def product(self) -> Tensor:
         """Return the gradient of the matrices, [e o, i]."""
-        grad_zo, x_zi, route = self.grad, self.x, self.route
-        if not route.keeps_arrived and self.layer.way == "spreads":
-            x_zi = route.dispatch(x_zi)
-        elif not route.keeps_arrived:
-            grad_zo = route.dispatch(grad_zo)
-        return self.layer.kernels.grouped_weight_product(grad_zo, x_zi, route.ends).flatten(0, 1)
+        kernels, ends = self.layer.kernels, self.route.ends
+        factors = self._grad_of_slots(), self.x_of_slots()
+        return kernels.grouped_weight_product(*factors, ends).flatten(0, 1)
 
+    def add_product(self) -> None:
+        """Add the gradient of the matrices to the weight's ``main_grad``."""
+        layer, factors = self.layer, (self._grad_of_slots(), self.x_of_slots())
+        total, begins = take_main_grad(layer.weight)
+        total_eoi = total.unflatten(0, (layer.experts, -1))
+        layer.kernels.accumulate_grouped_product_(
+            total_eoi, *factors, self.route.ends, begins=begins
+        )
 
-def _add_product(factors: _Factors, weight: Tensor) -> None:
-    """Add a gradient of the matrices to the weight's ``main_grad``."""
-    gradient = factors.product()
-    total, begins = take_main_grad(weight)
-    if begins:
-        total.copy_(gradient)
-    else:
-        factors.layer.kernels.accumulate_(total, gradient)
+    def x_of_slots(self) -> Tensor:
+        """Return the inputs of every slot, [z, i]."""
+        has_tokens = self.layer.way == "spreads" and not self._is_of_slots
+        return self.route.dispatch(self.x) if has_tokens else self.x
+
+    def _grad_of_slots(self) -> Tensor:
+        has_tokens = self.layer.way == "joins" and not self._is_of_slots
+        return self.route.dispatch(self.grad) if has_tokens else self.grad
+
+    @property
+    def _is_of_slots(self) -> bool:
+        return self.of_slots or self.route.keeps_arrived
