@@ -4,6 +4,7 @@
 python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
 python tools/gpu_report.py --device cpu        # in small, to see that it works
 python tools/gpu_report.py --only output training
+python tools/gpu_report.py --list              # the sections, and what their figures decide
 
 Every section runs in a process of its own with its own time, so a section that fails, hangs or
 breaks the GPU's state leaves the others alone. The report is written anew after each of them.
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,24 +42,66 @@ class Part:
         title: heading of the section.
         function: module in ``tools.gpu_sections`` and function in it, as ``module:function``.
         seconds: time limit; the section may also use time that earlier sections have left.
+        advice: what to do with the figures.
     """
 
     title: str
     function: str
     seconds: float
+    advice: str
 
 
 PARTS: Final[Mapping[str, Part]] = {
-    "machine": Part("The machine", "machine:measure", 30),
-    "output": Part("S and T against their products", "output_layer:measure", 60),
-    "training": Part("One rank: passes, optimizer, memory", "training:measure", 80),
-    "elementwise": Part("Work between products, and a step", "elementwise:measure", 24),
-    "eight bits": Part("Products in 8 bits", "eight_bits:measure", 25),
-    "plain": Part("One rank beside plain PyTorch", "plain:measure", 75),
-    "ranks": Part("Several ranks on one GPU", "ranks:measure", 75),
-    "links": Part("Links beside products, and their memory", "links:measure", 35),
-    "contract": Part("Contract tests of the kernels", "machine:contract", 75),
-}
+    "machine": Part(
+        "The machine", "machine:measure", 30,
+        "All other figures hold for these versions. Compare with reports of the same versions.",
+    ),
+    "output": Part(
+        "S and T against their products", "output_layer:measure", 60,
+        "The part that takes the most time over its products is the next to make faster.",
+    ),
+    "training": Part(
+        "One rank: passes, optimizer, memory", "training:measure", 80,
+        "Where a pass differs from a dry run, correct the rates of the GPU in "
+        "`simulator/costs/gpus.py`. Where memory differs by more than 0.2 %, the count lacks a "
+        "tensor.",
+    ),
+    "elementwise": Part(
+        "Work between products, and a step", "elementwise:measure", 24,
+        "If LayerNorm's backward of half the rows takes much more than half the time, "
+        "`norm_backward` needs more programs than one for each multiprocessor. If IB with the "
+        "tokens of 8 shards takes much more than an eighth, write a program that skips tokens of "
+        "other shards.",
+    ),
+    "eight bits": Part(
+        "Products in 8 bits", "eight_bits:measure", 25,
+        "If the product for a weight's gradient takes longer in 8 bits than in 16, train with "
+        "`--no-fp8-wgrad`. Dry runs plan 8 bits with the times of bf16: replace them by these.",
+    ),
+    "plain": Part(
+        "One rank beside plain PyTorch", "plain:measure", 75,
+        "If plain PyTorch is faster, compare traces of both (`--profile`) before anything else.",
+    ),
+    "ranks": Part(
+        "Several ranks on one GPU", "ranks:measure", 75,
+        "Losses that differ are a fault of the layout that shows them: start no long job with it.",
+    ),
+    "links": Part(
+        "Links beside products, and their memory", "links:measure", 35,
+        "If a product beside a waiting receive takes 1.1 times as long or more, train with the "
+        "largest `--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and "
+        "the last two columns are small, let products leave that many multiprocessors free. If "
+        "messages in a row hold more memory than two of them, PyTorch keeps messages longer than "
+        "they are used, and a run needs so much more memory than the dry run counts. A rank has a "
+        "communicator for each of its links, and up to ten others (`parallel/groups.py`): if "
+        "their memory together is more than a twentieth of the GPU's, `USABLE` in "
+        "`simulator/costs/gpus.py` is too large.",
+    ),
+    "contract": Part(
+        "Contract tests of the kernels", "machine:contract", 75,
+        "A kernel that fails must not train: report it with the lines of its test.",
+    ),
+}  # fmt: skip
 """All sections, beginning with those that give results soonest; together they take 479 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
@@ -140,8 +184,9 @@ def write(told: Mapping[str, Told], device: str, folder: Path) -> None:
         lines += ["", "In small, on a CPU: these figures say nothing about GPUs."]
     if failed:
         lines += ["", f"**Failed: {', '.join(failed)}.**"]
-    for one in told.values():
-        lines += ["", f"## {one.title}", "", *one.lines, "", f"({one.seconds:.0f} s)"]
+    for name, one in told.items():
+        lines += ["", f"## {one.title}", "", *one.lines, "", PARTS[name].advice]
+        lines += ["", f"({one.seconds:.0f} s)"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     document = {name: asdict(one) for name, one in told.items()}
@@ -155,6 +200,7 @@ class ReportFlags:
     device: Literal["cuda", "cpu"] = flag("cuda", "What is measured.")
     only: tuple[str, ...] = flag((), "Sections.", choices=tuple(PARTS), unset="all")
     out: Path | None = flag(None, "Folder of it.", unset="docs/benchmarks/DATE-DEVICE")
+    list: bool = flag(False, "Only say what the sections measure, and what to do with it.")
     patience: float = flag(1.0, "All times of sections become so many times longer.", POSITIVE)
     part: str = flag("", "Section of this process.", choices=tuple(PARTS), hidden=True)
     result: Path | None = flag(None, "File for what it measures.", hidden=True)
@@ -165,6 +211,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = read(argv, __doc__, ReportFlags)[ReportFlags]
     if arguments.part and arguments.result is not None:
         work(PARTS[arguments.part], arguments.device, arguments.result)
+        return
+    if arguments.list:
+        for each in arguments.only or PARTS:
+            part = PARTS[each]
+            print(f"{each}: {part.title} ({part.seconds:g} s)")
+            print(textwrap.indent(textwrap.fill(part.advice, 96, break_on_hyphens=False), "  "))
         return
     name = f"{datetime.date.today()}-{'gpu' if arguments.device == 'cuda' else 'cpu'}"
     folder: Path = arguments.out or ROOT / "docs/benchmarks" / name
@@ -177,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         told[each] = run_part(each, part, arguments.device, seconds)
         left = max(0.0, seconds - told[each].seconds)
         write(told, arguments.device, folder)
-        print("\n".join(told[each].lines), flush=True)
+        print("\n".join([*told[each].lines, "", part.advice]), flush=True)
     print(f"\n{folder / 'report.md'}")
     if any(one.failed for one in told.values()):
         sys.exit(1)

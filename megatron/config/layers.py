@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from megatron.config.balancing import balancing_fields
 from megatron.config.data import CorpusFlags
 from megatron.config.experts import expert_fields
+from megatron.config.latent_attention import latent_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
 from megatron.config.rope_scaling import rope_scaling_fields
@@ -102,16 +103,17 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     gated = model.swiglu or layers.geglu
     ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     ffn = model.ffn_hidden_size or ffn_default
+    derived = {"kv_channels": model.kv_channels or hidden // heads, **latent_fields(flags)}
     return copied(
         ModelConfig,
         model,
         ffn_hidden_size=ffn,
         num_query_groups=(model.num_query_groups or 1) if model.group_query_attention else heads,
-        kv_channels=model.kv_channels or hidden // heads,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         vocab_size=vocab_size,
         add_bias_linear=not model.disable_bias_linear,
         tie_embeddings=not model.untie_embeddings_and_output_weights,
+        **derived,
         **layer_fields(flags),
         **rope_scaling_fields(flags),
         **(expert_fields(flags, ffn) | balancing_fields(flags)),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.rope_scaling import RopeScalingFlags
@@ -51,9 +52,8 @@ _PATTERNS: Final = {
 """For each pattern of layers, its flag, and the entry of every N-th layer if the flag is N."""
 
 
-_DECLARED: Final = all_declarations(
-    (ModelFlags, LayerFlags, RopeScalingFlags, ExpertFlags, BalancingFlags)
-)
+_DENSE: Final = (ModelFlags, LayerFlags, LatentFlags, RopeScalingFlags)
+_DECLARED: Final = all_declarations((*_DENSE, ExpertFlags, BalancingFlags))
 """The flags that make a model, without the flags of its vocabulary."""
 
 Model = Mapping[str, Any]
@@ -125,7 +125,10 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
     elif is_about_experts(name):
         yield word_of_experts(name, model)
     elif name == "rope_type":
-        yield option_of(name), None if value == "rope" else value
+        default = "yarn" if model.get("multi_latent_attention") else "rope"
+        yield option_of(name), None if value == default else value
+    elif name == "kv_channels":
+        yield option_of(name), None if model.get("multi_latent_attention") else value
     elif name in _PATTERNS:
         option, last = _PATTERNS[name]
         yield option, _pattern_words(value, last)
@@ -183,7 +186,7 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield our flags whose saved values differ from our defaults, with these values."""
-    for field in [*fields(ModelFlags), *fields(LayerFlags), *fields(RopeScalingFlags)]:
+    for field in (field for group in _DENSE for field in fields(group)):
         value = saved.get(field.name)
         if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:
             value = not saved[_SAVED_OPPOSITES[field.name]]

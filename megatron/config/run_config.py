@@ -147,6 +147,16 @@ class ParallelConfig:
         )
 
     @property
+    def expert_copies(self) -> int:
+        """Ranks that have the same experts, if experts are spread; else those of a parameter."""
+        return self.grid.expert_copies if self.grid.spreads_experts else self.replicas.size
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether several ranks have the same parameters."""
+        return max(self.replicas.size, self.expert_copies) > 1
+
+    @property
     def placement(self) -> Placement:
         """How the ranks are placed in machines."""
         return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)

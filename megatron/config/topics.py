@@ -33,6 +33,7 @@ from megatron.config.graphs import (
     GraphFlags,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
@@ -45,7 +46,7 @@ from megatron.config.optimizer_kind import (
 from megatron.config.parallelism import CONTEXT_RULES, TENSOR_NOTES, TENSOR_RULES, ParallelFlags
 from megatron.config.pipeline import PIPELINE_NOTES, PIPELINE_RULES, PLAN_RULES
 from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, PrecisionFlags
-from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
+from megatron.config.recompute import RECOMPUTE_NOTES, RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
@@ -58,6 +59,7 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    LatentFlags,
     RopeScalingFlags,
     ExpertFlags,
     BalancingFlags,
@@ -115,6 +117,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
     *BALANCING_NOTES,
+    *RECOMPUTE_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,

@@ -27,6 +27,7 @@ from megatron.checkpoint.train_tensors import WEIGHT, tensors_of_buffers
 from megatron.inference.cache import CachedAttention, Slots
 from megatron.layers.attention import SelfAttention
 from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.latent_attention import LatentAttention
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
@@ -191,7 +192,7 @@ def _layers(model: RankModel) -> nn.ModuleList:
 
 def _cached(layer: nn.Module, slots: Slots) -> CachedAttention:
     attention = layer.self_attention
-    assert isinstance(attention, SelfAttention)
+    assert isinstance(attention, (SelfAttention, LatentAttention))
     return CachedAttention(attention, slots)
 
 

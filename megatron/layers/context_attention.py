@@ -56,15 +56,18 @@ def context_attention(
         assert scores.are_products, "config refuses others"
         assert documents is None, "config refuses documents"
         assert not dropout, "config refuses dropout"
-        return ring_attention(context, q_buad, k_bugd, v_bugd, scores.scale_of(q_buad.shape[-1]))
+        scale = scores.scale_of(q_buad.shape[-1])
+        return ring_attention(context, q_buad, k_bugd, v_bugd, scale, sinks_a)
     if context.exchange == "a2a":
         all_heads = apply_all(_Exchanged, context, True, q_buad, k_bugd, v_bugd)
         share = all_heads[0].shape[2]
+        own = slice(context.rank * share, (context.rank + 1) * share)
         y_basd = kernels.causal_attention(
             *(x_bsad.transpose(1, 2) for x_bsad in all_heads),
             dropout=dropout,
             scores=scores.of_heads(context.rank * share, share),
             documents=documents,
+            sinks_a=None if sinks_a is None else sinks_a[own],
         )
         [y_buad] = apply_all(_Exchanged, context, False, y_basd.transpose(1, 2))
         return y_buad

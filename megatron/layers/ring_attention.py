@@ -22,12 +22,18 @@ from torch import Tensor
 
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.reference.partial_attention import partial_attention
+from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
 from megatron.parallel.context import ContextParallel
 
 
 def ring_attention(
-    context: ContextParallel, q_buad: Tensor, k_bugd: Tensor, v_bugd: Tensor, scale: float
+    context: ContextParallel,
+    q_buad: Tensor,
+    k_bugd: Tensor,
+    v_bugd: Tensor,
+    scale: float,
+    sinks_a: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention of this rank's queries to all keys, [b, u, a, d].
 
@@ -37,15 +43,22 @@ def ring_attention(
         k_bugd: keys of this rank's tokens, rotated in the same way.
         v_bugd: values of this rank's tokens.
         scale: factor of the products of queries and keys.
+        sinks_a: see ``Kernels.causal_attention``.
     """
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    return apply(_RingAttention, q_buad.transpose(1, 2), own_2bgud, context, scale).transpose(1, 2)
+    made_baud = apply(_RingAttention, q_buad.transpose(1, 2), own_2bgud, sinks_a, context, scale)
+    return made_baud.transpose(1, 2)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_baud: Tensor, own_2bgud: Tensor, context: ContextParallel, scale: float
+        ctx: Any,
+        q_baud: Tensor,
+        own_2bgud: Tensor,
+        sinks_a: Tensor | None,
+        context: ContextParallel,
+        scale: float,
     ) -> Tensor:
         attend, wide = partial_attention(q_baud).forward, statistics_dtype(q_baud.dtype)
         coming = context.pass_on(own_2bgud)
@@ -58,15 +71,17 @@ class _RingAttention(torch.autograd.Function):
             queries, keys = _seeing(context, step, q_baud.shape[2])
             part, part_log = attend(q_baud[:, :, queries], *seen_2bgud[..., keys, :], False, scale)
             _put_together(out_baud[:, :, queries], log_bau[:, :, queries], part, part_log)
+        if sinks_a is not None:
+            out_baud, log_bau = with_sinks(out_baud, log_bau, sinks_a)
         narrow_baud = out_baud.to(q_baud.dtype)
-        ctx.save_for_backward(q_baud, own_2bgud, narrow_baud, log_bau)
+        ctx.save_for_backward(q_baud, own_2bgud, narrow_baud, log_bau, sinks_a)
         ctx.context, ctx.scale = context, scale
         return narrow_baud
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_baud: Tensor) -> tuple[Tensor | None, ...]:
-        q_baud, own_2bgud, out_baud, log_bau = ctx.saved_tensors
+        q_baud, own_2bgud, out_baud, log_bau, sinks_a = ctx.saved_tensors
         context, scale = ctx.context, ctx.scale
         back, wide = partial_attention(q_baud).backward, statistics_dtype(q_baud.dtype)
         coming = context.pass_on(own_2bgud)
@@ -84,7 +99,11 @@ class _RingAttention(torch.autograd.Function):
             q_grad_baud[:, :, queries] += part
             sum_2bgud = coming_sum.wait()
             sum_2bgud[..., keys, :] += torch.stack(both)
-        return q_grad_baud.to(q_baud.dtype), context.pass_on(sum_2bgud).wait(), None, None
+        kv_grad_2bgud = context.pass_on(sum_2bgud).wait()
+        sinks_grad_a = None
+        if sinks_a is not None:
+            sinks_grad_a = sinks_gradient(grad_baud, out_baud, log_bau, sinks_a)
+        return q_grad_baud.to(q_baud.dtype), kv_grad_2bgud, sinks_grad_a, None, None
 
 
 def _seeing(context: ContextParallel, step: int, tokens: int) -> tuple[slice, slice]:

@@ -13,6 +13,7 @@ from megatron.layers.rope_scaling import (
     Llama3Scaling,
     RopeScaling,
     YarnScaling,
+    length_factor,
 )
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
@@ -36,7 +37,7 @@ class ModelConfig:
         ffn_hidden_size: inner width of the MLP (of each of the two halves with ``swiglu``).
         num_attention_heads: query heads.
         num_query_groups: key/value heads; equal to ``num_attention_heads`` without GQA.
-        kv_channels: width of one head.
+        kv_channels: width of one head; with multi-latent attention that of queries and keys.
         seq_length: tokens per sample s.
         max_position_embeddings: rows of the learned position table.
         vocab_size: real vocabulary entries V, before padding.
@@ -57,6 +58,13 @@ class ModelConfig:
         mscale: weight of YaRN's lengthening of what turns.
         mscale_all_dim: weight by which that lengthening is divided.
         yarn_exact_range: YaRN's interpolation begins and ends between pairs.
+        multi_latent_attention: queries, keys and values are made of narrow vectors.
+        q_lora_rank: width of the one for queries; ``None``: queries are made of the input.
+        kv_lora_rank: width of the one for keys and values.
+        qk_head_dim: channels of a query or key that do not turn.
+        qk_pos_emb_head_dim: channels that do.
+        v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the norms of the narrow vectors; ``None``: that of others.
         rotary_seq_len_interpolation_factor: divisor of RoPE's positions.
         rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
             then not scaled; ``None``: they rotate like the other layers.
@@ -83,7 +91,7 @@ class ModelConfig:
         swiglu: SiLU-gated MLP instead of GELU.
         geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
-        qk_layernorm: normalise queries and keys per head.
+        qk_layernorm: normalise queries and keys per head, or the vectors they are made of.
         qk_layernorm_across_heads: normalise them over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
@@ -144,6 +152,13 @@ class ModelConfig:
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     yarn_exact_range: bool = False
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: Pattern = ()
@@ -272,6 +287,18 @@ class ModelConfig:
         if self.rope_type == "dynamic":
             return DynamicScaling(self.rotary_scaling_factor, original, self.seq_length)
         return Llama3Scaling(self.rope_scaling_factor) if self.use_rope_scaling else None
+
+    @property
+    def score_scale(self) -> float | None:
+        """Factor of the products of queries and keys; ``None``: 1 / root of their channels.
+
+        Multi-latent attention lengthens all channels of queries and keys where YaRN would lengthen
+        those that turn.
+        """
+        if self.softmax_scale is not None or not self.multi_latent_attention:
+            return self.softmax_scale
+        length = length_factor(self.rotary_scaling_factor, self.mscale_all_dim)
+        return None if length == 1 else length**2 * float(self.kv_channels) ** -0.5
 
     def is_local(self, layer: int) -> bool:
         """Return whether a layer has the window.

@@ -16,13 +16,13 @@ from megatron.layers.alibi import alibi_slopes
 from megatron.layers.attention import AttentionShape, SelfAttention, Sinks
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
-from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import MLP, Activation
-from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.rope_scaling import RopeScaling
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
+from megatron.model.latent_spec import latent_spec
+from megatron.model.norm_spec import NormSpec, norm_spec
 
 Order = Literal["sequential", "parallel"]
 """Sequential: the MLP reads the stream after attention; parallel: both read the same input (as in
@@ -38,39 +38,6 @@ class PartSpec(Protocol):
     def build(self, site: Site) -> nn.Module:
         """Return the part for a site; its weights are not set yet."""
         ...
-
-
-@dataclass(frozen=True)
-class NormSpec:
-    """A norm; see ``build_norm``."""
-
-    kind: NormKind
-    epsilon: float
-    zero_centred: bool = False
-
-    def build(self, size: int, site: Site, *, of_stream: bool = False) -> nn.Module:
-        """Return a norm over ``size`` channels.
-
-        Args:
-            size: number of channels.
-            site: device, dtype, ranks and kernels of the norm.
-            of_stream: the norm reads the residual stream, which may be fp32.
-        """
-        kernels = site.stream_kernels if of_stream else site.kernels
-        return build_norm(
-            self.kind,
-            size,
-            self.epsilon,
-            site.dtype,
-            site.device,
-            kernels,
-            zero_centred=self.zero_centred,
-        )
-
-    def across(self, channels: int, site: Site) -> nn.Module:
-        """Return a norm over the channels of all heads, which tensor-parallel ranks share."""
-        assert self.kind == "RMSNorm", f"no {self.kind} over all heads"
-        return HeadsNorm(channels, self.epsilon, site, zero_centred=self.zero_centred)
 
 
 @dataclass(frozen=True)
@@ -234,11 +201,6 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
     )
 
 
-def norm_spec(config: ModelConfig) -> NormSpec:
-    """Return the spec that all norms of a model share."""
-    return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
-
-
 def _mlp(config: ModelConfig, index: int) -> PartSpec:
     if config.has_experts(index):
         shape = ExpertsShape(
@@ -253,17 +215,18 @@ def _mlp(config: ModelConfig, index: int) -> PartSpec:
     )
 
 
-def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec:
+def _attention(config: ModelConfig, index: int, norm: NormSpec) -> PartSpec:
     heads = config.num_attention_heads
-    shape = AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels)
     scores = Scores(
-        scale=config.softmax_scale,
+        scale=config.score_scale,
         softcap=config.attn_logit_softcapping,
         window=config.window_of(index),
         slopes_a=alibi_slopes(heads) if config.position_embedding_type == "alibi" else (),
     )
+    if config.multi_latent_attention:
+        return latent_spec(config, scores)
     return AttentionSpec(
-        shape,
+        AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels),
         bias=config.add_bias_linear,
         qkv_bias=config.add_qkv_bias,
         dropout=config.attention_dropout,
@@ -283,12 +246,13 @@ def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
         return None
     base, local = config.rotary_base, config.rotary_base_local
     is_local = local is not None and config.is_local(index)
+    is_latent = config.multi_latent_attention
     return RotationSpec(
-        config.kv_channels,
+        config.qk_pos_emb_head_dim if is_latent else config.kv_channels,
         config.seq_length,
         config.rotary_percent,
         local if local is not None and is_local else base,
-        config.rotary_interleaved,
+        config.rotary_interleaved or is_latent,
         interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
         scaling=None if is_local else config.rope_scaling,
     )

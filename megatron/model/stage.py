@@ -26,8 +26,9 @@ from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.init import initialise
-from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
+from megatron.model.layer_spec import RotationSpec, layer_spec
 from megatron.model.mtp import MultiTokenPrediction
+from megatron.model.norm_spec import norm_spec
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,

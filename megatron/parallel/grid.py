@@ -163,6 +163,11 @@ class Grid:
         return self.tensor_size * self.context_size * self.data_size
 
     @property
+    def expert_copies(self) -> int:
+        """Ranks that have the same parts of the same experts."""
+        return self.stage_size // self.expert_block
+
+    @property
     def spreads_experts(self) -> bool:
         """Whether experts lie on other ranks than tensor parallelism gives every layer."""
         return self.expert_size > 1 or self.expert_tensor_size != self.tensor_size

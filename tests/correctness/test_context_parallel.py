@@ -29,14 +29,16 @@ WINDOWS = replace(
     window_size=5,
     window_pattern=(1, 0),
     attn_logit_softcapping=2.0,
+    softmax_type="learnable",
 )
+SINKS = replace(LLAMA, softmax_type="learnable")
 
 QUICK = [
     (Layout(2, "vocab-2", context=2, sharded=True, overlap=True), WINDOWS, 1),
     (Layout(2, "vocab-1", "zb-h1", context=2, exchange="a2a"), WINDOWS, 1),
     (
         Layout(2, "none", "zb-v", context=2, exchange="p2p", recomputation=RECOMPUTED["selective"]),
-        LLAMA,
+        SINKS,
         1,
     ),
 ]

@@ -401,26 +401,3 @@ def test_a_product_is_accumulated(tried: Implementation) -> None:
     total.fill_(torch.nan)
     tried.kernels.accumulate_product_(total, left, right, begins=True)
     tried.assert_close(total, left.double() @ right.double())
-
-
-@pytest.mark.parametrize("ends", [[3, 3, 7, 16], [0, 0, 0, 16], [16, 16, 16, 16]])
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (5, 3)])
-def test_products_of_groups(
-    ends: list[int], inputs: int, outputs: int, tried: Implementation
-) -> None:
-    """Groups without rows, and widths that no kernel for all groups takes, among them."""
-    x_si, weight_goi = tried.activation(16, inputs), tried.activation(4, outputs, inputs, seed=1)
-    grad_so = tried.activation(16, outputs, seed=2)
-    ends_g = torch.tensor(ends, dtype=torch.int32, device=tried.device)
-    group_s = torch.bucketize(torch.arange(16), torch.tensor(ends), right=True)
-    wide_goi = weight_goi.double()[group_s]
-    outputs_so = tried.kernels.grouped_product(x_si, weight_goi.transpose(1, 2), ends_g)
-    tried.assert_close(outputs_so, (wide_goi @ x_si.double()[:, :, None])[:, :, 0])
-    inputs_si = tried.kernels.grouped_product(grad_so, weight_goi, ends_g)
-    tried.assert_close(inputs_si, (grad_so.double()[:, None] @ wide_goi)[:, 0])
-    by_row_soi = grad_so.double()[:, :, None] * x_si.double()[:, None]
-    want_goi = torch.zeros(4, outputs, inputs, dtype=torch.float64, device=tried.device)
-    want_goi.index_add_(0, group_s.to(tried.device), by_row_soi)
-    got_goi = tried.kernels.grouped_weight_product(grad_so, x_si, ends_g)
-    tried.assert_close(got_goi, want_goi)
-    assert not got_goi[want_goi == 0].any(), "a group without rows"

@@ -106,9 +106,7 @@ def test_a_mixture_counts_the_parameters_that_a_token_passes() -> None:
     routed = attention + h * experts + topk * 3 * h * width + 3 * h * shared + h
     further = 2 * h * h + routed + h * vocabulary
     passed = dense + 2 * routed + further + h * vocabulary
-    scores = (
-        4 * 4 * s * 64
-    )  # of four layers: two products of a query with s positions, 8 heads of 8
+    scores = 4 * 4 * s * 64  # four layers, two products with s positions, 8 heads of 8
     assert iteration_flops(ModelConfig(**(GPT | mixture)), 5) == 5 * s * (6 * passed + 3 * scores)
     more = mixture | {"num_experts": 2 * experts}
     grown = iteration_flops(ModelConfig(**(GPT | more)), 5)

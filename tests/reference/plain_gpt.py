@@ -9,12 +9,12 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from reference import plain_experts, plain_rotation
+from reference import plain_experts, plain_latent, plain_rotation
 
 Parameters = dict[str, torch.Tensor]
 
@@ -48,6 +48,13 @@ class GPTOptions:
         mscale: weight of the logarithm of how much longer it makes what turns.
         mscale_all_dim: weight of the one that this is divided by.
         yarn_exact_range: the pairs in between are not rounded outwards.
+        multi_latent_attention: see ``plain_latent``.
+        q_lora_rank: width of the queries' latent; ``None``: they have none.
+        kv_lora_rank: width of the latent of keys and values.
+        qk_head_dim: channels of a query that do not turn.
+        qk_pos_emb_head_dim: channels that turn.
+        v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the latents' norms, if it is another.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
@@ -124,6 +131,13 @@ class GPTOptions:
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     yarn_exact_range: bool = False
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
@@ -205,15 +219,10 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
-    h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
-    a, g = options.num_attention_heads, options.num_query_groups
-    across = options.qk_layernorm_across_heads
+    h, f = options.hidden_size, options.ffn_hidden_size
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
         "input_layernorm": (True, (h,)),
-        "self_attention.linear_qkv": (True, ((a + 2 * g) * d, h)),
-        "self_attention.q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
-        "self_attention.k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
-        "self_attention.linear_proj": (True, (h, a * d)),
+        **_attention_shapes(options),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
         "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
         **_mlp_shapes("mlp", f, h, not has_experts(index, options), options),
@@ -241,15 +250,37 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
     }
     shapes: dict[str, tuple[int, ...]] = {}
     if options.softmax_type == "learnable":
-        shapes[f"{layer}.self_attention.softmax_offset"] = (a,)
+        shapes[f"{layer}.self_attention.softmax_offset"] = (options.num_attention_heads,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
         elif is_there:
             shapes[f"{layer}.{name}.weight"] = shape
-            if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
+            if _has_bias(name, options):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
+
+
+def _attention_shapes(options: GPTOptions) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    h, d = options.hidden_size, options.kv_channels
+    a, g = options.num_attention_heads, options.num_query_groups
+    across = options.qk_layernorm_across_heads
+    parts = {
+        "linear_qkv": (True, ((a + 2 * g) * d, h)),
+        "q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
+        "k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
+        "linear_proj": (True, (h, a * d)),
+    }
+    if options.multi_latent_attention:
+        parts = plain_latent.shapes(options)
+    return {f"self_attention.{name}": part for name, part in parts.items()}
+
+
+def _has_bias(name: str, options: GPTOptions) -> bool:
+    if options.add_qkv_bias and name.endswith("linear_qkv"):
+        return True
+    of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
+    return options.add_bias_linear and not of_latents
 
 
 def _mlp_shapes(
@@ -352,9 +383,19 @@ def _layer(
         x_bsh,
         _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
     )
-    attended_bsh = _attention(
-        parameters, f"{layer}.self_attention", index, input_normed_bsh, options
-    )
+    attention = f"{layer}.self_attention"
+    if options.multi_latent_attention:
+        epsilon = options.latent_norm_epsilon or options.norm_epsilon
+        of_latents = replace(options, norm_epsilon=epsilon)
+        attended_bsh = plain_latent.attention(
+            parameters,
+            attention,
+            input_normed_bsh,
+            options,
+            lambda name, x: _norm(parameters, name, x, of_latents),
+        )
+    else:
+        attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm

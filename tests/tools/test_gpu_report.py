@@ -41,6 +41,19 @@ def test_all_of_it_takes_less_than_eight_minutes() -> None:
     assert sum(part.seconds for part in PARTS.values()) < 480
 
 
+def test_the_list_says_what_to_do_with_every_figure_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(gpu_report, "run_part")
+    main(["--list"])
+    printed = capsys.readouterr().out
+    for name, part in PARTS.items():
+        assert f"{name}: {part.title} ({part.seconds:g} s)\n  {part.advice[:20]}" in printed
+    assert max(map(len, printed.splitlines())) < 100
+    main(["--list", "--only", "links"])
+    assert capsys.readouterr().out.startswith("links: ")
+
+
 def test_a_section_has_what_those_before_it_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +159,7 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_a_section_that_fails_or_hangs_is_told(name: str, seconds: float, why: str) -> None:
-    found = run_part(name, Part("Bad", "", seconds), "cpu", seconds)
+    found = run_part(name, Part("Bad", "", seconds, ""), "cpu", seconds)
     assert found.failed
     assert why in found.lines[0]
     assert found.values == {}

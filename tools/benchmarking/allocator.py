@@ -1,4 +1,4 @@
-"""The ranks' allocator in a measurement on CPUs: the one that pretrain_gpt.sh would choose."""
+"""The memory allocator of ranks that are measured on CPUs: the choice of pretrain_gpt.sh."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ JEMALLOC: Final = "libjemalloc.so.2"
 
 
 def allocator(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables with which ranks are to be started: freed memory is kept.
+    """Return environment variables with which the allocator of ranks keeps freed memory.
 
     glibc and jemalloc both read them as a process starts. jemalloc is taken where it is installed
     and ``LD_PRELOAD`` is not set.
@@ -26,7 +26,7 @@ def allocator(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def allocator_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return whose allocator such ranks have, or what is preloaded and may be one.
+    """Return the name of the ranks' allocator, or of a preloaded library that may be one.
 
     Args:
         environment: of this process.

@@ -31,7 +31,7 @@ SEED: Final = 1234
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """What is measured.
+    """One thing to measure: a schedule of this project, or a reference.
 
     Attributes:
         vocab_size: V, also the padded size where the shards allow it.
@@ -76,24 +76,24 @@ class BenchmarkCase:
 
     @property
     def processes(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.tensor * self.ranks * self.replicas
 
     @property
     def layout(self) -> str:
-        """How a case of ours is laid out over its ranks; empty for references."""
+        """The axes of ranks in words; empty for references."""
         sizes = {"t": self.tensor, "p": self.ranks, "d": self.replicas}
         several = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
         return "" if self.is_reference else ",".join(several or ["p=1"])
 
     @property
     def is_reference(self) -> bool:
-        """Whether something else than this framework is measured."""
+        """Whether the case measures a reference, and not this framework."""
         return self.schedule in REFERENCES
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """``dtype`` as torch knows it."""
+        """The ``dtype`` of torch."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 

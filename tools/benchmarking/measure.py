@@ -1,4 +1,4 @@
-"""Measurements that are the same in every benchmark case, of this project or a reference."""
+"""Measurements that every benchmark case makes, of this project and of references."""
 
 import time
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def matrix_rates(case: BenchmarkCase, device: torch.device) -> dict[str, float]:
 
 
 def document(case: BenchmarkCase, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the report needs of one run, from what every rank has measured.
+    """Return the values of one run for the report, from the measurements of all ranks.
 
     Args:
         case: what was run.

@@ -1,4 +1,4 @@
-"""A plain GPT in plain modules, from the weights that our own model begins with.
+"""A GPT in plain PyTorch modules, with the initial weights of this project's model.
 
 Shapes: b batch, s sequence, h hidden, a heads, d channels of a head.
 """
@@ -129,7 +129,7 @@ class Stage(nn.Module):
 
 
 def make_stage(case: BenchmarkCase, index: int, stages: int, device: torch.device) -> Stage:
-    """Build stage ``index`` of ``stages``, with the weights that our own model begins with."""
+    """Build stage ``index`` of ``stages``, with the initial weights of this project's model."""
     config = case.model_config()
     first, last = (config.num_layers * i // stages for i in (index, index + 1))
     layers = range(first, last)

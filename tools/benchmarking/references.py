@@ -50,11 +50,11 @@ class Reference:
     """One rank of something to compare with.
 
     Attributes:
-        stages: that are on this rank.
+        stages: stages of this rank.
         prepare: makes, for so many microbatches, what runs their forward and backward and returns
             this rank's part of the mean loss. Gradients add up from call to call.
-        optimizer: that updates the weights, if that is measured too.
-        threads: that the update may use.
+        optimizer: optimizer of the weights, if updates are measured too.
+        threads: threads that an update may use.
     """
 
     stages: Sequence[Stage]
@@ -64,7 +64,7 @@ class Reference:
 
 
 def _single(case: BenchmarkCase, device: torch.device) -> Reference:
-    """The first rank does everything, with as many threads as there are ranks."""
+    """Train on the first rank alone, with as many threads as there are ranks."""
     if dist.get_rank() != 0:
         return Reference([], lambda microbatches: lambda: 0.0)
     stage = make_stage(case, 0, 1, device)
@@ -87,7 +87,7 @@ def _single(case: BenchmarkCase, device: torch.device) -> Reference:
 
 
 def _pytorch_ddp(case: BenchmarkCase, device: torch.device) -> Reference:
-    """PyTorch's replicas of the whole model, which share the state of the optimizer."""
+    """Train replicas of the whole model by PyTorch; they share the optimizer's state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit.script, PyTorch's
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -111,7 +111,7 @@ def _pytorch_ddp(case: BenchmarkCase, device: torch.device) -> Reference:
 
 
 def _pytorch_tp(case: BenchmarkCase, device: torch.device) -> Reference:
-    """PyTorch's tensor parallelism over DTensors; embedding, output layer and loss are cut too."""
+    """Train by PyTorch's tensor parallelism; embedding, output layer and loss are cut too."""
     stage = make_stage(case, 0, 1, device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     plan: dict[str, ParallelStyle] = {
@@ -142,7 +142,7 @@ _MLP: Final = ("mlp.linear_fc1", "mlp.linear_fc2")
 
 
 def _pytorch_1f1b(case: BenchmarkCase, device: torch.device) -> Reference:
-    """PyTorch's 1F1B, a stage on every rank."""
+    """Train by PyTorch's 1F1B, with one stage on every rank."""
 
     def make(stages: list[PipelineStage], microbatches: int) -> Schedule1F1B:
         return Schedule1F1B(stages[0], microbatches, loss_fn=_its_output)
@@ -151,7 +151,7 @@ def _pytorch_1f1b(case: BenchmarkCase, device: torch.device) -> Reference:
 
 
 def _pytorch_zbv(case: BenchmarkCase, device: torch.device) -> Reference:
-    """PyTorch's ZB-V, two stages on every rank: down the ranks and up again."""
+    """Train by PyTorch's ZB-V, with two stages on every rank: down the ranks, then up again."""
     rank = dist.get_rank()
 
     def make(stages: list[PipelineStage], microbatches: int) -> ScheduleZBVZeroBubble:
@@ -163,7 +163,7 @@ def _pytorch_zbv(case: BenchmarkCase, device: torch.device) -> Reference:
 def _pipelined(
     case: BenchmarkCase, device: torch.device, own: list[int], make_schedule: Callable[..., Any]
 ) -> Reference:
-    """A schedule of PyTorch; ``own`` are the stages of this rank."""
+    """Train by a schedule of PyTorch; ``own`` are the stages of this rank."""
     count = len(own) * case.ranks
     modules = [make_stage(case, index, count, device) for index in own]
     tokens, targets = _data(case, device)
@@ -188,12 +188,12 @@ def _pipelined(
 
 
 def _its_output(loss: Tensor, targets_bs: Tensor) -> Tensor:
-    """The last stage's output is the loss."""
+    """Return the last stage's output, which is the loss."""
     return loss
 
 
 def _data(case: BenchmarkCase, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and targets of all microbatches, [m, s] each."""
+    """Return tokens and targets of all microbatches, [m, s] each."""
     batch = case.batch()
     tokens, targets = torch.cat([b.tokens for b in batch]), torch.cat([b.labels for b in batch])
     return tokens.to(device), targets.to(device)

@@ -56,7 +56,7 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def machine(device: str) -> str:
-    """Return what the figures were measured on.
+    """Return the description of the machine and its software.
 
     Args:
         device: of the cases, ``cpu`` or ``cuda``.
@@ -135,7 +135,7 @@ def _listed(rates: Iterable[float]) -> str:
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
-    """Say how far the cases are apart before the first update, when all weights are the same."""
+    """Return the spread of the losses before the first update, when all weights are the same."""
     remarks = []
     for vocab_size in dict.fromkeys(row.vocab_size for row in rows):
         losses = [row.loss for row in rows if row.vocab_size == vocab_size]
@@ -152,7 +152,7 @@ def _thousands(vocab_size: int) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the main table in markdown: what a case takes, time and idle share first."""
+    """Return the main table in markdown: time, idle share, then the other figures of a case."""
     lines = [
         "| V | schedule | vocabulary | layout | time, ms | idle | with update, ms | speed "
         "| GB by rank | in flight |",
@@ -216,7 +216,7 @@ def pass_table(rows: Sequence[Row]) -> str:
 
 
 def best_of_each(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return a line of the plot each: every reference, every treatment with its best schedules."""
+    """Return the lines of the plot: of each reference, and of each treatment's best schedules."""
     lines: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.vocab_size, row.to_floor)):
         label = row.treatment if row.layout else row.schedule

@@ -79,7 +79,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
 
 
 def _warm_up(state: TrainState, batch: Sequence[Microbatch]) -> tuple[float, Costs]:
-    """Run short iterations until the allocator has what the measured one needs.
+    """Run short iterations until the allocator has the memory of the measured iteration.
 
     Returns:
         This rank's part of the first iteration's loss, and the mean pass times of the last, the
@@ -140,7 +140,7 @@ def _mean(timeline: Timeline, rank: int, kind: str) -> float:
 def _passes(
     state: TrainState, timeline: Timeline, ranks: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what only a run of ours can tell: its passes, and what the simulator says of them."""
+    """Return values that references lack: pass times, and the simulator's figures from them."""
     program = state.pipeline.train_program
     costs = costs_from_timelines(program.plan, [timeline])
     work = [timeline.work(rank) for rank in range(timeline.ranks)]

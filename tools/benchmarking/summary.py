@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank does in matrix products, TFLOP/s, over the cases of a round.
+    """TFLOP/s of a rank in matrix products, over the cases of a round.
 
     A single measurement is up to 10 % off, and no case has any part in it.
 
@@ -118,7 +118,7 @@ def _row(
         return by_rank(lambda run: run["pass_ms"][kind])
 
     def over(rate: Callable[[Rates], float]) -> float:
-        """How many times the products take alone at a rate."""
+        """Return the schedule's time over the time of its products alone at a rate."""
         multiples: list[float] = [
             run["schedule_s"] * case.processes * rate(of_round) * 1e12 / run["flops"]
             for run, of_round in zip(runs, rates, strict=False)

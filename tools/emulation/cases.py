@@ -1,4 +1,4 @@
-"""What ``tools/emulate.py`` runs: programs with the times of their passes, simulated beforehand."""
+"""The cases of ``tools/emulate.py``: programs with pass times, simulated beforehand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ class EmulatedCase:
     """One program to emulate.
 
     Attributes:
-        name: what it is, in the columns of the report.
+        name: name of the case, in the columns of the report.
         program: the program.
         costs: times of its passes and communications.
         unit: seconds of a unit of ``costs``.
-        replicas: how many pipelines run at once.
-        buckets: what they exchange, if there are several.
+        replicas: number of pipelines that run at once.
+        buckets: buckets of gradients that the replicas exchange, if there are several.
     """
 
     name: str
@@ -76,9 +76,9 @@ def measured_cases(
 
     Args:
         path: the table.
-        rows: which of its runs, counted from 1; by default all.
-        microbatches: of an iteration; by default as measured.
-        ranks: how many ranks have those pass times; by default as measured.
+        rows: numbers of the runs to take, from 1; by default all runs.
+        microbatches: microbatches of an iteration; by default as measured.
+        ranks: number of ranks that get these pass times; by default as measured.
 
     Raises:
         ValueError: for a file that is no table of runs, or rows and ranks that cannot be.
@@ -127,11 +127,11 @@ def planned_case(
     """Return the case of a schedule with the costs of a file.
 
     Args:
-        request: what plan is wanted; its costs are not looked at.
+        request: request for the plan; its costs are ignored.
         path: the costs, see megatron/simulator/costs/cost_file.py.
         unit: seconds of a unit of the costs.
-        replicas: how many pipelines run at once.
-        overlap: what they do together, and when.
+        replicas: number of pipelines that run at once.
+        overlap: exchanges of the replicas, and whether they run beside passes.
 
     Raises:
         ValueError: for a file that holds no costs, costs that do not go with the plan, or that were

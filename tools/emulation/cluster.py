@@ -37,9 +37,9 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     Args:
         ranks: pipeline ranks of a replica.
-        realtime: give them precedence over everything else on this machine.
+        realtime: give the ranks precedence over all other processes of this machine.
         patience: seconds beyond twice the expected time after which a silent rank is stuck.
-        replicas: how many pipelines there are.
+        replicas: number of pipelines.
 
     Attributes:
         processes: the ranks.
@@ -81,8 +81,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         """Run ``job`` on all ranks and return the outcomes by rank.
 
         Args:
-            job: of a replica with as many ranks as the cluster's have.
-            expected: seconds that it should take.
+            job: a job whose replicas have as many ranks as those of the cluster.
+            expected: seconds that the job should take.
 
         Raises:
             ClusterError: if a rank raises, dies, or is silent for too long.
@@ -93,7 +93,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         return self._answers(2 * expected + self._patience)
 
     def _answers(self, timeout: float) -> list[Any]:
-        """Return what the ranks answer; once one has failed, the others have little time left."""
+        """Return the answers of the ranks; after a failure, the other ranks get little time."""
         deadline = time.monotonic() + timeout
         silent = {each: rank for rank, each in enumerate(self._connections)}
         answers: dict[int, Any] = {}
@@ -116,7 +116,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         return [answers[rank] for rank in range(len(answers))]
 
     def _receive(self, rank: int, source: connection.Connection) -> Any:
-        """Return the answer of ``rank``; a death comes before all that others say of it."""
+        """Return the answer of ``rank``; its own death is told before the failures that follow."""
         try:
             return source.recv()
         except (EOFError, OSError):

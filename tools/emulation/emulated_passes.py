@@ -43,7 +43,7 @@ _FACTOR: Final = 1_000_003
 
 
 def mix(item: Pass, rank: int, *taken: int) -> int:
-    """Return the number that ``item`` of ``rank`` leaves: it depends on everything given."""
+    """Return the number that ``item`` of ``rank`` leaves; it depends on every argument."""
     value = PASS_KINDS.index(item.kind)
     for part in (item.microbatch, item.chunk, rank, *taken):
         value = (value * _FACTOR + part + 1) % MODULUS
@@ -58,7 +58,7 @@ class Pacer:
     Args:
         duration: seconds of a pass, which must be more than emulating it takes.
         seconds: time of a communication; free ones take what they take on this machine.
-        overshoot: seconds by which this machine sleeps too long.
+        overshoot: seconds by which a sleep lasts too long on this machine.
 
     Attributes:
         overheads: for every pass, the seconds between the end of the one before and its own begin
@@ -130,16 +130,16 @@ def measure_overshoot(samples: int = 50) -> float:
 
 
 class EmulatedPasses(PlaceholderPasses):
-    """Passes that leave numbers made of those that they take; a ``Pacer`` makes them last.
+    """Passes that mix the numbers that they take into new ones; a ``Pacer`` makes them last.
 
     Args:
         plan: the training plan.
         rank: pipeline rank.
-        replica: which of the pipelines it is in; each has other numbers.
+        replica: number of this pipeline; the numbers of each pipeline differ.
         buckets: whose numbers passes take and add to.
 
     Attributes:
-        checksum: sum of all that the passes have come to, modulo ``MODULUS``.
+        checksum: sum of the numbers of all passes, modulo ``MODULUS``.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class EmulatedPasses(PlaceholderPasses):
         self._buckets = buckets
 
     def result(self, item: Pass, *taken: Any) -> float:
-        """Return a number made of all that ``item`` has taken."""
+        """Return a number that is mixed from all numbers that ``item`` has taken."""
         read = () if self._buckets is None else self._buckets.read(item)
         value = mix(item, self._place, *map(_number, (*taken, *read)))
         if self._buckets is not None:
@@ -161,7 +161,7 @@ class EmulatedPasses(PlaceholderPasses):
         return value
 
     def updated(self, bucket: int) -> int:
-        """Return what U of a bucket comes to."""
+        """Return the number that U of a bucket leaves."""
         return mix(Pass("U", bucket), self._place)
 
     def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
@@ -174,7 +174,7 @@ class EmulatedPasses(PlaceholderPasses):
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
-    """Return the number in what a pass has taken."""
+    """Return the number that a pass has taken."""
     if isinstance(taken, PlaceholderState):
         return int(taken.value)
     if isinstance(taken, Merged):
@@ -184,11 +184,11 @@ def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
 
 @dataclass
 class Link:
-    """One direction between two ranks: its messages are through in the order in which they went.
+    """One direction between two ranks; messages arrive in the order in which they were sent.
 
     Attributes:
-        under_way: messages that nobody has waited for.
-        free: when the last message that somebody has waited for was through.
+        under_way: messages for which no rank has waited yet.
+        free: time at which the last awaited message had arrived.
     """
 
     under_way: "deque[Message]"
@@ -196,12 +196,12 @@ class Link:
 
 
 class Message:
-    """A real transfer that shows only when an emulated one would be through.
+    """A real transfer that counts as arrived when the emulated transfer would have arrived.
 
     The sender does not know when the receiver was ready, and counts from its own start.
 
     Args:
-        link: the way it takes.
+        link: the link of the message.
         pending: the real transfer, just issued; its last number is the time at which it was sent.
         seconds: how long it takes.
         pacer: sleeps.
@@ -218,7 +218,7 @@ class Message:
         link.under_way.append(self)
 
     def wait(self) -> Tensor | None:
-        """Return what has come, no sooner than it would."""
+        """Return the result of a communication, no sooner than the emulated one would end."""
         while self._through is None:
             self._link.under_way.popleft()._settle()
         self._pacer.sleep_until(self._through)

@@ -65,7 +65,7 @@ class EmulatedBuckets:
         return [parameters.sum() for parameters in self._read[item.kind, item.chunk]]
 
     def add(self, item: Pass, value: int) -> None:
-        """Add what ``item`` has come to to the buckets that it touches."""
+        """Add the number of ``item`` to the buckets that it touches."""
         for gradients in self._touched[item.kind, item.chunk]:
             gradients += value
 
@@ -84,7 +84,7 @@ class EmulatedReplicaWork(ReplicaWork):
         buckets: of the rank.
         lane: where communication runs beside the passes.
         sharded: whether each replica gets the sums of its own part only.
-        updated: what a replica's update of a bucket comes to, by the bucket's number.
+        updated: returns the number that a replica's update of a bucket leaves.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ HEAD_START = 0.02
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands.
+    """The place of a rank in an emulated cluster.
 
     Attributes:
         rank: of the job.
@@ -70,17 +70,17 @@ class Lanes:
 
 @dataclass(frozen=True)
 class EmulatedJob:
-    """What all ranks are to run.
+    """The job that all ranks run.
 
     Attributes:
         program: the program.
         costs: times of passes and communications.
         unit: seconds of a unit of ``costs``.
-        iterations: how often.
+        iterations: number of iterations.
         buckets: of every pipeline rank, if there are replicas.
         sharded: whether the optimizer is sharded over them.
         jitter: every pass takes up to this share more or less time, by chance.
-        seed: of that chance.
+        seed: seed of the random times.
     """
 
     program: Program
@@ -95,7 +95,7 @@ class EmulatedJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank did.
+    """The measurements of a rank in a job.
 
     Attributes:
         seconds: for every iteration, the time from the common start to its end on this rank.
@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on a rank.
+    """A failure of a rank.
 
     Attributes:
         when: time on the monotonic clock.
@@ -209,7 +209,7 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
 
 
 def _duration(job: EmulatedJob, groups: Groups) -> Callable[[Pass], float]:
-    """Return what tells how many seconds a pass takes."""
+    """Return a function from a pass to its seconds."""
     rank, chance = groups.pipeline.rank, random.Random(f"{job.seed} {groups.world.rank}")
 
     def duration(item: Pass) -> float:

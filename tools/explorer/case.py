@@ -1,4 +1,4 @@
-"""What the explorer's page asks about: a schedule, its size and its costs, as JSON values.
+"""A case of the explorer's page: a schedule, its size and its costs, as JSON values.
 
 A case becomes the same ``Scenario`` that ``tools/simulate.py`` makes of its flags, and ``command``
 returns these flags.
@@ -29,7 +29,7 @@ MOST_PASSES: Final = 250_000
 
 @dataclass(frozen=True)
 class Case:
-    """What is shown.
+    """A case that the page shows.
 
     Attributes:
         schedule: of ``SHOWN_SCHEDULES``.
@@ -163,7 +163,7 @@ class Case:
         return parse_costs(self.costs).per_chunk(chunks)
 
     def compared(self, schedule: str) -> "Case":
-        """Return the case of another schedule, to be compared: for the same work, as it usually is.
+        """Return a case of another schedule with its usual options, for a comparison of equal work.
 
         What is asked of one schedule is left out; a memory limit stays where it is needed.
         """

@@ -47,7 +47,7 @@ COMM_NAMES: Final = (
 
 
 class _Asked(NamedTuple):
-    """A request with what it takes to answer it."""
+    """A request, and the tools that answer it."""
 
     values: Mapping[str, Any]
     simulations: Simulations
@@ -220,7 +220,7 @@ def _front(asked: _Asked) -> dict[str, object]:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of points of which none other is as good in both and better in one.
+    """Return the indices of the points that no other point beats in time or memory.
 
     Args:
         points: (time, memory); less is better. Points that are alike are all on the front.

@@ -1,4 +1,4 @@
-"""Replicas of the pipeline: what they do together, and what it costs them with a model on a GPU."""
+"""Replicas of the pipeline: their exchanges, and the costs of these for a model on a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,12 +46,12 @@ class ReplicaJob:
 
     @property
     def exchanged(self) -> Replicas:
-        """How many there are, and what they exchange."""
+        """The number of replicas, and their exchanges."""
         return Replicas(self.count, sharded=self.sharded)
 
     @property
     def even_buckets(self) -> EvenBuckets:
-        """What a program does with them, and when."""
+        """Buckets of equal size, and when a program exchanges them."""
         return EvenBuckets(
             Overlap(reduce=self.overlap_reduce, updates=self.sharded, gather=self.overlap_gather),
             self.buckets,

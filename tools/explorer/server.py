@@ -32,7 +32,7 @@ class SupersededError(ValueError):
 
 
 class InterruptibleWatch(Watch):
-    """A watch that also ends a search nobody waits for any more."""
+    """A watch that also ends a search whose answer is no longer wanted."""
 
     def __init__(self, seconds: float | None, superseded: Event) -> None:
         super().__init__(seconds)

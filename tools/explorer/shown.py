@@ -1,4 +1,4 @@
-"""What the page draws, as JSON values: spans, what each pass waits for, and memory over time."""
+"""The drawing of the page, as JSON values: spans, needs of passes, and memory over time."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def drawing(timeline: Timeline) -> dict[str, object]:
 
 
 def needs_of_first(plan: Plan) -> list[list[dict[str, object]]]:
-    """Return for every rank what its passes of microbatch 0 wait for; the others wait alike.
+    """Return the needs of each rank's passes of microbatch 0; other microbatches need the same.
 
     ``own`` are passes of the rank; ``comms`` are communications by their kind, with the passes
     whose results they move.
@@ -108,9 +108,10 @@ def _bytes_of(program: Program, timeline: Timeline, memory: RankMemory, rank: in
     for step, (during, after) in zip(program.rows[rank], held(program, memory, rank), strict=True):
         most = max(most, during)
         if isinstance(step, Run):
-            span = next(spans)
-            steps += [(span.start, most), (span.end, after)]
-            most, at = after, span.end
+            own = [next(spans) for _ in step.passes]
+            at = own[-1].end
+            steps += [(own[0].start, most), (at, after)]
+            most = after
     return [*steps, (at, max(most, after + memory.afterwards)), (at, after)]
 
 

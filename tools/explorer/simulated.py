@@ -1,4 +1,4 @@
-"""Run cases, and keep the last ones: a page asks several things about what it shows."""
+"""Run cases, and keep the last ones: a page asks several questions about the same case."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

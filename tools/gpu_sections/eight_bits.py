@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits: their three products with all that belongs to them, beside bf16's.
+"""Linear layers in 8 bits: their three products with all roundings, beside those of bf16.
 
 Where Transformer Engine is installed, its products too, and its norms that are rounded as they are
 formed, beside norms that are rounded afterwards.
@@ -33,7 +33,7 @@ EPSILON: Final = 1e-5
 
 
 def measure(scale: Scale) -> Section:
-    """Time the products of a layer, and say how far those in 8 bits are off."""
+    """Time the products of a layer, and measure the errors of the products in 8 bits."""
     if scale.device.type == "cuda":
         capability = torch.cuda.get_device_capability(scale.device)
         if capability < LEAST_CAPABILITY:
@@ -61,7 +61,7 @@ def measure(scale: Scale) -> Section:
 def _products(
     scale: Scale, kernels: Kernels, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return seconds by what is done, and relative errors of the products."""
+    """Return the seconds of each operation, and the relative errors of the products."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
@@ -100,7 +100,7 @@ def _products(
 def _by_transformer_engine(
     scale: Scale,
 ) -> tuple[TransformerEngine | None, dict[str, Callable[[], EngineProducts]], list[str]]:
-    """Return the package, what makes its products, by recipe, and what is said of the others."""
+    """Return the package, its products by recipe, and the reasons why other recipes are missing."""
     try:
         engine = load_transformer_engine()
     except ValueError as error:
@@ -122,7 +122,7 @@ def _by_transformer_engine(
 def _products_of(
     scale: Scale, recipe: str, products: EngineProducts, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return as ``_products`` does what the package's products take, and how far off they are."""
+    """Return seconds and errors of the package's products, in the form of ``_products``."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
@@ -153,7 +153,7 @@ def _products_of(
 def _norms(
     scale: Scale, kernels: Kernels, engine: TransformerEngine, recipe: str, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return as ``_products`` does what norms take, and how far off products of them are."""
+    """Return seconds of norms, and errors of their products, in the form of ``_products``."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
@@ -186,7 +186,7 @@ def _knowing_scales(
     recipe: str,
     seen: tuple[Tensor, Tensor],
 ) -> EngineProducts:
-    """Return products that have seen an input and a weight in an iteration before."""
+    """Return products with scales that an earlier iteration has left."""
     scales = DelayedScales(("layer",), types_of("hybrid"), kernels, scale.device)
     scaling = scales.of_layer(0) if recipe == "delayed" else None
     products = EngineProducts(engine, torch.bfloat16, "hybrid", recipe, scale.device, scaling)

@@ -26,12 +26,12 @@ STEP: Final = AdamWStep((), False, 1e-4, 1e-4, 0.1, (0.9, 0.95), 1e-8, 10)
 
 @dataclass(frozen=True)
 class Work:
-    """Something to time.
+    """An operation to time.
 
     Attributes:
         name: of the operation.
-        run: does it.
-        bytes: that it must read and write, each once.
+        run: runs the operation once.
+        bytes: bytes that the operation must read and write, each once.
     """
 
     name: str
@@ -124,7 +124,7 @@ def _embedding_works(scale: Scale, n: int, h: int) -> list[Work]:
 
 
 def _optimizer_works(scale: Scale, kernels: Kernels) -> tuple[list[Work], str | None]:
-    """Return the norm and a step on some matrices, and why apex's is not among them."""
+    """Return the gradient norm and optimizer steps, and the reason why apex's is missing."""
     count, size = (2, 1 << 12) if scale.small else (8, 1 << 26)
     wide = [[torch.zeros(size, device=scale.device) for _ in range(count)] for _ in range(4)]
     weights = [torch.zeros(size, device=scale.device, dtype=torch.bfloat16) for _ in range(count)]
@@ -149,7 +149,7 @@ def step_by_apex(tensors: AdamWTensors) -> Work:
         tensors: without decay, outside of the vocabulary.
 
     Raises:
-        ValueError: apex's is not here.
+        ValueError: apex's optimizer is not installed.
     """
     for master, gradient in zip(tensors.masters, tensors.gradients, strict=True):
         master.grad = gradient

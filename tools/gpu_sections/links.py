@@ -1,4 +1,4 @@
-"""Links between two ranks on the first GPU: what a waiting message takes from products and memory.
+"""Links between two ranks on the first GPU: the cost of a waiting message in time and memory.
 
 A receive is posted up to a pass before its message comes, and its kernel holds multiprocessors
 until then. A product that has one block for every multiprocessor runs in two waves meanwhile.
@@ -33,15 +33,6 @@ MESSAGES: Final = 8
 """Messages, one after the other, that show how long PyTorch keeps their memory."""
 
 _SECONDS: Final = 60.0
-_ADVICE: Final = (
-    "If a product beside a waiting receive takes 1.1 times as long or more, train with the largest "
-    "`--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and the last two "
-    "columns are small, let products leave that many multiprocessors free. If the memory of "
-    f"{MESSAGES} messages is more than that of two, PyTorch keeps messages longer than they are "
-    "used, and a run needs so much more memory than the dry run counts. A rank has a communicator "
-    "for each of its links, and up to ten others (`parallel/groups.py`): if their memory together "
-    "is more than a twentieth of the GPU's, `USABLE` in `simulator/costs/gpus.py` is too large."
-)
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class _Ends:
     Attributes:
         scale: how large the measured things are.
         rank: 0 measures; 1 sends what rank 0 receives.
-        store: on which they tell each other how far they are.
+        store: tells each end how far the other end is.
         groups: a link by its number of blocks.
         megabytes: of device memory that each link has taken.
     """
@@ -100,7 +91,7 @@ def measure(scale: Scale) -> Section:
         f"relative to the product alone. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each "
         f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most."
     )
-    return Section([said, "", *table(head, values["rows"]), "", _ADVICE], values)
+    return Section([said, "", *table(head, values["rows"])], values)
 
 
 def _run(device: str, result: Path) -> None:
@@ -198,7 +189,7 @@ def _kept_messages(ends: _Ends) -> dict[str, int]:
 
 
 def _send(ends: _Ends) -> None:
-    """Send what rank 0 waits for, as rank 1."""
+    """Send the messages for which rank 0 waits, as rank 1."""
     message = torch.zeros(1 << 16, device=ends.scale.device)
     for blocks in BLOCKS:
         for name in ("all", "carved") if ends.scale.device.type == "cuda" else ("all",):

@@ -1,4 +1,4 @@
-"""What the report is about: the GPU, its driver and the versions of everything."""
+"""The machine of the report: the GPU, its driver, and the versions of the software."""
 
 import platform
 import subprocess

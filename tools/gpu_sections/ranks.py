@@ -108,7 +108,7 @@ def free_port() -> int:
 
 
 def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return the environment of a rank on this machine, whose NCCL takes it for a host's only one.
+    """Return the environment of a rank; NCCL believes that each rank has a host of its own.
 
     Args:
         rank: its number.
@@ -131,7 +131,7 @@ def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Return when all have ended; if one has failed, or time is up, the others are killed.
+    """Wait until all ranks have ended; after a failure or a timeout the others are killed.
 
     Raises:
         TimeoutError: time is up.

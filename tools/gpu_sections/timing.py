@@ -27,7 +27,7 @@ class Scale:
 
     @property
     def rounds(self) -> int:
-        """How often each thing is timed."""
+        """Number of timings of each operation."""
         return 2 if self.small else ROUNDS
 
     @property
@@ -40,10 +40,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Section:
-    """What a section has found.
+    """The findings of a section.
 
     Attributes:
-        lines: of its Markdown.
+        lines: lines of Markdown.
         values: the same for programs.
     """
 

@@ -33,7 +33,7 @@ _MEASURED: Final[tuple[PassKind, ...]] = ("F", "B", "W")
 
 
 def case_of(scale: Scale, schedule: str = "zb-h1") -> BenchmarkCase:
-    """Return what one GPU trains: four layers of 4096 under 128k entries, 8 microbatches of 2048.
+    """Return the job of one GPU: four layers of 4096, V = 128k, 8 microbatches of 2048 tokens.
 
     It holds 1.9 G parameters, whose states take 34 GB.
     """
@@ -86,7 +86,7 @@ def product_rate(scale: Scale, case: BenchmarkCase) -> float:
 def _passes(
     config: RunConfig, own: Mapping[str, float], rate: float, run_plan: RunPlan
 ) -> tuple[list[str], dict[str, object]]:
-    """Return how long F, B and W take beside their products at the measured rate.
+    """Return the times of F, B and W over the times of their products at the measured rate.
 
     The last stage's output layer is in them: two of its products in F, one in W.
     """
@@ -124,7 +124,7 @@ def _iteration(
 
 
 def _memory(scale: Scale, config: RunConfig, run_plan: RunPlan) -> str:
-    """Return the most that was held beside what a dry run counts."""
+    """Return the peak of memory, measured and counted by a dry run."""
     held = peak_memory(scale.device).held
     known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
     if known is not None:

@@ -54,7 +54,7 @@ class MeasuredRun:
 
     @property
     def treatment(self) -> Treatment:
-        """What became of the vocabulary layers."""
+        """The treatment of the vocabulary layers."""
         return TREATMENTS[METHODS[self.method]]
 
     @property
@@ -129,7 +129,7 @@ def read_measured(path: Path) -> list[MeasuredRun]:
 
 @dataclass(frozen=True)
 class _Cells:
-    """A line of the table, and how to name its place."""
+    """A line of the table, with its file and number for messages."""
 
     where: str
     cells: Mapping[str, str | None]

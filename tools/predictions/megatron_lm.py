@@ -1,4 +1,4 @@
-"""What Megatron-LM launches otherwise than this project, difference by difference.
+"""The differences between the kernels that Megatron-LM launches and those of this project.
 
 The published runs (docs/reference/published_runs.csv) ran Megatron-LM at some time. A difference
 changes the count of a pass, so that the time of the count is the time of Megatron-LM's pass. None

@@ -1,4 +1,4 @@
-"""The setups of arXiv 2411.05288, tables 5 and 6: what was measured, and the runs that predict it.
+"""The setups of arXiv 2411.05288, tables 5 and 6: measured values, and the runs to predict.
 
 256k stands for 256,000, as in the runs that the paper's authors published.
 """
@@ -32,7 +32,7 @@ class Cell:
     """A cell of the paper's tables.
 
     Attributes:
-        schedule: that of the whole table.
+        schedule: schedule of the whole table.
         gpus: pipeline ranks.
         seq_length: tokens of a sequence.
         method: treatment of the vocabulary, as the paper writes it.

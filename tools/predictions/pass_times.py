@@ -1,4 +1,4 @@
-"""Pass times measured on 8 A100s, and what the counts of these passes say.
+"""Pass times measured on 8 A100s, beside the times from the counts of these passes.
 
 Passes of the vocabulary stand without the part of the host (``vocabulary_runs.HOST``), which is
 read off their rests.

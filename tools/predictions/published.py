@@ -193,7 +193,7 @@ class Prediction:
 def exposed(
     passes: Sequence[tuple[float, float]], seconds: float, end: float, pieces: float
 ) -> float:
-    """Return what an exchange adds that goes along with the passes, chunk by chunk.
+    """Return the seconds that an exchange beside the passes adds to an iteration.
 
     Gradients of a chunk are complete piece by piece during its last B. The exchange follows, and
     the last piece comes after the pass. Read backwards in time, a gathering before the first F of
@@ -212,7 +212,7 @@ def exposed(
 
 
 def predict(run: PublishedRun) -> list[Prediction]:
-    """Return the predictions of a run for all that its source leaves open, the fastest first."""
+    """Return predictions for all values that the source leaves open, the fastest first."""
     found = [Prediction(run, choice) for choice in run.choices]
     fitting = [each for each in found if each.fits]
     return sorted(fitting or found, key=lambda each: each.seconds)

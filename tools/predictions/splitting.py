@@ -1,11 +1,12 @@
-"""Jobs of Llama 3, the fastest plan of each treatment of the vocabulary, and what a plan loses.
+"""Jobs of Llama 3: the fastest plan of each treatment of the vocabulary, and its losses.
 
 A loss is the time that a plan saves on a machine without the loss: the same plan is simulated again
 on that machine.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
@@ -193,7 +194,7 @@ class _TensorFree(Cluster):
 
 
 def losses(found: RunForecast) -> Losses:
-    """Return the losses of a plan, each by itself: together they may save more, or less."""
+    """Return the losses of a plan, each by itself; all at once may save more, or less."""
     config, run_plan = found.config, found.run_plan
     cluster = cluster_of(config.parallel, found.gpu)
     near = Links(cluster.links.link, cluster.links.link)
@@ -214,7 +215,7 @@ def losses(found: RunForecast) -> Losses:
 
 
 def cell(job: Job, treatment: str, vocabulary: int) -> Cell | None:
-    """Return the fastest plan that fits, its layers computed again only where nothing fits else.
+    """Return the fastest plan that fits; layers are computed again only if no other plan fits.
 
     Args:
         job: model, GPUs and layout.
@@ -248,6 +249,19 @@ def row_of(asked_for: tuple[Job, str]) -> Row:
         else:
             found[treatment] = cell(job, treatment, VOCABULARIES[name])
     return found
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Return a row in types that JSON has."""
+    return {name: None if own is None else own._asdict() for name, own in row.items()}
+
+
+def row_from(found: Mapping[str, Any]) -> Row:
+    """Return the row of ``as_json``."""
+    return {
+        name: None if own is None else Cell(**{**own, "losses": Losses(*own["losses"])})
+        for name, own in found.items()
+    }
 
 
 def moves_nothing(job: Job, vocabulary: int) -> bool:

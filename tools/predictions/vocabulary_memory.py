@@ -1,4 +1,4 @@
-"""Peak memory of the runs of arXiv 2411.05288, from what Megatron-LM keeps and works with.
+"""Peak memory of the runs of arXiv 2411.05288, from the tensors that Megatron-LM holds.
 
 What the first stage and the passes of the vocabulary hold follows the authors' code
 (github.com/sail-sg/VocabularyParallelism; of V-Half sail-sg/zero-bubble-pipeline-parallelism) and
@@ -48,7 +48,7 @@ def peak(run: VocabularyRun) -> float:
 
 
 def sizes(run: VocabularyRun) -> Sizes:
-    """Return what the ranks of a run hold."""
+    """Return the sizes of the tensors that the ranks of a run hold."""
     gpt = run.gpt
     u, logits = gpt.activation, gpt.tokens * gpt.vocab_size // run.shards
     working: dict[PassKind, list[list[float]]] = {

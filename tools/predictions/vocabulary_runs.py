@@ -129,7 +129,7 @@ class VocabularyRun:
 
     @cached_property
     def program(self) -> Program:
-        """What ran."""
+        """The program of the run."""
         plan = make_plan(
             self.schedule,
             self.vocabulary,
@@ -142,7 +142,7 @@ class VocabularyRun:
 
     @property
     def treatment(self) -> Treatment:
-        """What became of the vocabulary layers."""
+        """The treatment of the vocabulary layers."""
         return TREATMENTS[self.vocabulary]
 
     @property

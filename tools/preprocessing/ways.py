@@ -54,7 +54,7 @@ def ours(text: Path, model: Path, output: Path, workers: int) -> Seconds:
 
 
 class MegatronEncoder:
-    """What a worker of Megatron-LM's tools/preprocess_data.py does, with the package's tokenizer.
+    """A worker of Megatron-LM's tools/preprocess_data.py, with the package's tokenizer.
 
     Args:
         model: of the tokenizer.
@@ -134,7 +134,7 @@ def datasets(text: Path, model: Path, output: Path, workers: int) -> Seconds:
 
 
 def type_of(model: Path) -> str:
-    """The type of a tokenizer, by its file."""
+    """Return the type of a tokenizer, by its file."""
     return "HuggingFaceTokenizer" if model.is_dir() else "GPTSentencePieceTokenizer"
 
 
@@ -146,7 +146,7 @@ WAYS: dict[str, Callable[[Path, Path, Path, int], Seconds]] = {
 
 
 def ways_for(model: Path) -> Iterator[str]:
-    """The ways that can use a tokenizer."""
+    """Return the ways that can use a tokenizer."""
     return (way for way in WAYS if way != "datasets" or model.is_dir())
 
 

@@ -17,6 +17,7 @@ from megatron.kernels.reference.packed_attention import can_pack, packed_attenti
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.sink_attention import can_sink, sink_attention
+from megatron.kernels.reference.slots import SlotOperations
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
@@ -26,11 +27,11 @@ TILE_ROWS = 16384
 launches."""
 
 
-class ReferenceKernels(TiledOutput):
+class ReferenceKernels(SlotOperations, TiledOutput):
     """All operations in PyTorch, for any device and any type of activations.
 
-    The operations of layers are differentiable and stand here. Operations on gradients, on tiles
-    and of the output layer stand in the base classes.
+    The operations of layers are differentiable and stand here. Operations on slots,
+    gradients and tiles, and those of the output layer, stand in the base classes.
 
     Args:
         tile_rows: vocabulary rows that the output layer works on at a time.

@@ -1,14 +1,4 @@
-"""Attention with sinks by PyTorch's flash attention, which knows no sinks.
-
-A sink is one more key of every query, with a score of its own and without a value. So it multiplies
-the output of a query by the share of the other keys,
-
-    f = sigmoid(log-sum-exp of the scores - sink)
-
-The backward of flash attention forms the probabilities again, from the log-sum-exp that it is
-given, and reads the output. With the log-sum-exp of all keys, the sink among them, and the output
-after its factor f, these are the probabilities and the output of attention with sinks. So the same
-kernel returns exact gradients, and this file adds the gradient of the sinks.
+"""Attention with sinks by PyTorch's flash attention, which knows no sinks; see ``kernels.sinks``.
 
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
@@ -22,6 +12,7 @@ from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, knows_packed
 from megatron.kernels.scores import Scores
+from megatron.kernels.sinks import sinks_gradient, with_sinks
 
 _aten = torch.ops.aten
 
@@ -92,25 +83,19 @@ class _SinkAttention(torch.autograd.Function):
             q, k, v, *bounds, 0.0, True, False, **options
         )
         ctx.dropout_state = seed, offset  # without dropout nothing reads it
-        sink_a1 = sinks_a.to(lse.dtype).unsqueeze(-1)  # lse is [b, a, s] or [a, n]
-        with_sink = torch.logaddexp(lse, sink_a1)
-        share = (lse - with_sink).exp_().transpose(-1, -2).unsqueeze(-1)
-        out = (out * share).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, with_sink, sinks_a)
+        by_head, lse = with_sinks(out.transpose(-3, -2), lse, sinks_a)
+        out = by_head.transpose(-3, -2)
+        ctx.save_for_backward(q, k, v, out, lse, sinks_a)
         ctx.bounds, ctx.options = bounds, options
-        made: Tensor = out
-        return made
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, with_sink, sinks_a = ctx.saved_tensors
+        q, k, v, out, lse, sinks_a = ctx.saved_tensors
         grad = grad.contiguous()
         gradients = _aten._flash_attention_backward(
-            grad, q, k, v, out, with_sink, *ctx.bounds, 0.0, True, *ctx.dropout_state, **ctx.options
+            grad, q, k, v, out, lse, *ctx.bounds, 0.0, True, *ctx.dropout_state, **ctx.options
         )
-        sink_a1 = sinks_a.to(with_sink.dtype).unsqueeze(-1)
-        sunk = (sink_a1 - with_sink).exp_()
-        lost = sunk * (grad.to(sunk.dtype) * out).sum(-1).transpose(-1, -2)
-        lost_as = lost.movedim(-2, 0).flatten(1)
-        return *gradients, -lost_as.sum(1).to(sinks_a.dtype), None, None
+        grad, out = grad.transpose(-3, -2), out.transpose(-3, -2)
+        return *gradients, sinks_gradient(grad, out, lse, sinks_a), None, None

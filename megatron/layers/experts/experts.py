@@ -12,6 +12,7 @@ hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation
-from megatron.layers.recompute import again
+from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
 
 
@@ -60,7 +61,7 @@ class Experts(nn.Module):
         self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        self._ranks = site.experts
+        self._ranks, self._kernels = site.experts, site.kernels
         self._number = router.experts
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
@@ -90,11 +91,11 @@ class Experts(nn.Module):
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
-        route = route_of(choice.experts_buk, self._number, self._ranks)
+        route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
+        shared_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        # The experts come last: computing the mixture again then ends before their last product.
         y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
-        if self.shared_experts is not None:
-            y_buh = y_buh + self._shared(x_buh)
-        return y_buh
+        return y_buh if shared_buh is None else y_buh + shared_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
@@ -117,6 +118,7 @@ class _TwoLayers(nn.Module):
             fused = 2
         self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
         self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
+        self._kernels = site.kernels
         functions: dict[Activation, Callable[..., Tensor]] = {
             "gelu": site.kernels.gelu,
             "swiglu": site.kernels.swiglu,
@@ -124,37 +126,21 @@ class _TwoLayers(nn.Module):
             "squared_relu": site.kernels.squared_relu,
         }
         self._activation = functions[activation]
+        parts = site.recomputation.parts
+        self._forgets_active = "moe_act" in parts and "moe" not in parts
 
     def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
         weights_z = apply(_OfSlots, weights_buk, route)
-        weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
-        y_buh: Tensor = self.linear_fc2(weighted_zf, route)
+
+        def weighted(inner: Tensor) -> Tensor:
+            return self._kernels.weighted(inner, weights_z, self._activation)
+
+        weighted_zf = weighted(inner_z)
+        forgets = self._forgets_active
+        with forgotten(weighted, inner_z, weighted_zf) if forgets else nullcontext():
+            y_buh: Tensor = self.linear_fc2(weighted_zf, route)
         return y_buh
-
-
-class _Weighted(torch.autograd.Function):
-    """An activation function times one weight per row; the backward computes it again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inner_z: Tensor, weights_z: Tensor, activation: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(inner_z, weights_z)
-        ctx.activation = activation
-        return (activation(inner_z) * weights_z[:, None]).to(inner_z.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_zf: Tensor) -> tuple[Tensor | None, ...]:
-        inner_z, weights_z = ctx.saved_tensors
-        inner_z = inner_z.detach().requires_grad_()
-        with torch.enable_grad():
-            active_zf = ctx.activation(inner_z)
-        weights_grad_z = (grad_zf.to(weights_z.dtype) * active_zf.detach()).sum(-1)
-        scaled_zf = (grad_zf * weights_z[:, None]).to(active_zf.dtype)
-        (inner_grad_z,) = torch.autograd.grad(active_zf, inner_z, scaled_zf)
-        return inner_grad_z, weights_grad_z, None
 
 
 class _OfSlots(torch.autograd.Function):

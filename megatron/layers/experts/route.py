@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron.kernels.face import Kernels
 from megatron.layers.experts.order import Order
 from megatron.parallel.experts import (
     ExchangingExperts,
@@ -66,22 +67,25 @@ class Route(Protocol):
         ...
 
 
-def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel) -> Route:
+def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel, kernels: Kernels) -> Route:
     """Return the route of a microbatch; all ranks that share the experts call it.
 
     Args:
         experts_buk: the experts that every token of this rank has chosen.
         experts: E.
         ranks: which ranks have which experts.
+        kernels: of the layer.
     """
     if isinstance(ranks, ExchangingExperts):
-        return _exchange(Order.by_expert(experts_buk, experts), ranks)
+        return _exchange(Order.by_expert(experts_buk, experts, kernels), ranks, kernels)
     experts_bsk, own = ranks.gather(experts_buk), ranks.own_experts(experts)
     if isinstance(ranks, GatheringExperts) and ranks.size > 1:
-        order = Order.by_expert((experts_bsk - own.start) % experts, experts)  # own ones first
+        order = Order.by_expert(  # own ones first
+            (experts_bsk - own.start) % experts, experts, kernels
+        )
         slots = ranks.own_slots(order.ends[len(own) - 1], len(order.choice_z))
-        return Gathering(order.first(len(own), slots), ranks)
-    return Gathering(Order.by_expert(experts_bsk, experts), ranks)
+        return Gathering(order.first(len(own), slots), ranks, kernels)
+    return Gathering(Order.by_expert(experts_bsk, experts, kernels), ranks, kernels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +95,12 @@ class Gathering:
     Attributes:
         order: of the slots.
         ranks: have the tokens.
+        kernels: of the layer.
     """
 
     order: Order
     ranks: ExpertParallel
+    kernels: Kernels
 
     @property
     def ends(self) -> Tensor:
@@ -108,16 +114,16 @@ class Gathering:
 
     def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
         """See ``Route``."""
-        ranks = self.ranks
-        return tuple(self.order), lambda *tensors: Gathering(Order(*tensors), ranks)
+        ranks, kernels = self.ranks, self.kernels
+        return tuple(self.order), lambda *tensors: Gathering(Order(*tensors), ranks, kernels)
 
     def dispatch(self, x_buh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.order.spread(self.ranks.gather(x_buh))
+        return self.order.spread(self.ranks.gather(x_buh), self.kernels)
 
     def combine(self, y_zh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.ranks.reduce(self.order.join(y_zh))
+        return self.ranks.reduce(self.order.join(y_zh, self.kernels))
 
     def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
@@ -138,12 +144,14 @@ class Exchange:
             its only choice is the expert that it has come for.
         journey: how many rows go where.
         ranks: exchange the rows.
+        kernels: of the layer.
     """
 
     leaving: Order
     arrived: Order
     journey: Journey
     ranks: ExchangingExperts
+    kernels: Kernels
 
     keeps_arrived = True
 
@@ -154,39 +162,39 @@ class Exchange:
 
     def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
         """See ``Route``."""
-        journey, ranks = self.journey, self.ranks
+        journey, ranks, kernels = self.journey, self.ranks, self.kernels
 
         def again(*tensors: Tensor) -> Route:
-            return Exchange(Order(*tensors[:3]), Order(*tensors[3:]), journey, ranks)
+            return Exchange(Order(*tensors[:3]), Order(*tensors[3:]), journey, ranks, kernels)
 
         return (*self.leaving, *self.arrived), again
 
     def dispatch(self, x_buh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self._to_slots(self.leaving.spread(x_buh))
+        rows = self._sent(self.leaving.spread(x_buh, self.kernels))
+        return self.arrived.spread(rows.unsqueeze(0), self.kernels)
 
     def combine(self, y_zh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.leaving.join(self._from_slots(y_zh))
+        return self.leaving.join(self._from_slots(y_zh), self.kernels)
 
     def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
-        return self._to_slots(self.leaving.slots_of(weights_buk))
+        return self.arrived.slots_of(self._sent(self.leaving.slots_of(weights_buk)))
 
     def combine_weights(self, y_z: Tensor) -> Tensor:
         """See ``Route``."""
         return self.leaving.choices_of(self._from_slots(y_z))
 
-    def _to_slots(self, rows: Tensor) -> Tensor:
-        rows = self.ranks.send_to_experts(rows, self.journey)
-        return self.arrived.spread(rows.unsqueeze(0))
+    def _sent(self, rows: Tensor) -> Tensor:
+        return self.ranks.send_to_experts(rows, self.journey)
 
     def _from_slots(self, of_slots: Tensor) -> Tensor:
         rows = self.arrived.choices_of(of_slots).flatten(0, 2)
         return self.ranks.send_home(rows, self.journey)
 
 
-def _exchange(leaving: Order, ranks: ExchangingExperts) -> Exchange:
+def _exchange(leaving: Order, ranks: ExchangingExperts, kernels: Kernels) -> Exchange:
     times_e = leaving.times
     arriving = ranks.tell(times_e)
     journey = ranks.journey(times_e, arriving, len(leaving.choice_z))
@@ -194,4 +202,5 @@ def _exchange(leaving: Order, ranks: ExchangingExperts) -> Exchange:
     ends = arriving.flatten().cumsum(0)
     rows = torch.arange(journey.arrived, device=ends.device)
     experts_1r1 = (torch.searchsorted(ends, rows, right=True) % own).view(1, -1, 1)
-    return Exchange(leaving, Order.by_expert(experts_1r1, own), journey, ranks)
+    arrived = Order.by_expert(experts_1r1, own, kernels)
+    return Exchange(leaving, arrived, journey, ranks, kernels)

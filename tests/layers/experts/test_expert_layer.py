@@ -52,7 +52,7 @@ def test_an_order_has_every_choice_once_and_experts_in_a_row(
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(batch, length, experts, generator=generator)
     chosen_bsk = scores.topk(topk).indices
-    order = Order.by_expert(chosen_bsk, experts)
+    order = Order.by_expert(chosen_bsk, experts, ReferenceKernels())
     assert order.choice_z.sort().values.tolist() == list(range(batch * length * topk))
     assert order.slot_bsk.flatten()[order.choice_z].tolist() == list(range(batch * length * topk))
     in_slots = chosen_bsk.flatten()[order.choice_z]
@@ -69,10 +69,14 @@ def test_an_order_has_every_choice_once_and_experts_in_a_row(
 def test_joining_is_the_adjoint_of_spreading(seed: int, topk: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     chosen_bsk = torch.rand(2, 5, 4, generator=generator).topk(topk).indices
-    order = Order.by_expert(chosen_bsk, 4)
+    kernels = ReferenceKernels()
+    order = Order.by_expert(chosen_bsk, 4, kernels)
     x_bsh = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     y_zh = torch.randn(10 * topk, 3, generator=generator, dtype=torch.float64)
-    left, right = (order.spread(x_bsh) * y_zh).sum(), (x_bsh * order.join(y_zh)).sum()
+    left, right = (
+        (order.spread(x_bsh, kernels) * y_zh).sum(),
+        (x_bsh * order.join(y_zh, kernels)).sum(),
+    )
     assert left.item() == pytest.approx(right.item(), rel=1e-12)
 
 

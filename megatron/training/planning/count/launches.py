@@ -36,6 +36,14 @@ _ROWS_OF_TOKENS: Final = {
 """Operations that touch one row of a matrix for every index, with the names of their arguments for
 the matrix and the indices. A Triton program skips rows of other shards; the count includes them."""
 
+_GROUPED: Final = {
+    "_grouped_mm": ("self", "mat2", "offs"),
+    "grouped_product": ("x_si", "weight_gio", "ends_g"),
+    "grouped_weight_product": ("grad_so", "x_si", "ends_g"),
+    "add_grouped_weight_product_": ("grad_so", "x_si", "ends_g"),
+}
+"""Products of groups of rows, with the names of their factors and of the groups' ends."""
+
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
 """Arguments that an in-place operation writes without reading them."""
 
@@ -66,8 +74,9 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     if not moved:
         return None  # the operation only asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
-    if name == "_grouped_mm":
-        return _grouped(size, args)
+    if name in _GROUPED:
+        left, right, ends_g = (given[key] for key in _GROUPED[name])
+        return _grouped(name, size, left, right, len(ends_g))
     if name in _WINDOWED:
         return _windowed(name, size, given)
     counter = flop_registry.get(function.overloadpacket)
@@ -118,26 +127,20 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
     return None
 
 
-def _grouped(size: int, args: Any) -> Launch:
-    """Return the launch of one matrix product per group; groups count as equally large.
+def _grouped(name: str, size: int, left: Tensor, right: Tensor, groups: int) -> Launch:
+    """Return the launch of one product per group; groups of rows count as equally large.
 
     Args:
+        name: of the operator.
         size: bytes that the launch moves.
-        args: the left factor, the right factor, and the ends of the groups. If the right factor has
-            a matrix for each group, the groups are rows of the left factor. Otherwise they are
-            columns of the left factor.
+        left: a factor with the rows of all groups.
+        right: a matrix for each group, or for gradients of weights a factor with the same rows.
+        groups: number of groups.
     """
-    left, right, ends_g = args
-    (m, k), n, groups = left.shape, right.shape[-1], len(ends_g)
-    flops = 2 * int(m) * int(n) * int(k)
-    by_rows = right.dim() == 3
-    product = Product(
-        -(-int(m) // groups) if by_rows else int(m),
-        int(n),
-        int(k) if by_rows else -(-int(k) // groups),
-        groups,
-    )
-    return Launch("_grouped_mm", size, flops, product, flops)
+    (rows, i), o = left.shape, right.shape[-1]
+    flops, rows_of_group = 2 * int(rows) * int(i) * int(o), -(-int(rows) // groups)
+    m, k = (rows_of_group, int(i)) if right.dim() == 3 else (int(i), rows_of_group)
+    return Launch(name, size, flops, Product(m, int(o), k, groups), flops)
 
 
 def _windowed(name: str, size: int, given: dict[str, Any]) -> Launch:

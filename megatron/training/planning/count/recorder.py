@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.parallel.lanes import Pending
 from megatron.simulator.costs.count import (
     AWAIT,
+    HOST_WAIT,
     Begin,
     Collective,
     CollectiveKind,
@@ -94,6 +95,10 @@ class Recorder(TorchDispatchMode):
     def await_lane(self) -> None:
         """Note that the pass waits for all work of the lane."""
         self._steps.append(AWAIT)
+
+    def let_the_host_wait(self) -> None:
+        """Note that the host waits for the device."""
+        self._steps.append(HOST_WAIT)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -225,6 +230,13 @@ class ListedGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
         """Compute the sum, and give every rank its part."""
         return self._list("reduce_scatter", [tensor], [output, tensor])
+
+    def all_to_all_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> _ListedWork:
+        """Send every rank its part; the larger of what leaves and what arrives takes the time."""
+        more = max(output, tensor, key=Tensor.numel)
+        return self._list("all_to_all", [more], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
