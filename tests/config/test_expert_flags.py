@@ -165,7 +165,10 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
-        ("--optimizer muon", "Muon does not update"),
+        (
+            "--optimizer muon --expert-tensor-parallel-size 2",
+            "take --expert-tensor-parallel-size 1",
+        ),
         ("--fp8-format e4m3", "16 bits only"),
         ("--moe-expert-capacity-factor 0", "greater than 0"),
         ("--moe-expert-capacity-factor -1", "greater than 0"),
@@ -199,7 +202,7 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ),
         ("--moe-router-topk-limited-devices 2", "use --moe-router-num-groups"),
         ("--moe-extended-tp", "has only what --help lists"),
-        ("--recompute-activations --recompute-modules moe_act", "take moe"),
+        ("--recompute-activations --recompute-modules shared_experts", "take moe"),
         ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
     ],
 )
@@ -234,6 +237,11 @@ def test_biases_of_experts_are_refused() -> None:
         ("--num-experts 1", "every token passes the same layers"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
         ("--cuda-graph-impl local", "no graph hands over"),
+        ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),
+        (
+            "--num-experts 1 --recompute-activations --recompute-modules moe",
+            "without --num-experts",
+        ),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:

@@ -12,6 +12,7 @@ hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation
-from megatron.layers.recompute import again
+from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
 
 
@@ -91,10 +92,10 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
         route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
+        shared_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        # The experts come last: computing the mixture again then ends before their last product.
         y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
-        if self.shared_experts is not None:
-            y_buh = y_buh + self._shared(x_buh)
-        return y_buh
+        return y_buh if shared_buh is None else y_buh + shared_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
@@ -125,12 +126,20 @@ class _TwoLayers(nn.Module):
             "squared_relu": site.kernels.squared_relu,
         }
         self._activation = functions[activation]
+        parts = site.recomputation.parts
+        self._forgets_active = "moe_act" in parts and "moe" not in parts
 
     def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
         weights_z = apply(_OfSlots, weights_buk, route)
-        weighted_zf = self._kernels.weighted(inner_z, weights_z, self._activation)
-        y_buh: Tensor = self.linear_fc2(weighted_zf, route)
+
+        def weighted(inner: Tensor) -> Tensor:
+            return self._kernels.weighted(inner, weights_z, self._activation)
+
+        weighted_zf = weighted(inner_z)
+        forgets = self._forgets_active
+        with forgotten(weighted, inner_z, weighted_zf) if forgets else nullcontext():
+            y_buh: Tensor = self.linear_fc2(weighted_zf, route)
         return y_buh
 
 

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatron.layers.experts.balance import (
     LEAST,
@@ -30,6 +29,7 @@ from megatron.layers.experts.capacity import Capacity
 from megatron.layers.experts.noise import replaced, with_jitter
 from megatron.layers.experts.order import times_chosen
 from megatron.layers.experts.sinkhorn import balanced
+from megatron.layers.experts.wide_linear import wide_linear
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
 
@@ -141,7 +141,7 @@ class Router(nn.Module):
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = functional.linear(noisy_buh.to(dtype), self.weight.to(dtype)).to(wide)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype).to(wide)
         if options.is_forced:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
