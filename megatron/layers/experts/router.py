@@ -141,7 +141,7 @@ class Router(nn.Module):
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = wide_linear(noisy_buh, self.weight, dtype).to(wide)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels).to(wide)
         if options.is_forced:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
