@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from megatron.flags.declare import WIDTH, flag
+from megatron.flags.declare import POSITIVE, WIDTH, flag
 from megatron.flags.groups import Flags
 
 _LATENT: Final = "--multi-latent-attention"
@@ -32,6 +32,9 @@ class LatentFlags:
         "Channels of a head's queries and keys that RoPE turns, neighbours together. All heads "
         "share those of the keys.", WIDTH, idle_without=_LATENT)
     v_head_dim: int = flag(128, "Channels of a head's values.", WIDTH, idle_without=_LATENT)
+    latent_norm_epsilon: float | None = flag(None,
+        "Epsilon of the norms of these vectors.", POSITIVE, unset="--norm-epsilon",
+        idle_without=_LATENT)
 # fmt: on
 
 

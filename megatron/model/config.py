@@ -64,6 +64,7 @@ class ModelConfig:
         qk_head_dim: channels of a query or key that do not turn.
         qk_pos_emb_head_dim: channels that do.
         v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the norms of the narrow vectors; ``None``: that of others.
         rotary_seq_len_interpolation_factor: divisor of RoPE's positions.
         rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
             then not scaled; ``None``: they rotate like the other layers.
@@ -157,6 +158,7 @@ class ModelConfig:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: Pattern = ()

@@ -158,7 +158,6 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-router-num-groups 4", "--moe-router-group-topk"),
         ("--moe-layer-freq [1,0]", "2 entries for 4 layers"),
         ("--moe-layer-freq 5", "beyond the last of 4 layers"),
-        ("--moe-layer-freq -1", "--moe-layer-freq"),
         ("--expert-model-parallel-size 2", "the 1 rank of a stage"),
         ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
         ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),

@@ -145,6 +145,7 @@ LIKE: Final[dict[str, dict[str, Any]]] = {
         "qk_head_dim": 6,
         "qk_pos_emb_head_dim": 4,
         "v_head_dim": 5,
+        "latent_norm_epsilon": 0.1,
         "qk_layernorm": True,
         "rope_type": "yarn",
         "rotary_scaling_factor": 4.0,

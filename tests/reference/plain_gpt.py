@@ -9,7 +9,7 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -54,6 +54,7 @@ class GPTOptions:
         qk_head_dim: channels of a query that do not turn.
         qk_pos_emb_head_dim: channels that turn.
         v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the latents' norms, if it is another.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
@@ -136,6 +137,7 @@ class GPTOptions:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
@@ -383,12 +385,14 @@ def _layer(
     )
     attention = f"{layer}.self_attention"
     if options.multi_latent_attention:
+        epsilon = options.latent_norm_epsilon or options.norm_epsilon
+        of_latents = replace(options, norm_epsilon=epsilon)
         attended_bsh = plain_latent.attention(
             parameters,
             attention,
             input_normed_bsh,
             options,
-            lambda name, x: _norm(parameters, name, x, options),
+            lambda name, x: _norm(parameters, name, x, of_latents),
         )
     else:
         attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)

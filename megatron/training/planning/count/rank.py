@@ -39,7 +39,7 @@ from megatron.simulator.costs.count import (
     Work,
     in_order,
 )
-from megatron.training.planning.count.balanced import BalancedExchange, BalancedGathering
+from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
@@ -106,14 +106,14 @@ class CountedRank:
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
 
     def _spread_experts(self) -> ExpertParallel | None:
-        """Return how tokens travel to experts that are spread: as many to each."""
+        """Return how tokens travel to experts that are spread."""
         groups, dispatcher = self._groups, self._subject.experts.dispatcher
         if not groups.grid.spreads_experts:
             return None
         exchanges = dispatcher == "alltoall" and groups.experts.size > 1
-        kind = BalancedExchange if exchanges else BalancedGathering
+        kind = AssumedExchange if exchanges else AssumedGathering
         axes = groups.experts, groups.expert_tensor, groups.expert_gradients
-        return kind(*axes, self._recorder)
+        return kind(*axes, self._recorder, self._subject.expert_imbalance)
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""

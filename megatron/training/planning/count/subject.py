@@ -33,6 +33,7 @@ class Subject(NamedTuple):
 
     The stream is the activations between layers. With ``documents`` every sample counts as one
     document, which is the most work that documents can make. ``None``: samples are not divided.
+    ``expert_imbalance`` is as in ``DryRun``.
     """
 
     model: ModelConfig
@@ -48,6 +49,7 @@ class Subject(NamedTuple):
     sequence_parallel: bool
     context_size: int
     experts: ExpertRanks
+    expert_imbalance: float
     context_exchange: ContextExchange
     documents: DocumentsConfig | None
 
@@ -74,6 +76,7 @@ class Subject(NamedTuple):
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
             experts=parallel.experts,
+            expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
             context_exchange=parallel.context_exchange,
             documents=documents,
         )
