@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/choosing-a-schedule.md: time against memory of every schedule, at three vocabularies.
 
-python tools/choosing_page.py
+python tools/choosing_page.py [--keep FOLDER]
 
 It predicts with the dry run's cost model, and runs nothing. Every word about the figures is chosen
 by them. Times that differ by less than predictions err are called a tie.
@@ -10,6 +10,8 @@ by them. Times that differ by less than predictions err are called a tie.
 import itertools
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,11 +21,14 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.config.command_line import parse
+    from megatron.flags.command import read
+    from megatron.flags.declare import flag
     from megatron.simulator.costs.gpus import GIB, GPUS
     from megatron.simulator.draw.picture import Box, Label, Line, Picture
     from megatron.simulator.draw.svg import paint_svg
     from megatron.training.planning.forecast_run import RunForecast, forecast_run
     from megatron.training.planning.run_plan import asked
+    from tools.predictions.kept import kept
     from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -44,14 +49,18 @@ DEVICE: Final = "H100"
 ERROR: Final = error_of(across=False)
 """Mean error of predictions for one machine, as a share of the time: a smaller gap is a tie."""
 
+MADE: Final = "2026-11-25"
+"""The day on which all predictions of this page were last made anew. Change it when you do so."""
+
 INTRODUCTION: Final = f"""# Choosing a schedule
 
 Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
 is beside the layers. This page compares all schedules for one model with three vocabularies.
 
-**All figures of this page are predicted.** `python tools/choosing_page.py` writes it with the cost
-model of the dry run, and runs nothing. To get the table of your own job, add
-`--pipeline-schedule auto --vocab-parallel auto --dry-run` to its command line.
+**All figures of this page are predicted**, those of the three vocabularies on {MADE}.
+`python tools/choosing_page.py` writes them with the cost model of the dry run, and runs nothing. To
+get the table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to its
+command line.
 
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. The
 shares of them that kernels and links attain were calibrated on published runs of Megatron-LM, most
@@ -295,18 +304,35 @@ def picture_of(name: str) -> Path:
     return ROOT / "images" / f"choosing-{name}.svg"
 
 
-def write(root: Path = ROOT) -> None:
-    """Write the page and its pictures; its last section stays as it is."""
+def write(root: Path = ROOT, keep: Path | None = None) -> None:
+    """Write the page and its pictures; its last section stays as it is.
+
+    ``keep`` is the folder of predictions that are kept.
+    """
     page = root / "docs" / PAGE.name
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     lines = [INTRODUCTION]
     for name, size in SIZES.items():
-        found = choices(size)
+        made = kept(keep, f"choosing {name}", partial(choices, size))
+        found = [Choice(*one) for one in made]
         lines += section(name, found)
         (root / "images" / picture_of(name).name).write_text(chart(name, found), encoding="utf-8")
     _, heading, rest = before.partition(SPLITTING)
     page.write_text("\n".join([*lines, heading + rest]), encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class PageFlags:
+    """Predictions."""
+
+    keep: Path | None = flag(
+        None,
+        "Folder in which the predictions for a vocabulary are kept. Started again with the same "
+        "code, the tool goes on after the last of them.",
+        unset="none is kept",
+        metavar="FOLDER",
+    )
+
+
 if __name__ == "__main__":
-    write()
+    write(keep=read(None, __doc__, PageFlags)[PageFlags].keep)

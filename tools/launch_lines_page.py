@@ -35,9 +35,9 @@ what `pretrain_gpt.py --dry-run` says to each. Variables of a script stand as 1 
 
 An accepted flag has its meaning in Megatron-LM. A noted one is told in a line, with what it means
 here. One whose effect would be missing is refused. All refusals of a line come at once; without the
-refused flags, each of these lines is accepted. With more than one replica of the model, ways to
-shard over replicas other than `--use-distributed-optimizer` are refused too. [flags.md](flags.md)
-has the answers to all flags.
+refused flags, each of these lines is accepted. The dry runs have one replica of the model, or as
+many as the ranks of experts need. With more than one, ways to shard over replicas other than
+`--use-distributed-optimizer` are refused too. [flags.md](flags.md) has the answers to all flags.
 
 | script | flags | accepted | noted | refused | for want of |
 |---|--:|--:|--:|--:|---|"""
@@ -60,6 +60,18 @@ class LaunchList:
     source: str
     flags: tuple[tuple[str, ...], ...]
     values: dict[str, str]
+
+    def size(self, axis: str, otherwise: int = 1) -> int:
+        """Return the size of an axis of ranks, as in ``--tensor-model-parallel-size``."""
+        asked = {flag[0]: flag[1:] for flag in self.flags}
+        return int(asked.get(f"--{axis}-parallel-size", (otherwise,))[0])
+
+    @property
+    def replicas(self) -> int:
+        """The fewest replicas of the model whose ranks can share the experts."""
+        tensor, context = self.size("tensor-model"), self.size("context")
+        block = self.size("expert-model") * self.size("expert-tensor", tensor)
+        return max(1, block // (tensor * context))
 
     @property
     def words(self) -> list[str]:
@@ -100,9 +112,16 @@ def launch_lists() -> list[LaunchList]:
     ]
 
 
+def asked(launch: LaunchList) -> list[str]:
+    """Return the command line of a dry run; it has one replica, or as many as experts need."""
+    replicas = launch.replicas
+    more = ["--dry-run-replicas", str(replicas)] if replicas > 1 else []
+    return [*launch.words, *DRY_RUN, *more]
+
+
 def told(launch: LaunchList) -> list[Told]:
-    """Return the treatment of every flag, and of our flags that the line lacks; one replica."""
-    found = read([*launch.words, *DRY_RUN], world_size=1)
+    """Return the treatment of every flag, and of our flags that the line lacks."""
+    found = read(asked(launch), world_size=1)
     lines: list[tuple[Verdict, Sequence[str]]] = [
         ("refused", found.mistakes),
         ("noted", found.notes),

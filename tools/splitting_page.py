@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predict where splitting the vocabulary pays: tables of docs/choosing-a-schedule.md.
 
-python tools/splitting_page.py [--update]
+python tools/splitting_page.py [--update] [--keep FOLDER]
 
 Llama 3's models on 8 to 512 GPUs, with three vocabularies and every treatment of them. The tool
 predicts by counts of the code, as the dry run does, and runs nothing. A gain below the error of
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,17 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import flag
-    from tools.predictions.splitting import JOBS, TREATMENTS, VOCABULARIES, Job, Row, row_of
+    from tools.predictions.kept import kept
+    from tools.predictions.splitting import (
+        JOBS,
+        TREATMENTS,
+        VOCABULARIES,
+        Job,
+        Row,
+        as_json,
+        row_from,
+        row_of,
+    )
     from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -32,9 +43,14 @@ MACHINE: Final = 8
 """GPUs of a machine."""
 
 
-def told(asked_for: tuple[Job, str]) -> Row:
-    """Return the row of a job with a vocabulary, given by name, and print it as progress."""
-    found = row_of(asked_for)
+def told(asked_for: tuple[Job, str], keep: Path | None = None) -> Row:
+    """Return the row of a job with a vocabulary, given by name, and print it as progress.
+
+    ``keep`` is the folder of rows that are kept.
+    """
+    job, name = asked_for
+    named = f"{job.words} {' '.join(job.schedules)} {job.replicas} {name}"
+    found = row_from(kept(keep, named, lambda: as_json(row_of(asked_for))))
     print(summary(*asked_for, found), file=sys.stderr, flush=True)
     return found
 
@@ -106,15 +122,22 @@ class PageFlags:
     """Tables."""
 
     update: bool = flag(False, "Write the tables into the page.")
+    keep: Path | None = flag(
+        None,
+        "Folder in which rows are kept as they are made. Started again with the same code, the "
+        "tool goes on after the last of them.",
+        unset="no row is kept",
+        metavar="FOLDER",
+    )
 
 
 def main() -> None:
     """Predict all rows with two processes, and print or write the tables."""
-    update = read(None, __doc__, PageFlags)[PageFlags].update
+    flags = read(None, __doc__, PageFlags)[PageFlags]
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
-        tables = table(jobs, list(pool.map(told, jobs)))
-    if update:
+        tables = table(jobs, list(pool.map(partial(told, keep=flags.keep), jobs)))
+    if flags.update:
         PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
     else:
         print(tables)

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -25,21 +26,27 @@ from triton.compiler import ASTSource
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
+from megatron.kernels.cuda import grouped as grouped_operators
+from megatron.kernels.cuda import slots as slot_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
     activations,
     eight_bits,
     gradients,
+    grouped,
     norms,
     rotation,
+    slots,
     softmax,
     update,
+    weighted,
 )
 from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
 from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 
-TYPES = ("bf16", "fp16", "fp32")
+_TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TYPES = tuple(_TORCH)
 """Dtypes of activations."""
 
 _WIDE = (
@@ -58,10 +65,24 @@ RANKS = 16
 """Vocabulary shards whose statistics C1 merges; the kernels have a form for every power of two."""
 
 _FLOATS = ("cap", "pull", "spread", "z_loss", "epsilon")
-_ALL_WIDE = ("statistics_2r", "partial_jkh", "partial_kf", "cos_bsp", "sin_bsp", "sums_k")
+_ALL_WIDE = (
+    "statistics_2r",
+    "partial_jkh",
+    "partial_kf",
+    "cos_bsp",
+    "sin_bsp",
+    "sums_k",
+    "weights_r",
+    "weights_grad_r",
+)
 _TABLES = ("table_tc", "blocks_k2")
 _EIGHT_BITS = {"straight_rk": "*u8", "turned_kr": "*u8", "seen": "*i32", "scale": "*fp32"}
-_EVEN = ("n", "h", "f", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
+_LONGS = ("targets_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
+_INTEGERS = ("ends_g", "counts_gb", "sums_gb")
+EXPERTS = 128
+"""Experts of a layer; the kernels have a form for every power of two."""
+
+_EVEN = ("n", "h", "f", "i", "o", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
 """Integer arguments (sizes and strides) that are multiples of 16 if a model's sizes are."""
 
 _ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
@@ -133,6 +154,26 @@ def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
         yield from _rotation_forms(kind)
         yield from _update_forms(kind)
         yield from _eight_bit_forms(kind)
+        yield from _expert_forms(kind)
+
+
+def _expert_forms(kind: str) -> Iterator[Form]:
+    """Yield the forms of slots and of products of groups."""
+    tile = grouped_operators.tile_of(getattr(torch, _TORCH[kind]))
+    warps, rows = grouped_operators.LAUNCH["num_warps"], {"BLOCK": BLOCK}
+    for on in (False, True):
+        shared = {"TURNED": on, "GROUPS": EXPERTS, "SHARED": grouped_operators.SHARED, **tile}
+        yield Form(grouped.grouped_product, shared, kind, warps)
+        yield Form(grouped.grouped_weight_product, {"ADDS": on, **tile}, kind, warps)
+        for gelu in (False, True):
+            function = {"GATED": on, "GELU": gelu, **rows}
+            yield Form(weighted.weighted, function, kind)
+            yield Form(weighted.weighted_backward, function, kind)
+    sort, sort_warps = {"BLOCK": slot_operators.CHOICES}, slot_operators.SORT_LAUNCH["num_warps"]
+    yield Form(slots.count_choices, {**sort, "GROUPS": slot_operators.COUNTED_GROUPS}, kind)
+    yield Form(slots.place_choices, {**sort, "GROUPS": EXPERTS}, kind, sort_warps)
+    yield Form(slots.spread, rows, kind)
+    yield Form(slots.join, rows, kind)
 
 
 def _eight_bit_forms(kind: str) -> Iterator[Form]:
@@ -231,8 +272,10 @@ def _type_of(name: str, form: Form) -> str:
         return _EIGHT_BITS[name]
     if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):
         return "fp32"
-    if name == "targets_n" or name in _TABLES:
+    if name in _LONGS or name in _TABLES:
         return "*i64"
+    if name in _INTEGERS:
+        return "*i32"
     if name in _WIDE or name in _STATISTICS or name in _ALL_WIDE:
         return "*fp32"
     return f"*{form.activation}" if "_" in name and name not in _ODD else "i32"

@@ -20,6 +20,8 @@ class CheckpointConfig:
         load_optimizer: read the optimizer's state too.
         finetune: read only the weights, and start from iteration 0.
         must_load: end the run if there is no checkpoint to read.
+        upcycling: parts of the MLP of a dense checkpoint that experts are made of, one of each
+            (``Upcycling``); 0: checkpoints are of the model itself.
     """
 
     save: Path | None = None
@@ -32,3 +34,4 @@ class CheckpointConfig:
     load_optimizer: bool = True
     finetune: bool = False
     must_load: bool = False
+    upcycling: int = 0

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.model.ownership import OwnedBuffer
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel.box import whole
@@ -34,6 +35,19 @@ def tensors_of(
             if moments or kind == WEIGHT:
                 found[f"{kind}.{part.name}"] = BoxedTensor(tensor, part.global_shape, part.pieces)
     return found
+
+
+def tensors_of_buffers(buffers: Iterable[OwnedBuffer]) -> dict[str, BoxedTensor]:
+    """Return tensors of the model that no gradient reaches, as ``weight.NAME``.
+
+    All ranks that have parts of a layer have the same values.
+    """
+    return {
+        f"{WEIGHT}.{own.name}": BoxedTensor(
+            own.buffer, tuple(own.buffer.shape), whole(tuple(own.buffer.shape))
+        )
+        for own in buffers
+    }
 
 
 def tensors_of_scales(scales: Mapping[str, Tensor]) -> dict[str, BoxedTensor]:

@@ -47,10 +47,15 @@ class CheckpointFlags:
 # fmt: on
 
 
-def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointConfig:
+def checkpoint_config(flags: CheckpointFlags, skip_train: bool, upcycling: int) -> CheckpointConfig:
     """Return what is saved and loaded.
 
     A run without training saves nothing and loads only weights, and a checkpoint must be there.
+
+    Args:
+        flags: of checkpoints.
+        skip_train: whether the run does not train.
+        upcycling: see ``CheckpointConfig``.
     """
     return copied(
         CheckpointConfig,
@@ -61,6 +66,7 @@ def checkpoint_config(flags: CheckpointFlags, skip_train: bool) -> CheckpointCon
         load_step=flags.ckpt_step,
         load_optimizer=not flags.no_load_optim and not skip_train,
         must_load=flags.exit_on_missing_checkpoint or skip_train,
+        upcycling=upcycling,
     )
 
 

@@ -54,7 +54,8 @@ class ClusterFlags:
         "Which coordinate of consecutive ranks changes first, after the tensor and context "
         "coordinates: the replica, as in Megatron, or the pipeline rank.",
         excludes="--use-tp-pp-dp-mapping",
-        unset="so that fewest hops of a pipeline leave a machine")
+        unset="so that fewest hops of a pipeline leave a machine, or with experts that replicas "
+        "share, the replica")
     no_numa_binding: bool = flag(False,
         "Let ranks run on any CPU, not only on CPUs that are close to their GPU.")
     link_bandwidth: float | None = flag(None,

@@ -8,7 +8,6 @@ from megatron.config.layer_patterns import parse_pattern
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import (
     COUNT,
-    NOT_NEGATIVE,
     POSITIVE,
     RANKS,
     WIDTH,
@@ -16,7 +15,7 @@ from megatron.flags.declare import (
     option_of,
 )
 from megatron.flags.groups import Flags, Rule, all_declarations, faults_of, options_of
-from megatron.layers.experts.router import Balance, Score
+from megatron.layers.experts.router import Score
 from megatron.model.config import ModelConfig, Pattern
 
 _EXPERTS: Final = "--num-experts"
@@ -57,15 +56,6 @@ class ExpertFlags:
         unset="all of them", idle_without=_EXPERTS, needs="--moe-router-num-groups")
     moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
         POSITIVE, idle_without=_EXPERTS)
-    moe_router_load_balancing_type: Balance = flag("aux_loss",
-        "The loss with --moe-aux-loss-coeff that balances experts compares the tokens of a "
-        "microbatch (aux_loss) or of every sequence (seq_aux_loss); none: there is no such loss.",
-        idle_without=_EXPERTS)
-    moe_aux_loss_coeff: float = flag(0.0, "Coefficient of that loss.", NOT_NEGATIVE,
-        idle_without=_EXPERTS, idle_with="--moe-router-load-balancing-type none")
-    moe_z_loss_coeff: float = flag(0.0,
-        "Coefficient of the router's mean squared log-partition, which keeps its logits small.",
-        NOT_NEGATIVE, idle_without=_EXPERTS)
     moe_router_dtype: Literal["fp32"] | None = flag(None, "Type of the router's product.",
         unset="the type of activations", idle_without=_EXPERTS)
     moe_shared_expert_intermediate_size: int | None = flag(None,
@@ -74,17 +64,30 @@ class ExpertFlags:
     moe_shared_expert_gate: bool = flag(False,
         "A sigmoid of the token multiplies what that expert returns.", idle_without=_EXPERTS,
         needs=_SHARED)
+    moe_use_upcycling: bool = flag(False,
+        "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
+        "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
+        idle_without=_EXPERTS, needs="--load")
+    moe_upcycling_granularity: int = flag(1,
+        "With --moe-use-upcycling: parts of an MLP; each expert begins as one of them.", COUNT,
+        idle_without="--moe-use-upcycling")
     expert_model_parallel_size: int = flag(1,
-        "Ranks over which the experts of a layer are spread; only 1 is there yet.", RANKS,
+        "Ranks over which the experts of a layer are spread, each with equally many. They are "
+        "tensor-, context- or data-parallel ranks of a stage, which have different tokens.", RANKS,
         idle_without=_EXPERTS)
     expert_tensor_parallel_size: int | None = flag(None,
-        "Ranks that share an expert; only as many as share every layer are there yet.", RANKS,
+        "Ranks that share an expert, by its columns.", RANKS,
         unset="--tensor-model-parallel-size", idle_without=_EXPERTS)
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag("allgather",
+        "How tokens come to experts on other ranks. allgather: these ranks get all tokens of each "
+        "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
+        "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
+        "refused.", idle_without=_EXPERTS)
 # fmt: on
 
 
 def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
-    """Return the fields of the model about its experts, by name.
+    """Return the fields of the model about its experts, by name, without those of their balance.
 
     Args:
         flags: flags of a command line.
@@ -107,13 +110,17 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_router_num_groups": own.moe_router_num_groups or 1,
         "moe_router_group_topk": own.moe_router_group_topk or 1,
         "moe_router_topk_scaling_factor": own.moe_router_topk_scaling_factor,
-        "moe_router_load_balancing_type": own.moe_router_load_balancing_type,
-        "moe_aux_loss_coeff": own.moe_aux_loss_coeff,
-        "moe_z_loss_coeff": own.moe_z_loss_coeff,
         "moe_router_in_fp32": own.moe_router_dtype == "fp32",
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
         "moe_shared_expert_gate": own.moe_shared_expert_gate,
     }
+
+
+def upcycling_of(flags: Flags) -> int:
+    """Return the number of parts of an MLP that experts begin as; 0: checkpoints have experts."""
+    own = flags[ExpertFlags]
+    is_asked = own.moe_use_upcycling and experts_of(flags) is not None
+    return own.moe_upcycling_granularity if is_asked else 0
 
 
 def experts_of(flags: Flags) -> int | None:
@@ -144,6 +151,8 @@ def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
         return option, _words_of_pattern(value)
     if name == "moe_router_in_fp32":
         return option, "fp32" if value else None
+    if name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
+        return option, value if isinstance(value, (tuple, list)) else (value,)
     if name in ("moe_router_num_groups", "moe_router_group_topk"):
         return option, value if model.get("moe_router_num_groups", 1) > 1 else None
     return option, value or None
@@ -163,6 +172,16 @@ def expert_pattern(flags: Flags) -> Pattern:
     return pattern[::-1] if words.isdecimal() else pattern
 
 
+def mixes_kinds(flags: Flags) -> bool:
+    """Return whether some layers have experts and others have none."""
+    if experts_of(flags) is None:
+        return False
+    try:
+        return len(set(expert_pattern(flags))) > 1
+    except ValueError:
+        return False  # the rules about the flags report this mistake
+
+
 def _layers(flags: Flags) -> Iterator[str]:
     if experts_of(flags) is None:
         return
@@ -179,16 +198,6 @@ def _choices(flags: Flags) -> Iterator[str]:
         yield (
             f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
             "token cannot choose an expert twice; lower it"
-        )
-
-
-def _no_gradient(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    by_softmax = own.moe_router_score_function == "softmax" and not own.moe_router_pre_softmax
-    if experts_of(flags) is not None and own.moe_router_topk == 1 and by_softmax:
-        yield (
-            "--moe-router-topk 1: a softmax over one chosen expert is 1, so the router has no "
-            "gradient; add --moe-router-pre-softmax"
         )
 
 
@@ -224,13 +233,20 @@ def _biases(flags: Flags) -> Iterator[str]:
         )
 
 
-def _ranks(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    if experts_of(flags) is not None and own.expert_model_parallel_size > 1:
+def _upcycling(flags: Flags) -> Iterator[str]:
+    own, experts, parts = flags[ExpertFlags], experts_of(flags), upcycling_of(flags)
+    if not parts or experts is None:
+        return
+    given = f"--moe-upcycling-granularity {parts}"
+    if experts % parts or own.moe_router_topk % parts:
         yield (
-            f"--expert-model-parallel-size {own.expert_model_parallel_size}: the experts of a "
-            "layer are not spread over ranks yet; leave it out, and let tensor- and "
-            "pipeline-parallel ranks share the model"
+            f"{given} does not divide --num-experts {experts} and --moe-router-topk "
+            f"{own.moe_router_topk}: experts begin as parts of an MLP, and a token needs all parts"
+        )
+    if own.moe_shared_expert_intermediate_size:
+        yield (
+            f"--moe-use-upcycling with {_SHARED} {own.moe_shared_expert_intermediate_size}: a "
+            "dense model has no shared expert to begin with; leave one of them out"
         )
 
 
@@ -243,24 +259,14 @@ def _one_expert(flags: Flags) -> Iterator[str]:
             yield f"{option} changes nothing at --num-experts 1"
 
 
-def _nothing_balances(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags]
-    kind = own.moe_router_load_balancing_type
-    if experts_of(flags) is not None and kind == "seq_aux_loss" and not own.moe_aux_loss_coeff:
-        yield (
-            f"--moe-router-load-balancing-type {kind} changes nothing without --moe-aux-loss-coeff"
-        )
-
-
 EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _layers,
     _choices,
-    _no_gradient,
     _groups,
     _biases,
-    _ranks,
+    _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
-EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances)
+EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert,)
 """The rules that find flags of experts that change nothing beside the others."""

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
+from megatron.config.balancing import balancing_fields
 from megatron.config.data import CorpusFlags
 from megatron.config.experts import expert_fields
+from megatron.config.latent_attention import latent_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
+from megatron.config.rope_scaling import rope_scaling_fields
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
 from megatron.flags.groups import Flags, Rule, copied, faults_of, options_of
+from megatron.layers.attention import Sinks
 from megatron.model.config import ModelConfig, Pattern
 
 _ROPE: Final = "--position-embedding-type rope"
@@ -39,6 +43,10 @@ class LayerFlags:
     attn_logit_softcapping: float = flag(0.0,
         "Cap attention's scores softly: c tanh(score / c), with c this number; 0: off.",
         NOT_NEGATIVE)
+    softmax_type: Sinks = flag("vanilla",
+        "Let one more key without a value take part in attention's softmax, so that a head may "
+        "attend to nothing: with a score that every head learns (learnable: attention sinks, as in "
+        "GPT-OSS), or with a score of 0 (off-by-one).")
     softmax_scale: float | None = flag(None, "Factor of the products of queries and keys.",
         POSITIVE, unset="1 / sqrt(width of a head)", excludes="--query-pre-attn-scalar")
     query_pre_attn_scalar: int | None = flag(None,
@@ -95,18 +103,20 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     gated = model.swiglu or layers.geglu
     ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     ffn = model.ffn_hidden_size or ffn_default
+    derived = {"kv_channels": model.kv_channels or hidden // heads, **latent_fields(flags)}
     return copied(
         ModelConfig,
         model,
         ffn_hidden_size=ffn,
         num_query_groups=(model.num_query_groups or 1) if model.group_query_attention else heads,
-        kv_channels=model.kv_channels or hidden // heads,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         vocab_size=vocab_size,
         add_bias_linear=not model.disable_bias_linear,
         tie_embeddings=not model.untie_embeddings_and_output_weights,
+        **derived,
         **layer_fields(flags),
-        **expert_fields(flags, ffn),
+        **rope_scaling_fields(flags),
+        **(expert_fields(flags, ffn) | balancing_fields(flags)),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import (
     COUNT,
     LENGTH,
@@ -22,6 +23,7 @@ from megatron.simulator.costs.redistribute import MOST_LAYERS
 
 DEPTH: Final = up_to(MOST_LAYERS)
 _ROPE: Final = "--position-embedding-type rope"
+_LATENT: Final = "--multi-latent-attention"
 
 
 # The formatter is off so that the flags read as a table.
@@ -43,7 +45,8 @@ class ModelFlags:
     num_query_groups: int | None = flag(None,
         "Key/value heads; each serves a group of query heads.", WIDTH,
         unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
-    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads")
+    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads",
+        idle_with=_LATENT)
     position_embedding_type: PositionEmbedding = flag("learned_absolute",
         "learned_absolute: a learned table; rope: rotated queries and keys; alibi: scores that "
         "fall with distance; none: nothing.")
@@ -53,10 +56,10 @@ class ModelFlags:
     rotary_interleaved: bool = flag(False,
         "RoPE turns channels 2i and 2i + 1 together, not channel i of the first half with channel "
         "i of the second half.",
-        idle_without=_ROPE)
+        idle_without=_ROPE, idle_with=_LATENT)
     use_rope_scaling: bool = flag(False,
         "Lower the low frequencies of RoPE, as Llama 3.1 does for samples of more than 8192 "
-        "tokens.", idle_without=_ROPE)
+        "tokens.", idle_without=_ROPE, idle_with=_LATENT)
     rope_scaling_factor: float = flag(8.0,
         "Number by which --use-rope-scaling divides the lowest frequencies of RoPE.", COUNT,
         idle_without="--use-rope-scaling")
@@ -65,11 +68,15 @@ class ModelFlags:
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
     squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
         excludes="--swiglu")
-    qk_layernorm: bool = flag(False, "Normalise queries and keys per head.")
+    qk_layernorm: bool = flag(False, "Normalise queries and keys per head; with "
+        "--multi-latent-attention the vectors that they are made of.")
+    qk_layernorm_across_heads: bool = flag(False,
+        "Normalise queries and keys over the channels of all heads at once, as OLMoE does.",
+        needs="--qk-layernorm")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
     add_qkv_bias: bool = flag(False,
         "Give queries, keys and values biases, also with --disable-bias-linear.",
-        idle_without="--disable-bias-linear")
+        idle_without="--disable-bias-linear", idle_with=_LATENT)
     untie_embeddings_and_output_weights: bool = flag(False,
         "Give the output layer a matrix of its own, instead of the embedding's.")
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
@@ -88,7 +95,8 @@ class ModelFlags:
 
 def _heads(flags: Flags) -> Iterator[str]:
     model, heads = flags[ModelFlags], flags[ModelFlags].num_attention_heads
-    if model.kv_channels is None and model.hidden_size % heads:
+    derived = model.kv_channels is None and not flags[LatentFlags].multi_latent_attention
+    if derived and model.hidden_size % heads:
         yield (
             f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
             "change one of them, or give the width of a head with --kv-channels"
@@ -113,8 +121,7 @@ def _rotation(flags: Flags) -> Iterator[str]:
     model = flags[ModelFlags]
     if model.position_embedding_type != "rope":
         return
-    head = model.kv_channels or model.hidden_size // model.num_attention_heads
-    rotated = int(head * model.rotary_percent)
+    head, rotated = rotated_channels(flags)
     if rotated < 2 or rotated % 2:
         yield (
             f"--rotary-percent {model.rotary_percent} rotates {rotated} of the {head} "
@@ -122,4 +129,22 @@ def _rotation(flags: Flags) -> Iterator[str]:
         )
 
 
-MODEL_RULES: Final = (_heads, _positions, _rotation)
+def rotated_channels(flags: Flags) -> tuple[int, int]:
+    """Return how many channels of a head may turn, and how many of them do."""
+    model, latent = flags[ModelFlags], flags[LatentFlags]
+    head = model.kv_channels or model.hidden_size // model.num_attention_heads
+    if latent.multi_latent_attention:
+        head = latent.qk_pos_emb_head_dim
+    return head, int(head * model.rotary_percent)
+
+
+def _norm_across_heads(flags: Flags) -> Iterator[str]:
+    model = flags[ModelFlags]
+    if model.qk_layernorm_across_heads and model.normalization != "RMSNorm":
+        yield (
+            "--qk-layernorm-across-heads is an RMSNorm: give --normalization RMSNorm, or leave it "
+            "out"
+        )
+
+
+MODEL_RULES: Final = (_heads, _positions, _rotation, _norm_across_heads)

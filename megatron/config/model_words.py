@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
+from megatron.config.rope_scaling import RopeScalingFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import all_declarations
 
@@ -25,6 +28,11 @@ FREE: Final = frozenset(
         "moe_router_load_balancing_type",
         "moe_aux_loss_coeff",
         "moe_z_loss_coeff",
+        "moe_router_bias_update_rate",
+        "moe_router_force_load_balancing",
+        "moe_input_jitter_eps",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
     }
 )
 """Fields of ``ModelConfig`` that do not have to fit the weights."""
@@ -44,7 +52,8 @@ _PATTERNS: Final = {
 """For each pattern of layers, its flag, and the entry of every N-th layer if the flag is N."""
 
 
-_DECLARED: Final = all_declarations((ModelFlags, LayerFlags, ExpertFlags))
+_DENSE: Final = (ModelFlags, LayerFlags, LatentFlags, RopeScalingFlags)
+_DECLARED: Final = all_declarations((*_DENSE, ExpertFlags, BalancingFlags))
 """The flags that make a model, without the flags of its vocabulary."""
 
 Model = Mapping[str, Any]
@@ -61,8 +70,10 @@ def model_flags(model: Model) -> dict[str, list[str]]:
         for option, value in _flags_of(name, model):
             if option not in _DECLARED or value is False or value is None:
                 continue
+            value = tuple(value) if isinstance(value, list) else value
             if value != _DECLARED[option].default:
-                found[option] = [] if value is True else [str(value)]
+                words = value if isinstance(value, (tuple, list)) else (value,)
+                found[option] = [] if value is True else list(map(str, words))
     return found
 
 
@@ -76,6 +87,17 @@ def differences(saved: Model, own: Model) -> list[str]:
     names = [name for name in own if name not in FREE and name in saved]
     both = [(_written(name, saved), _written(name, own)) for name in names]
     return [f"{there} there, {here} here" for there, here in both if there != here]
+
+
+def differences_of_dense(saved: Model, own: Model) -> list[str]:
+    """Return the ``differences`` between a dense model and a mixture that begins with its weights.
+
+    Fields about experts do not count; nor does the width of MLPs, if the mixture has none.
+    """
+    shared = {name: value for name, value in own.items() if not is_about_experts(name)}
+    if all(own["moe_layer_pattern"]):
+        del shared["ffn_hidden_size"]
+    return differences(saved, shared)
 
 
 def _written(name: str, model: Model) -> str:
@@ -102,6 +124,11 @@ def _flags_of(name: str, model: Model) -> Iterator[tuple[str, Any]]:
         yield option_of(name), None if value is None else f"{value},0"
     elif is_about_experts(name):
         yield word_of_experts(name, model)
+    elif name == "rope_type":
+        default = "yarn" if model.get("multi_latent_attention") else "rope"
+        yield option_of(name), None if value == default else value
+    elif name == "kv_channels":
+        yield option_of(name), None if model.get("multi_latent_attention") else value
     elif name in _PATTERNS:
         option, last = _PATTERNS[name]
         yield option, _pattern_words(value, last)
@@ -159,7 +186,7 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield our flags whose saved values differ from our defaults, with these values."""
-    for field in [*fields(ModelFlags), *fields(LayerFlags)]:
+    for field in (field for group in _DENSE for field in fields(group)):
         value = saved.get(field.name)
         if field.name in _SAVED_OPPOSITES and _SAVED_OPPOSITES[field.name] in saved:
             value = not saved[_SAVED_OPPOSITES[field.name]]

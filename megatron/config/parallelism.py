@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import torch
 
+from megatron.config.data import CorpusFlags
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import LayerFlags, sound_model
 from megatron.config.log import LogFlags
@@ -14,6 +15,7 @@ from megatron.config.model import ModelFlags
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
 from megatron.flags.groups import Flags
 from megatron.model.cut_faults import faults_of_cut
+from megatron.parallel.context import ContextExchange
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
@@ -53,8 +55,12 @@ class ParallelFlags:
     sequence_parallel: bool = flag(False,
         "Let tensor-parallel ranks also share the tokens, wherever they do not share a layer.")
     context_parallel_size: int = flag(1,
-        "Context-parallel ranks. They share every sequence; attention gathers keys and values "
-        "over them.", RANKS)
+        "Context-parallel ranks. They share every sequence.", RANKS)
+    cp_comm_type: ContextExchange = flag("all_gather",
+        "How attention sees the tokens of all context-parallel ranks. all_gather: it gathers keys "
+        "and values. p2p: keys and values pass along a ring of the ranks while attention to those "
+        "that are there is computed. a2a: ranks exchange heads for tokens, and each computes "
+        "attention of some heads for all tokens.", idle_without="--context-parallel-size > 1")
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
@@ -102,12 +108,6 @@ def _cuts(flags: Flags) -> Iterator[str]:
 
 def _shared_experts(flags: Flags) -> Iterator[str]:
     own, ranks = flags[ExpertFlags], _size(flags)
-    if experts_of(flags) is not None and own.expert_tensor_parallel_size not in (None, ranks):
-        yield (
-            f"--expert-tensor-parallel-size {own.expert_tensor_parallel_size} with "
-            f"--tensor-model-parallel-size {ranks}: as many ranks share an expert as share every "
-            "layer; leave it out"
-        )
     if experts_of(flags) is not None and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
         yield (
             f"--tensor-model-parallel-size {ranks} with --num-experts {own.num_experts}: add "
@@ -160,4 +160,44 @@ def _next_tokens(flags: Flags) -> Iterator[str]:
         )
 
 
-CONTEXT_RULES = (_sequence, _next_tokens)
+def _exchanged_heads(flags: Flags) -> Iterator[str]:
+    parallel, ranks = flags[ParallelFlags], flags[ParallelFlags].context_parallel_size
+    if ranks == 1 or parallel.cp_comm_type != "a2a":
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule reports this mistake
+        return
+    tensor = parallel.tensor_model_parallel_size
+    if model.num_query_groups % (tensor * ranks):
+        yield (
+            f"--cp-comm-type a2a with --context-parallel-size {ranks}: "
+            f"--tensor-model-parallel-size {tensor} x {ranks} ranks cannot share "
+            f"{model.num_query_groups} heads of keys and values evenly; choose fewer ranks, or "
+            "--cp-comm-type all_gather"
+        )
+
+
+def _passed_on(flags: Flags) -> Iterator[str]:
+    """Yield a message for everything that attention along a ring lacks."""
+    parallel, layers = flags[ParallelFlags], flags[LayerFlags]
+    if parallel.context_parallel_size == 1 or parallel.cp_comm_type != "p2p":
+        return
+    model, corpus = flags[ModelFlags], flags[CorpusFlags]
+    lacking = {
+        f"--attention-dropout {model.attention_dropout}": model.attention_dropout,
+        f"--window-size {layers.window_size}": layers.window_size,
+        f"--attn-logit-softcapping {layers.attn_logit_softcapping}": layers.attn_logit_softcapping,
+        "--position-embedding-type alibi": model.position_embedding_type == "alibi",
+        "--reset-attention-mask": corpus.reset_attention_mask,
+    }
+    for words, is_asked in lacking.items():
+        if is_asked:
+            yield (
+                f"{words} with --cp-comm-type p2p: attention along a ring has only scaled "
+                "products, and whole samples; leave one of them out, or choose --cp-comm-type "
+                "all_gather or a2a"
+            )
+
+
+CONTEXT_RULES = (_sequence, _next_tokens, _exchanged_heads, _passed_on)

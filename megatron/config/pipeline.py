@@ -171,13 +171,13 @@ def _plan_file(flags: Flags) -> Iterator[str]:
 def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     """Refuse layers that do not fit the stages of a plan's file.
 
-    Layers under redis are not judged here, because they depend on costs.
+    Layers that depend on costs are not judged here.
     """
     try:
         layers = distribution_of(flags, treatment_of(flags))
     except ValueError:
         return  # the rules about the flags report this mistake
-    if layers.kind != "redis":
+    if not layers.needs_times:
         spread = partial(distribute, layers, flags[ModelFlags].num_layers, len(plan.stages))
         yield from faults_of(spread)
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.cluster import ClusterFlags, ranks_of_machine
+from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.train import TrainFlags, growth_of
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags, options_of
-from megatron.parallel.grid import Grid, Order
+from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.counted import counted
 
@@ -100,10 +101,16 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 
 def rank_order(flags: Flags, replicas: int) -> Order:
-    """Return the order of the ranks: by the flags, else with the fewest hops between machines."""
+    """Return the order of the ranks: by the flags, else with the fewest hops between machines.
+
+    If replicas exchange tokens for experts, they are adjacent by default. Every layer exchanges
+    tokens; a microbatch hops only between stages.
+    """
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"
-    sizes = flags[ParallelFlags]
+    sizes, asked = flags[ParallelFlags], flags[ClusterFlags].rank_order
+    if asked is None and replicas_exchange(flags):
+        return ORDERS[0]
     grid = Grid(
         sizes.tensor_model_parallel_size,
         replicas,
@@ -111,7 +118,7 @@ def rank_order(flags: Flags, replicas: int) -> Order:
         context_size=sizes.context_parallel_size,
     )
     ranks = ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run)
-    return flags[ClusterFlags].rank_order or fewest_hops(grid, ranks or grid.world_size)
+    return asked or fewest_hops(grid, ranks or grid.world_size)
 
 
 def _one_replica(flags: Flags) -> Iterator[str]:

@@ -29,6 +29,8 @@ from megatron.config.corpora import (
 )
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.expert_ranks import ExpertRanks, expert_ranks
+from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
@@ -56,6 +58,7 @@ from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
@@ -91,7 +94,9 @@ class ParallelConfig:
         sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
             outside of attention and MLP.
         context_size: context-parallel ranks c, which share every sequence.
+        context_exchange: how attention sees the tokens of all of these ranks.
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
+        experts: the ranks that have the experts of a layer.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
@@ -118,6 +123,8 @@ class ParallelConfig:
     tensor_size: int = 1
     sequence_parallel: bool = False
     context_size: int = 1
+    context_exchange: ContextExchange = "all_gather"
+    experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
@@ -135,7 +142,19 @@ class ParallelConfig:
             self.pipeline_size,
             replicas.order,
             self.context_size,
+            self.experts.size,
+            self.experts.tensor_size,
         )
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that have the same experts, if experts are spread; else those of a parameter."""
+        return self.grid.expert_copies if self.grid.spreads_experts else self.replicas.size
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether several ranks have the same parameters."""
+        return max(self.replicas.size, self.expert_copies) > 1
 
     @property
     def placement(self) -> Placement:
@@ -163,6 +182,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
+        context_exchange=parallel.cp_comm_type,
+        experts=expert_ranks(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,
@@ -229,7 +250,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         parallel=layouts[0],
         alternatives=layouts if len(layouts) > 1 else (),
         train=train_config(flags, replicas),
-        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train),
+        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train, upcycling_of(flags)),
         guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(

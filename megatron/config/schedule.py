@@ -99,10 +99,11 @@ class PipelineFlags:
         unset="by --num-virtual-stages-per-pipeline-rank")
     layer_distribution: str | None = flag(None,
         "How layers are spread over the stages. even: equally many on each; remainder: one more "
-        "on the first stages; redis: so that the slowest stage is as fast as possible; or a list "
-        "of numbers, in the order in which the data flows.",
-        unset="even",
-        metavar="{even,remainder,redis}|N,N,...")
+        "on the first stages; cost: so that the layers of the slowest rank take as little time as "
+        "possible; redis: the same, vocabulary layers included; or a list of numbers, in the order "
+        "in which the data flows.",
+        unset="even; cost if some layers have experts and others none",
+        metavar="{even,remainder,cost,redis}|N,N,...")
     pipeline_model_parallel_layout: str | None = flag(None,
         "The stages in Megatron-Core's form, in the order in which the data flows, as in "
         "'Et*2|(t*2|)*6t*2L'. E is the embedding, t a transformer layer, L the loss; | ends a "

@@ -6,6 +6,7 @@ Several flags do this, each in its own way. Flags that contradict each other are
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from megatron.config.experts import mixes_kinds
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags
@@ -32,6 +33,9 @@ from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
 
+_NAMED: Final = ("even", "remainder", "cost", "redis")
+"""The distributions that have a name."""
+
 _LONGEST_COUNT: Final = 8
 """Characters of the longest number of layers; a longer number is mistyped."""
 
@@ -47,6 +51,8 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
         return LayerDistribution("explicit", counts=layout, written=written)
     if text == "remainder":
         return LayerDistribution("remainder")
+    if text == "cost" or costs_decide(flags):
+        return LayerDistribution("cost")
     if text not in (None, "even", "redis"):  # redis beside another treatment is refused
         return LayerDistribution("explicit", counts=tuple(map(int, text.split(","))))
     return LayerDistribution(
@@ -55,6 +61,15 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
         embedding_counts=pipeline.account_for_embedding_in_pipeline_split,
         loss_counts=pipeline.account_for_loss_in_pipeline_split,
     )
+
+
+def costs_decide(flags: Flags) -> bool:
+    """Whether layers are spread by their cost, because no flag spreads them and they differ.
+
+    Layers differ if some have experts and others have none.
+    """
+    chunks = given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage")
+    return not chunks and not distributions(flags) and mixes_kinds(flags)
 
 
 def _whole_note(flags: Flags) -> Iterator[str]:
@@ -96,6 +111,14 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
             ranks=flags[ParallelFlags].pipeline_model_parallel_size,
             chunks=pipeline.num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),
+        )
+
+
+def _cost_note(flags: Flags) -> Iterator[str]:
+    if costs_decide(flags) and flags[ParallelFlags].pipeline_model_parallel_size > 1:
+        yield (
+            "some layers have experts and others none, so stages get layers of equal cost, not "
+            "equally many; --layer-distribution even changes that"
         )
 
 
@@ -165,10 +188,10 @@ def _distribution_rule(flags: Flags) -> Iterator[str]:
 
 def _distribution_words(flags: Flags) -> Iterator[str]:
     text = flags[PipelineFlags].layer_distribution
-    words = [] if text in (None, "even", "remainder", "redis") else text.split(",")
+    words = [] if text in (None, *_NAMED) else text.split(",")
     if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
         yield (
-            f"--layer-distribution {text}: give even, remainder, redis, or a number of layers for "
+            f"--layer-distribution {text}: give {', '.join(_NAMED)}, or a number of layers for "
             "every stage, as in 3,4,4,1"
         )
 
@@ -180,7 +203,7 @@ def _spread_rule(flags: Flags) -> Iterator[str]:
     if traits.compares or "file" in traits.options or any(others):
         return
     distribution = distribution_of(flags, treatment_of(flags))
-    if distribution.kind == "redis":
+    if distribution.needs_times:
         return
     chunks = chunks_of(flags) or traits.chunks
     stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
@@ -192,7 +215,7 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
         yield f"{flag} and {other} both say how many layers a stage has: give one of them"
 
 
-STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _layout_note)
+STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _cost_note, _layout_note)
 
 _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _chunk_rule,

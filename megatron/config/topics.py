@@ -6,6 +6,7 @@ names the way out.
 
 from typing import Final
 
+from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.cluster import (
     BACKEND_RULES,
@@ -23,6 +24,7 @@ from megatron.config.eight_bits import (
     EIGHT_BIT_RULES,
     EightBitFlags,
 )
+from megatron.config.expert_ranks import EXPERT_RANK_NOTES, EXPERT_RANK_RULES
 from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
 from megatron.config.graphs import (
     GRAPH_NOTES,
@@ -31,6 +33,7 @@ from megatron.config.graphs import (
     GraphFlags,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
+from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
@@ -43,9 +46,10 @@ from megatron.config.optimizer_kind import (
 from megatron.config.parallelism import CONTEXT_RULES, TENSOR_NOTES, TENSOR_RULES, ParallelFlags
 from megatron.config.pipeline import PIPELINE_NOTES, PIPELINE_RULES, PLAN_RULES
 from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, PrecisionFlags
-from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
+from megatron.config.recompute import RECOMPUTE_NOTES, RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
+from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
@@ -55,7 +59,10 @@ from megatron.flags.groups import Flags, Rule, all_declarations
 GROUPS: Final = (
     ModelFlags,
     LayerFlags,
+    LatentFlags,
+    RopeScalingFlags,
     ExpertFlags,
+    BalancingFlags,
     ParallelFlags,
     PipelineFlags,
     TrainFlags,
@@ -85,10 +92,13 @@ DECLARED: Final = all_declarations(GROUPS)
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
     *LAYER_RULES,
+    *ROPE_SCALING_RULES,
     *EXPERT_RULES,
+    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
+    *EXPERT_RANK_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
@@ -106,6 +116,8 @@ RULES: Final[tuple[Rule, ...]] = (
 NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
+    *BALANCING_NOTES,
+    *RECOMPUTE_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
@@ -114,6 +126,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
+    *EXPERT_RANK_NOTES,
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )

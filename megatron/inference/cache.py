@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from megatron.kernels.heads import split_heads
 from megatron.layers.attention import SelfAttention
 from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.latent_attention import LatentAttention
 
 
 class Slots:
@@ -69,20 +70,39 @@ class Slots:
 class CachedAttention(nn.Module):
     """A layer's attention with its parameters, for the forward alone."""
 
-    def __init__(self, attention: SelfAttention, slots: Slots) -> None:
+    def __init__(self, attention: SelfAttention | LatentAttention, slots: Slots) -> None:
         super().__init__()
         self._attention = attention
         self._slots = slots
-        shape, weight = attention.shape, attention.linear_qkv.weight
-        size = (2, slots.rows, shape.num_groups, slots.capacity, shape.head_size)
-        self._kept_2bgtd = weight.new_empty(size)
+        self._kept: list[Tensor] = []
 
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return the attention's output for the next tokens.
 
         ``forward_pass`` has the layer's rotary embedding for their positions, or ``None``.
         """
-        own, shape, rope = self._attention, self._attention.shape, forward_pass.rope
+        q_bsad, *new = self._heads(x_bsh, forward_pass)
+        if not self._kept:
+            self._kept = [self._empty(each_bsgd) for each_bsgd in new]
+        begin, end = self._slots.filled, self._slots.filled + x_bsh.shape[1]
+        for kept_bgtd, new_bsgd in zip(self._kept, new, strict=True):
+            kept_bgtd[:, :, begin:end] = new_bsgd.transpose(1, 2)
+        context_bsad = self._attend(q_bsad, *(kept_bgtd[:, :, :end] for kept_bgtd in self._kept))
+        if isinstance(self._attention, LatentAttention):
+            context_bsad = context_bsad[..., : self._attention.shape.value_size]
+        return self._attention.linear_proj(context_bsad.flatten(2))
+
+    def _empty(self, new_bsgd: Tensor) -> Tensor:
+        """Return memory for the keys or values of all slots, [b, g, t, d]."""
+        groups, channels = new_bsgd.shape[2:]
+        return new_bsgd.new_empty((self._slots.rows, groups, self._slots.capacity, channels))
+
+    def _heads(self, x_bsh: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [b, s, a, d], keys and values [b, s, g, d] of the next tokens."""
+        own, rope = self._attention, forward_pass.rope
+        if isinstance(own, LatentAttention):
+            return own.heads(*own.latents(x_bsh), forward_pass)
+        shape = own.shape
         qkv_bsgcd = own.linear_qkv(x_bsh).unflatten(
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
@@ -91,11 +111,7 @@ class CachedAttention(nn.Module):
             q_bsad, k_bsgd = own.q_layernorm(q_bsad), own.k_layernorm(k_bsgd)
         if rope is not None:
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
-        begin, count = self._slots.filled, x_bsh.shape[1]
-        for kept_bgtd, new_bsgd in zip(self._kept_2bgtd, (k_bsgd, v_bsgd), strict=True):
-            kept_bgtd[:, :, begin : begin + count] = new_bsgd.transpose(1, 2)
-        context_bsad = self._attend(q_bsad, *self._kept_2bgtd[:, :, :, : begin + count])
-        return own.linear_proj(context_bsad.flatten(2))
+        return q_bsad, k_bsgd, v_bsgd
 
     def _attend(self, q_bsad: Tensor, k_bgtd: Tensor, v_bgtd: Tensor) -> Tensor:
         """Return every query's mean of the values it sees [b, s, a, d]; scores in fp32 or wider."""
@@ -110,6 +126,12 @@ class CachedAttention(nn.Module):
             slope_gr11 = score_bgrst.new_tensor(scores.slopes_a).view(groups, -1, 1, 1)
             score_bgrst -= slope_gr11 * self._slots.distances(count)
         hidden_b11st = self._slots.hidden(count, scores.window)[:, None, None]
-        seen_bgrst = score_bgrst.masked_fill_(hidden_b11st, -math.inf).softmax(-1)
+        score_bgrst.masked_fill_(hidden_b11st, -math.inf)
+        own = self._attention
+        sinks_a = own.sinks() if isinstance(own, SelfAttention) else None
+        if sinks_a is not None:
+            sink_bgrs1 = sinks_a.to(wide).view(groups, -1, 1, 1).expand(*score_bgrst.shape[:-1], 1)
+            score_bgrst = torch.cat((score_bgrst, sink_bgrs1), -1)
+        seen_bgrst = score_bgrst.softmax(-1)[..., : k_bgtd.shape[2]]
         context_bgrsd: Tensor = seen_bgrst.to(v_bgtd.dtype) @ v_bgtd[:, :, None]
         return context_bgrsd.flatten(1, 2).transpose(1, 2)

@@ -23,10 +23,11 @@ from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.choose import read_model
 from megatron.checkpoint.folder import DamagedError
-from megatron.checkpoint.train_tensors import WEIGHT
+from megatron.checkpoint.train_tensors import WEIGHT, tensors_of_buffers
 from megatron.inference.cache import CachedAttention, Slots
 from megatron.layers.attention import SelfAttention
 from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.latent_attention import LatentAttention
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
@@ -62,7 +63,13 @@ class InferenceModel:
     """
 
     def __init__(self, where: Path, groups: Groups, dtype: torch.dtype, longest: int) -> None:
-        self.config = replace(read_model(where), seq_length=longest)
+        # A row's text must not depend on the other rows: no expert is full.
+        self.config = replace(
+            read_model(where),
+            seq_length=longest,
+            moe_expert_capacity_factor=None,
+            moe_router_force_load_balancing=False,
+        )
         self.column, self._transfers = groups.column, groups.transfers
         self._rank, self._ranks = groups.pipeline.rank, groups.pipeline.size
         self.device = groups.device
@@ -70,6 +77,7 @@ class InferenceModel:
         self._model = _rank_model(self.config, self._rank, self._ranks, dtype, groups.device)
         self._model.eval()
         own = list(self._model.owned_parameters())
+        buffers = list(self._model.owned_buffers())
         with torch.no_grad():
             for owned in own:
                 owned.parameter.zero_()  # rows of padding stay zero; a checkpoint has none
@@ -82,7 +90,8 @@ class InferenceModel:
                     owned.parameter, owned.global_shape, owned.pieces
                 )
                 for owned in own
-            },
+            }
+            | tensors_of_buffers(buffers),
             groups.world_hosts,
         )
         assert self._model.output_layer is not None, "every rank has a shard"
@@ -183,7 +192,7 @@ def _layers(model: RankModel) -> nn.ModuleList:
 
 def _cached(layer: nn.Module, slots: Slots) -> CachedAttention:
     attention = layer.self_attention
-    assert isinstance(attention, SelfAttention)
+    assert isinstance(attention, (SelfAttention, LatentAttention))
     return CachedAttention(attention, slots)
 
 

@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.kernels.cuda.grouped import grouped_weight_product
 from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
+from megatron.kernels.reference.sink_attention import knows_sinks, sink_attention
 from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -55,25 +57,28 @@ def counted_kernels(dtype: torch.dtype) -> Kernels:
     return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
 
 
-class _CountedGroups:
-    """Products of groups on ``meta``, where PyTorch's own operator takes bf16 only."""
+class _CountedReference(ReferenceKernels):
+    """PyTorch's operations; those that ask for values have the shapes of one product instead."""
 
     def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(x_si, weight_gio, ends_g)
-        return made
+        return _grouped_mm(x_si, weight_gio, ends_g)
 
     def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""
-        made: Tensor = torch.ops.megatron_kernels._grouped_mm(grad_so.T, x_si, ends_g)
-        return made
+        out_goi = x_si.new_empty(len(ends_g), grad_so.shape[1], x_si.shape[1])
+        grouped_weight_product(out_goi, grad_so, x_si, ends_g)
+        return out_goi
 
 
-class _CountedReference(_CountedGroups, ReferenceKernels):
-    pass
+class _CountedKernels(CudaKernels):
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+        self._has_grouped = True
 
+    def _grouped_mm(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        return _grouped_mm(x_si, weight_gio, ends_g)
 
-class _CountedKernels(_CountedGroups, CudaKernels):
     def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
         return Products(device, dtype, add_of_this_version())
 
@@ -97,6 +102,28 @@ class _CountedKernels(_CountedGroups, CudaKernels):
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
         return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
+
+    def _attends_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> bool:
+        return knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+
+    def _attend_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        sinks_a: Tensor,
+        scores: Scores,
+        documents: Documents | None,
+    ) -> Tensor:
+        """Attend as without documents: the count takes every sample for one document."""
+        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
@@ -126,6 +153,11 @@ class _CountedKernels(_CountedGroups, CudaKernels):
             q_basd, k_bgsd, v_bgsd, None, dropout, True, scale=scale, enable_gqa=copies > 1
         )[0]
         return multiplied_basd
+
+
+def _grouped_mm(left: Tensor, right: Tensor, ends_g: Tensor) -> Tensor:
+    made: Tensor = torch.ops.megatron_kernels._grouped_mm(left, right, ends_g)
+    return made
 
 
 def _flash_attention(
@@ -184,8 +216,7 @@ def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
 
 @_stands_for("_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
 def _grouped_shapes(left: Tensor, right: Tensor, ends_g: Tensor) -> Tensor:
-    groups = () if right.dim() == 3 else (len(ends_g),)
-    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
+    return left.new_empty(len(left), right.shape[2])
 
 
 @_stands_for(

@@ -1,9 +1,9 @@
 """Products of groups of rows, each with a matrix of its own: the linear layers of experts.
 
-The rows of a group lie one after the other, and groups follow in the order of their matrices. How
-many rows each has is known on the device only. PyTorch has one kernel for all groups in bf16 on
-Hopper and Blackwell of data centres; there the host does not wait. Elsewhere PyTorch, or the loop
-here, asks the device for the sizes of the groups, and multiplies group by group.
+The rows of a group lie one after the other, and groups follow in the order of their matrices. On a
+CPU PyTorch's function multiplies group by group, and so does the loop here, which is the
+specification. How a GPU does it, where only the device knows the sizes of the groups, is in
+``cuda/grouped.py``.
 
 Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """
@@ -27,7 +27,7 @@ def product(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         weight_gio: a matrix for each group; a transposed view is taken as it is.
         ends_g: int32, the row behind the last of each group, ascending; the last one is s.
     """
-    if _has_kernel(x_si, weight_gio[0]):
+    if has_function(x_si, weight_gio[0]):
         made: Tensor = functional.grouped_mm(x_si, weight_gio, offs=ends_g)
         return made
     return product_by_group(x_si, weight_gio, ends_g)
@@ -41,7 +41,7 @@ def weight_product(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
         x_si: the inputs, contiguous.
         ends_g: as for ``product``.
     """
-    if _has_kernel(grad_so, x_si):
+    if has_function(grad_so, x_si):
         made: Tensor = functional.grouped_mm(grad_so.T, x_si, offs=ends_g)
         return made
     return weight_product_by_group(grad_so, x_si, ends_g)
@@ -65,8 +65,8 @@ def _bounds(ends_g: Tensor) -> list[tuple[int, int]]:
     return list(pairwise([0, *ends_g.tolist()]))
 
 
-def _has_kernel(*factors: Tensor) -> bool:
-    """Whether PyTorch's function takes the factors: rows of memory must begin at 16 bytes."""
+def has_function(*factors: Tensor) -> bool:
+    """Return whether PyTorch's function takes the factors, whose rows must begin at 16 bytes."""
     return hasattr(functional, "grouped_mm") and all(  # PyTorch 2.10 and newer have it
         factor.dtype in _TYPES
         and max(factor.stride()) * factor.element_size() % _BYTES_AT_ONCE == 0

@@ -6,17 +6,23 @@ a = g r query heads, d channels of a head, c = r + 2: the queries, the key and t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
-from megatron.layers.tensor_cut import Holding, Whole
+from megatron.layers.tensor_cut import Cut, Holding, Whole
+
+Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
+"""The score of a key without a value: there is no such key, it is 0, or every head learns it."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,11 @@ class SelfAttention(nn.Module):
         bias: biases in both projections.
         qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight in training.
-        qk_norms: norms over d of the queries and of the keys, applied before the rotation.
+        qk_norms: norms of the queries and of the keys [b, s, heads, d], applied before the
+            rotation: over d, or over all heads too (``HeadsNorm``).
         scores: how products of queries and keys become scores.
+        sinks: whether a key without a value takes part in every softmax: with a learned score for
+            every query head (``learnable``), or with a score of 0 (``off-by-one``).
 
     Attributes:
         shape: sizes of this rank's share.
@@ -88,6 +97,7 @@ class SelfAttention(nn.Module):
         dropout: float,
         qk_norms: tuple[nn.Module, nn.Module] | None,
         scores: Scores = PLAIN,
+        sinks: Sinks = "vanilla",
     ) -> None:
         super().__init__()
         self.shape = shape.share(site.tensor.size)
@@ -112,7 +122,15 @@ class SelfAttention(nn.Module):
             name: Whole(for_own_heads=True)
             for name, _ in self.named_parameters()
             if name.startswith(("q_layernorm.", "k_layernorm."))
+            and not isinstance(self.q_layernorm, HeadsNorm)
         }
+        self._sinks = sinks
+        self.softmax_offset: nn.Parameter | None = None
+        if sinks == "learnable":
+            offset_a = torch.empty(own_heads, dtype=site.dtype, device=site.device)
+            self.softmax_offset = nn.Parameter(offset_a)
+            if site.tensor.size > 1:
+                self.holdings = {**self.holdings, "softmax_offset": Cut(0)}
 
     @property
     def reader(self) -> Linear:
@@ -146,7 +164,11 @@ class SelfAttention(nn.Module):
         is_whole = context.size == 1
         if is_whole and self.q_layernorm is None and rope is None:
             return kernels.causal_self_attention(
-                qkv_bsgcd, dropout=dropout, scores=self.scores, documents=documents
+                qkv_bsgcd,
+                dropout=dropout,
+                scores=self.scores,
+                documents=documents,
+                sinks_a=self.sinks(),
             )
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         if self.q_layernorm is not None and self.k_layernorm is not None:
@@ -163,6 +185,7 @@ class SelfAttention(nn.Module):
                 dropout=dropout,
                 scores=self.scores,
                 documents=documents,
+                sinks_a=self.sinks(),
             ).flatten(2)
         context_basd = kernels.causal_attention(
             q_bsad.transpose(1, 2),
@@ -171,8 +194,15 @@ class SelfAttention(nn.Module):
             dropout=dropout,
             scores=self.scores,
             documents=documents,
+            sinks_a=self.sinks(),
         )
         return context_basd.transpose(1, 2).flatten(2)
+
+    def sinks(self) -> Tensor | None:
+        """Return the scores of the key without a value for this rank's heads, [a], if any."""
+        if self._sinks == "off-by-one":
+            return self.linear_qkv.weight.new_zeros(self.shape.num_heads)
+        return self.softmax_offset
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:
         """Seed the dropout of this rank's heads and tokens, and return its probability."""

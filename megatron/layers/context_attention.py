@@ -1,8 +1,14 @@
-"""Causal attention for ranks that share every sequence: queries of one rank, keys of all ranks.
+"""Causal attention for ranks that share every sequence, in one of three ways.
 
-One collective gathers keys and values of all ranks. The backward reduce-scatters their gradients. A
-rank has two chunks of queries. A chunk sees the sequence up to the chunk's own end, as in ordinary
-causal attention, so each chunk is one call of the kernels without a special mask.
+``all_gather``: one collective gathers keys and values of all ranks. The backward reduce-scatters
+their gradients. A rank has two chunks of queries. A chunk sees the sequence up to the chunk's own
+end, as in ordinary causal attention, so each chunk is one call of the kernels without a special
+mask.
+
+``p2p``: keys and values pass along a ring (``ring_attention``).
+
+``a2a``: one collective gives every rank queries, keys and values of all tokens for its share of the
+heads, and a second one gives the results back. In between stands ordinary causal attention.
 
 Shapes: b batch, s sequence, u tokens of a rank, a query heads, g key/value heads, d channels of a
 head; 2: keys and values.
@@ -17,6 +23,7 @@ from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
+from megatron.layers.ring_attention import ring_attention
 from megatron.parallel.context import ContextParallel, chunks_of
 
 
@@ -30,6 +37,7 @@ def context_attention(
     dropout: float,
     scores: Scores,
     documents: Documents | None,
+    sinks_a: Tensor | None = None,
 ) -> Tensor:
     """Return ``causal_attention`` of this rank's queries, [b, u, a, d].
 
@@ -42,7 +50,27 @@ def context_attention(
         dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks.
         scores: see ``Kernels.causal_attention``.
         documents: of whole samples; see ``Kernels.causal_attention``.
+        sinks_a: see ``Kernels.causal_attention``.
     """
+    if context.exchange == "p2p":
+        assert scores.are_products, "config refuses others"
+        assert documents is None, "config refuses documents"
+        assert not dropout, "config refuses dropout"
+        scale = scores.scale_of(q_buad.shape[-1])
+        return ring_attention(context, q_buad, k_bugd, v_bugd, scale, sinks_a)
+    if context.exchange == "a2a":
+        all_heads = apply_all(_Exchanged, context, True, q_buad, k_bugd, v_bugd)
+        share = all_heads[0].shape[2]
+        own = slice(context.rank * share, (context.rank + 1) * share)
+        y_basd = kernels.causal_attention(
+            *(x_bsad.transpose(1, 2) for x_bsad in all_heads),
+            dropout=dropout,
+            scores=scores.of_heads(context.rank * share, share),
+            documents=documents,
+            sinks_a=None if sinks_a is None else sinks_a[own],
+        )
+        [y_buad] = apply_all(_Exchanged, context, False, y_basd.transpose(1, 2))
+        return y_buad
     seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
     parts = [
         kernels.causal_attention(
@@ -52,6 +80,7 @@ def context_attention(
             dropout=dropout,
             scores=scores,
             documents=documents,
+            sinks_a=sinks_a,
         ).transpose(1, 2)
         for q_bkad, k_bsgd, v_bsgd in zip(
             q_buad.chunk(2, dim=1), seen[::2], seen[1::2], strict=True
@@ -83,3 +112,20 @@ class _Seen(torch.autograd.Function):
         for number, grad_bsgd in enumerate(gradients):
             total_2bsgd[number % 2, :, : grad_bsgd.shape[1]] += grad_bsgd
         return ctx.context.reduce(total_2bsgd), None
+
+
+class _Exchanged(torch.autograd.Function):
+    """Heads for tokens, or tokens for heads; each is the backward of the other."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, context: ContextParallel, to_heads: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.context, ctx.to_heads = context, to_heads
+        return tuple((context.to_heads if to_heads else context.to_tokens)(tensors))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        back = ctx.context.to_tokens if ctx.to_heads else ctx.context.to_heads
+        return None, None, *back(gradients)

@@ -12,30 +12,9 @@ from torch import Tensor
 
 from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
+from megatron.layers.left_losses import LayerLosses, LeftLoad, LeftLoss
 from megatron.layers.recompute import Again
 from megatron.layers.rope import RotaryEmbedding
-
-
-class LayerLosses:
-    """Collects the losses that the layers of a stage have of their own, in one forward pass.
-
-    A layer that is computed again for its backward leaves its loss again. The collection is closed
-    by then, and drops the second loss.
-    """
-
-    def __init__(self) -> None:
-        self._left: list[Tensor] = []
-        self._is_closed = False
-
-    def leave(self, loss: Tensor) -> None:
-        """Leave a loss, a scalar."""
-        if not self._is_closed:
-            self._left.append(loss)
-
-    def close(self) -> list[Tensor]:
-        """Return all losses in the order in which they were left, and drop all later ones."""
-        left, self._left, self._is_closed = self._left, [], True
-        return left
 
 
 @dataclass(frozen=True)
@@ -53,7 +32,9 @@ class ForwardPass:
             ``None``: only the next token is predicted.
         left_out: gets the groups of layers to recompute, for R; ``None``: the backward recomputes
             them when it needs them.
-        losses: gets the losses of layers; ``None``: layers' losses are dropped.
+        losses: gets the losses of layers and the loads of their experts; ``None``: nobody wants
+            them, as in an evaluation.
+        layer: index of the current layer in the whole model.
     """
 
     seeds: DropoutSeeds | None = None
@@ -63,6 +44,7 @@ class ForwardPass:
     ahead_bwh: Tensor | None = None
     left_out: list[Again] | None = None
     losses: LayerLosses | None = None
+    layer: int = -1
 
     @property
     def of_layers(self) -> "ForwardPass":
@@ -81,19 +63,33 @@ class ForwardPass:
             rope: the layer's rotation for the tokens of this rank.
         """
         seeds = None if self.seeds is None else replace(self.seeds, layer=index)
-        return replace(self, seeds=seeds, rope=rope)
+        return replace(self, seeds=seeds, rope=rope, layer=index)
 
-    def leave_loss(self, loss: Tensor) -> None:
+    def leave_loss(self, name: str, value: Tensor, coefficient: float = 1.0) -> None:
         """Leave a layer's own loss, such as a router's balancing loss.
 
-        The loss is added to the iteration's loss, weighted by the microbatch's tokens that count.
+        The loss times its coefficient is added to the iteration's loss, weighted by the
+        microbatch's tokens that count. The log has the mean over the layers that leave a loss of
+        this name, without the coefficient. A part declares its names (``LeavesLosses``).
 
         Args:
-            loss: a scalar, the mean over the tokens that this rank has outside of attention and
-                MLP, already multiplied by its coefficient.
+            name: of the loss in the log.
+            value: a scalar, the mean over the tokens that this rank has outside of attention and
+                MLP.
+            coefficient: factor of the value in the loss that is trained on.
         """
         if self.losses is not None:
-            self.losses.leave(loss)
+            self.losses.leave(LeftLoss(self.layer, name, value.detach(), coefficient * value))
+
+    @property
+    def counts_load(self) -> bool:
+        """Whether the layer shall leave the load of its experts, once for every microbatch."""
+        return self.losses is not None and self.losses.is_open
+
+    def leave_load(self, times_e: Tensor) -> None:
+        """Leave how often this rank's tokens have chosen each expert of the layer, int64 [e]."""
+        assert self.losses is not None, "nobody asks for it"
+        self.losses.leave_load(LeftLoad(self.layer, times_e))
 
 
 PLAIN_PASS: Final = ForwardPass()

@@ -26,9 +26,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.kernels.autograd import apply
 
-Part: TypeAlias = Literal["core_attn", "layernorm", "mlp", "moe"]
-"""A part of a layer by Megatron's name: attention between its two projections, the norms before
-attention and before the MLP, the MLP, or the mixture of experts in its place."""
+Part: TypeAlias = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act"]
+"""A part of a layer by Megatron's name: attention between its two projections, the heads that
+multi-latent attention makes of its latents, the norms before attention and before the MLP, the MLP,
+the mixture of experts in its place, or only the activation functions of its experts."""
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
@@ -65,7 +66,7 @@ class Recomputation:
         Such a layer must keep its input before the product is formed, so that computing again ends
         before the product. (Autograd's own layer keeps its input after the product.)
         """
-        return bool(self.group) or "mlp" in self.parts
+        return bool(self.group) or not self.parts.isdisjoint(("mlp", "moe"))
 
     def run(
         self,
@@ -227,6 +228,46 @@ def forgotten(make: Callable[[Tensor], Tensor], x: Tensor, made: Tensor) -> Iter
             return kept
         with torch.no_grad():
             return make(x).view(kept)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+class _PartOf(NamedTuple):
+    """Stands for a view of one of several tensors that are made again."""
+
+    number: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@contextmanager
+def all_forgotten(
+    make: Callable[[], tuple[Tensor, ...]], made: tuple[Tensor, ...]
+) -> Iterator[None]:
+    """As ``forgotten``, for several tensors that are made together, and made again once.
+
+    Args:
+        make: must give the same bits in the same memory layout whenever it is called.
+        made: the tensors ``make()``, connected with autograd's graph.
+    """
+    numbers = {StorageWeakRef(one.untyped_storage()): i for i, one in enumerate(made)}
+    found: list[Tensor] = []
+
+    def pack(kept: Tensor) -> Tensor | _PartOf:
+        number = numbers.get(StorageWeakRef(kept.untyped_storage()))
+        if number is None:
+            return kept
+        return _PartOf(number, kept.shape, kept.stride(), int(kept.storage_offset()))
+
+    def unpack(kept: Tensor | _PartOf) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if not found:
+            with torch.no_grad():
+                found.extend(make())
+        return found[kept.number].as_strided(kept.shape, kept.stride, kept.offset)
 
     with saved_tensors_hooks(pack, unpack):
         yield

@@ -7,53 +7,20 @@ pair, as in the paper (arXiv 2104.09864).
 Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 """
 
-import math
 from copy import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's scaling of the frequencies, which prepares a trained model for longer samples.
-
-    The scaling of a pair depends on its number of full turns within a sample of the original
-    training. With ``high_freq_factor`` turns or more, the frequency stays. With ``low_freq_factor``
-    turns or fewer, it is divided by ``factor``. In between, the scaling is interpolated linearly.
-    The formula is that of Hugging Face's rope type ``llama3``, with the defaults of Llama 3.1. Of
-    these numbers Megatron-LM has a flag only for ``factor``.
-
-    Attributes:
-        factor: divisor of the lowest frequencies, at least 1.
-        low_freq_factor: number of turns up to which a frequency is divided by ``factor``.
-        high_freq_factor: number of turns from which a frequency stays; more than
-            ``low_freq_factor``.
-        original_length: tokens of a sample in the original training.
-    """
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_length: int = 8192
-
-    def scaled(self, frequency_r: Tensor) -> Tensor:
-        """Return the scaled frequencies.
-
-        Args:
-            frequency_r: angles per position [r].
-        """
-        turns_r = frequency_r * (self.original_length / (2 * math.pi))
-        share_r = (turns_r - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return torch.lerp(frequency_r / self.factor, frequency_r, share_r.clamp(0, 1))
+from megatron.layers.rope_scaling import RopeScaling, plain_frequencies
 
 
 class RotaryEmbedding:
     """Angles ``position * base ** (-2i / rotated channels)``, computed in float64, kept in fp32.
+
+    A scaling has other angles, and may also lengthen what turns.
 
     It is not a module, because casting a model to bf16 must not cast the angles.
 
@@ -83,7 +50,7 @@ class RotaryEmbedding:
         *,
         interleaved: bool = False,
         interpolation: int = 1,
-        scaling: Llama3Scaling | None = None,
+        scaling: RopeScaling | None = None,
         dtype: torch.dtype = torch.float32,
         kernels: Kernels | None = None,
     ) -> None:
@@ -93,14 +60,15 @@ class RotaryEmbedding:
                 f"--rotary-percent {rotary_percent} rotates {rotated} of the {head_size} channels "
                 "of a head: choose a share that makes an even number of them, at least 2"
             )
-        exponent_r = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
-        frequency_r = float(rotary_base) ** -exponent_r
-        if scaling is not None:
-            frequency_r = scaling.scaled(frequency_r)
+        if scaling is None:
+            frequency_r, magnitude = plain_frequencies(rotary_base, rotated // 2), 1.0
+        else:
+            frequency_r = scaling.frequencies(rotary_base, rotated // 2)
+            magnitude = scaling.magnitude
         position_s = torch.arange(seq_length, dtype=torch.float64) / interpolation
         angle_s1r = torch.outer(position_s, frequency_r)[:, None]
-        self._cos_s1r = angle_s1r.cos().to(device, dtype)
-        self._sin_s1r = angle_s1r.sin().to(device, dtype)
+        self._cos_s1r = (magnitude * angle_s1r.cos()).to(device, dtype)
+        self._sin_s1r = (magnitude * angle_s1r.sin()).to(device, dtype)
         self._interleaved = interleaved
         self._kernels = kernels or ReferenceKernels()
 

@@ -6,6 +6,7 @@ here, and changes no signature.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 
@@ -15,7 +16,12 @@ from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
+from megatron.parallel.experts import ExpertParallel
+from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import ALONE, TensorParallel
+
+NO_REPLICAS: Final = ConnectedAxis("data", 0, (0,))
+"""A rank that alone has its parameters."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,9 @@ class Site:
         dtype: of parameters and activations.
         tensor: the ranks that share the layers.
         context: the ranks that share every sequence.
+        given_experts: the ranks over which the experts of a layer are spread; ``None``: experts are
+            with their layer.
+        data: all ranks with the same parameters and other tokens, in the sequence and in replicas.
         recomputation: the parts and layers that are computed again for the backward.
         wide_stream: the residual stream, and the tensors between stages, are in fp32.
         eight_bits: the products in 8 bits; ``None``: there are none.
@@ -38,10 +47,17 @@ class Site:
     dtype: torch.dtype
     tensor: TensorParallel = ALONE
     context: ContextParallel = WHOLE_SEQUENCES
+    given_experts: ExpertParallel | None = None
+    data: ConnectedAxis = NO_REPLICAS
     recomputation: Recomputation = NO_RECOMPUTATION
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
     given_kernels: Kernels | None = None
+
+    @cached_property
+    def experts(self) -> ExpertParallel:
+        """The ranks that have the experts of a layer."""
+        return self.given_experts or ExpertParallel(self.tensor)
 
     @cached_property
     def kernels(self) -> Kernels:

@@ -1,4 +1,4 @@
-"""How a layer declares that tensor-parallel ranks hold its parameters.
+"""How a layer declares that ranks share its parameters: tensor-parallel ranks, or ranks of experts.
 
 A parameter is *cut*, or every rank holds all of it (*whole*). A whole parameter gets a gradient on
 every rank. If the ranks apply the parameter to different tokens or heads, these gradients are
@@ -9,11 +9,13 @@ has outside of attention and MLP.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
 from megatron.parallel.box import Piece, Shape, shard, whole
+from megatron.parallel.experts import ExpertParallel
+from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import TensorParallel
 
 
@@ -48,6 +50,12 @@ class Cut:
         """Return whether other ranks hold summands of the same gradient: always false."""
         return False
 
+    axis: ClassVar[None] = None
+    """The ranks over which the gradient is summed: those of most parameters."""
+
+    matrices: ClassVar[int] = 1
+    """Number of equal matrices that lie one below the other in the parameter."""
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -76,8 +84,68 @@ class Whole:
         """As in ``Cut``: true if the ranks apply the parameter to different heads or tokens."""
         return (tensor.size if self.for_own_heads else tensor.sequence_parts) > 1
 
+    axis: ClassVar[None] = None
+    """As in ``Cut``."""
 
-Holding: TypeAlias = Cut | Whole
+    matrices: ClassVar[int] = 1
+    """As in ``Cut``."""
+
+
+@dataclass(frozen=True)
+class OfExperts:
+    """The matrices of all experts of a layer, one below the other in one matrix.
+
+    Attributes:
+        ranks: which ranks have which experts, and which parts of them.
+        experts: number of experts of the layer, on all ranks.
+        dimension: the dimension in which the ranks that share an expert cut its matrix.
+        fused: number of equal matrices, one below the other, that an expert's matrix consists of;
+            each is cut separately.
+    """
+
+    ranks: ExpertParallel
+    experts: int
+    dimension: int
+    fused: int = 1
+
+    def whole_shape(self, own: Shape, tensor: TensorParallel) -> Shape:
+        """As in ``Cut``."""
+        rows, columns = own
+        cut = self.ranks.tensor_size
+        rows *= self.ranks.size
+        return (rows * cut, columns) if self.dimension == 0 else (rows, columns * cut)
+
+    def pieces(self, own: Shape, tensor: TensorParallel) -> tuple[Piece, ...]:
+        """As in ``Cut``: rows of this rank's experts, and of those this rank's part."""
+        ranks, (rows, columns) = self.ranks, self.whole_shape(own, tensor)
+        of_experts = (rows // ranks.size, columns)
+        parts = 1
+        if self.dimension == 0 and ranks.tensor_size > 1:
+            parts = self.fused * self.experts // ranks.size
+        cut = shard(of_experts, self.dimension, ranks.tensor_rank, ranks.tensor_size, parts)
+        first = ranks.rank * of_experts[0]
+        return tuple(Piece(piece.box.moved((first, 0)), piece.at) for piece in cut)
+
+    def is_copy(self, tensor: TensorParallel) -> bool:
+        """As in ``Cut``: false, because ranks with the same boxes are on ``axis``."""
+        return False
+
+    def is_partial(self, tensor: TensorParallel) -> bool:
+        """As in ``Cut``: false, because ranks with the same boxes are on ``axis``."""
+        return False
+
+    @property
+    def axis(self) -> ConnectedAxis | None:
+        """The ranks over which the gradient is summed; ``None``: those of most parameters."""
+        return self.ranks.gradients
+
+    @property
+    def matrices(self) -> int:
+        """As in ``Cut``: the experts of which this rank has all, or a part of each."""
+        return len(self.ranks.own_experts(self.experts))
+
+
+Holding: TypeAlias = Cut | Whole | OfExperts
 
 WHOLE: Final = Whole()
 """The default, for parameters that a layer does not declare."""

@@ -3,10 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.layers.experts.router import Balance, RouterOptions, Score
+from megatron.layers.attention import Sinks
+from megatron.layers.experts.balance import Balance
+from megatron.layers.experts.capacity import Capacity, DropPolicy
+from megatron.layers.experts.router import RouterOptions, Score
 from megatron.layers.mlp import Activation
+from megatron.layers.rope_scaling import (
+    DynamicScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    length_factor,
+)
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
+
+RopeType = Literal["rope", "yarn", "dynamic"]
+"""Scaling of RoPE's frequencies: none or Llama 3.1's, YaRN's, or dynamic NTK scaling."""
 
 Pattern = tuple[int, ...]
 """A property of layers: 1 for layers that have it, 0 for others, repeated over all layers."""
@@ -24,7 +37,7 @@ class ModelConfig:
         ffn_hidden_size: inner width of the MLP (of each of the two halves with ``swiglu``).
         num_attention_heads: query heads.
         num_query_groups: key/value heads; equal to ``num_attention_heads`` without GQA.
-        kv_channels: width of one head.
+        kv_channels: width of one head; with multi-latent attention that of queries and keys.
         seq_length: tokens per sample s.
         max_position_embeddings: rows of the learned position table.
         vocab_size: real vocabulary entries V, before padding.
@@ -36,6 +49,22 @@ class ModelConfig:
         rotary_interleaved: RoPE pairs neighbouring channels, not channels of two halves.
         use_rope_scaling: RoPE's low frequencies are scaled down, as in Llama 3.1.
         rope_scaling_factor: divisor of the lowest frequencies.
+        rope_type: which scaling the following fields are for.
+        rotary_scaling_factor: divisor of the lowest frequencies by YaRN; factor of dynamic scaling.
+        original_max_position_embeddings: tokens of a sample before the model was prepared for
+            longer ones.
+        beta_fast: turns in such a sample from which YaRN keeps a frequency.
+        beta_slow: turns up to which YaRN divides a frequency in full.
+        mscale: weight of YaRN's lengthening of what turns.
+        mscale_all_dim: weight by which that lengthening is divided.
+        yarn_exact_range: YaRN's interpolation begins and ends between pairs.
+        multi_latent_attention: queries, keys and values are made of narrow vectors.
+        q_lora_rank: width of the one for queries; ``None``: queries are made of the input.
+        kv_lora_rank: width of the one for keys and values.
+        qk_head_dim: channels of a query or key that do not turn.
+        qk_pos_emb_head_dim: channels that do.
+        v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the norms of the narrow vectors; ``None``: that of others.
         rotary_seq_len_interpolation_factor: divisor of RoPE's positions.
         rotary_base_local: RoPE theta of layers with a window, whose positions and frequencies are
             then not scaled; ``None``: they rotate like the other layers.
@@ -45,6 +74,8 @@ class ModelConfig:
         window_pattern: 1 for layers with that window, 0 for layers that see all positions, repeated
             over the layers; empty: all layers have the window.
         softmax_scale: factor of the products of queries and keys; ``None``: 1/sqrt(kv_channels).
+        softmax_type: a key without a value takes part in attention's softmax, with a learned score
+            for every head (``learnable``), or with 0 (``off-by-one``); ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)`` in attention; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -60,7 +91,8 @@ class ModelConfig:
         swiglu: SiLU-gated MLP instead of GELU.
         geglu: GELU-gated MLP.
         squared_relu: MLP with relu(x)^2 instead of GELU.
-        qk_layernorm: normalise queries and keys per head.
+        qk_layernorm: normalise queries and keys per head, or the vectors they are made of.
+        qk_layernorm_across_heads: normalise them over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
         tie_embeddings: the output layer uses the input embedding's matrix.
@@ -81,10 +113,17 @@ class ModelConfig:
         moe_router_num_groups: number of groups of experts.
         moe_router_group_topk: number of groups from which a token may choose experts.
         moe_router_topk_scaling_factor: factor of the weights of chosen experts.
-        moe_router_load_balancing_type: scope of the loss that balances experts.
-        moe_aux_loss_coeff: coefficient of the balancing loss.
+        moe_router_load_balancing_type: what balances the experts; several may do so together.
+        moe_aux_loss_coeff: coefficient of the balancing loss, or one for each type.
         moe_z_loss_coeff: coefficient of the router's squared log-partition.
         moe_router_in_fp32: the router multiplies in fp32.
+        moe_router_enable_expert_bias: a bias of every expert joins the scores for the choice.
+        moe_router_bias_update_rate: change of the bias after every iteration.
+        moe_router_force_load_balancing: random logits take the place of the router's.
+        moe_input_jitter_eps: largest relative noise on the router's input.
+        moe_expert_capacity_factor: tokens that an expert takes, divided by the mean number of
+            tokens of an expert; ``None``: it takes all.
+        moe_token_drop_policy: which tokens a full expert keeps.
         moe_shared_expert_intermediate_size: inner width of the shared expert, which all tokens
             pass; 0: there is none.
         moe_shared_expert_gate: the shared expert has a gate.
@@ -105,12 +144,28 @@ class ModelConfig:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rope_type: RopeType = "rope"
+    rotary_scaling_factor: float = 1.0
+    original_max_position_embeddings: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    yarn_exact_range: bool = False
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: Pattern = ()
     window_size: int | None = None
     window_pattern: Pattern = ()
     softmax_scale: float | None = None
+    softmax_type: Sinks = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -126,6 +181,7 @@ class ModelConfig:
     geglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True
@@ -146,10 +202,16 @@ class ModelConfig:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Balance = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: Balance | tuple[Balance, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_router_force_load_balancing: bool = False
+    moe_input_jitter_eps: float = 0.0
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: DropPolicy = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
@@ -184,6 +246,12 @@ class ModelConfig:
     @property
     def router(self) -> RouterOptions:
         """How tokens choose experts."""
+        types, coefficients = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        if isinstance(types, str):
+            types = (types,)
+        if isinstance(coefficients, float):
+            coefficients = (coefficients,) * len(types)
+        factor = self.moe_expert_capacity_factor
         return RouterOptions(
             self.num_experts,
             self.moe_router_topk,
@@ -192,11 +260,45 @@ class ModelConfig:
             self.moe_router_num_groups,
             self.moe_router_group_topk,
             self.moe_router_topk_scaling_factor,
-            self.moe_router_load_balancing_type,
-            self.moe_aux_loss_coeff,
+            tuple(zip(types, coefficients, strict=True)),
             self.moe_z_loss_coeff,
             self.moe_router_in_fp32,
+            self.moe_router_enable_expert_bias,
+            self.moe_router_bias_update_rate,
+            self.moe_router_force_load_balancing,
+            self.moe_input_jitter_eps,
+            None if factor is None else Capacity(factor, self.moe_token_drop_policy),
         )
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How RoPE's frequencies are scaled, in layers that scale them."""
+        original = self.original_max_position_embeddings
+        if self.rope_type == "yarn":
+            return YarnScaling(
+                self.rotary_scaling_factor,
+                original,
+                self.beta_fast,
+                self.beta_slow,
+                self.mscale,
+                self.mscale_all_dim,
+                self.yarn_exact_range,
+            )
+        if self.rope_type == "dynamic":
+            return DynamicScaling(self.rotary_scaling_factor, original, self.seq_length)
+        return Llama3Scaling(self.rope_scaling_factor) if self.use_rope_scaling else None
+
+    @property
+    def score_scale(self) -> float | None:
+        """Factor of the products of queries and keys; ``None``: 1 / root of their channels.
+
+        Multi-latent attention lengthens all channels of queries and keys where YaRN would lengthen
+        those that turn.
+        """
+        if self.softmax_scale is not None or not self.multi_latent_attention:
+            return self.softmax_scale
+        length = length_factor(self.rotary_scaling_factor, self.mscale_all_dim)
+        return None if length == 1 else length**2 * float(self.kv_channels) ** -0.5
 
     def is_local(self, layer: int) -> bool:
         """Return whether a layer has the window.

@@ -8,6 +8,8 @@ from megatron.model.config import ModelConfig
 def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
     """Yield a message, with the flag and the way out, for every size that does not cut evenly.
 
+    The width of experts is left out: ranks of their own may share them.
+
     Query groups are not copied to several ranks. As in Megatron, their number must be a multiple of
     the number of ranks.
 
@@ -24,7 +26,6 @@ def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -
         cuts.append(("--ffn-hidden-size", config.ffn_hidden_size))
     if any(has_experts):
         shared = config.moe_shared_expert_intermediate_size
-        cuts.append(("--moe-ffn-hidden-size", config.moe_ffn_hidden_size))
         cuts.append(("--moe-shared-expert-intermediate-size", shared))
     if sequence_parallel:
         cuts.append(("--seq-length", config.seq_length))

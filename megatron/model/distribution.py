@@ -1,15 +1,15 @@
 """How many transformer layers every stage of the pipeline has.
 
 ``LayerDistribution`` holds the user's choice. ``distribute`` turns it into a number for every
-stage, in the order in which the data flows. ``redis`` needs the times of layers, which only the
-planner knows.
+stage, in the order in which the data flows. ``redis`` and ``cost`` need the times of layers, which
+only the planner knows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-DistributionKind = Literal["even", "remainder", "redis", "explicit"]
+DistributionKind = Literal["even", "remainder", "cost", "redis", "explicit"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class LayerDistribution:
     Attributes:
         kind: ``even``: equally many layers on every stage, refused if the number does not divide;
             ``remainder``: if the number does not divide, the first stages take one more layer each;
-            ``redis``: the slowest stage is as fast as possible, with the vocabulary layers
-            included; ``explicit``: the numbers in ``counts``.
+            ``cost``: the layers of the slowest rank take as little time as possible; ``redis``:
+            the same with the vocabulary layers included; ``explicit``: the numbers in ``counts``.
         first: layers of the first stage, if the user has given them, for ``even``.
         last: layers of the last stage, if the user has given them, for ``even`` and ``redis``.
         embedding_counts: the embedding counts as a layer of the first stage, for ``even``.
@@ -37,12 +37,17 @@ class LayerDistribution:
     counts: tuple[int, ...] = ()
     written: str = ""
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether the layers of the stages depend on the times of layers."""
+        return self.kind in ("cost", "redis")
+
 
 def distribute(distribution: LayerDistribution, num_layers: int, stages: int) -> tuple[int, ...]:
     """Return the layers of every stage.
 
     Args:
-        distribution: of any kind but ``redis``.
+        distribution: of a kind that needs no times.
         num_layers: layers of the whole model.
         stages: stages of the pipeline, all chunks of all ranks.
 
@@ -50,7 +55,7 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
         ValueError: the layers cannot be spread in this way; the message names the flags and a way
             out.
     """
-    assert distribution.kind != "redis", "that takes times"
+    assert not distribution.needs_times, distribution.kind
     if distribution.kind == "explicit":
         return _explicit(distribution, num_layers, stages)
     if distribution.kind == "remainder":

@@ -15,23 +15,40 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     that a window hides do not count; in line with full attention, the window is counted in both
     directions. V is the real vocabulary, because padding is no useful work. Every further predicted
     token adds a layer like the last, a product [n, 2h] x [2h, h] and the output layer. A mixture of
-    experts counts with its router and the experts that a token passes.
+    experts counts with its router and the experts that a token passes, and multi-latent attention
+    with the true widths of its latents, keys and values.
 
     Args:
         config: the model.
         samples: number of samples of the iteration.
     """
     h, tokens, depths = config.hidden_size, samples * config.seq_length, config.mtp_num_layers
-    queries = config.num_attention_heads * config.kv_channels
-    keys_values = 2 * config.num_query_groups * config.kv_channels
     layers = [*range(config.num_layers), *[config.num_layers - 1] * depths]
     inner = sum(_inner_width(config, layer) for layer in layers)
-    products = 2 * tokens * h * (len(layers) * (2 * queries + keys_values) + inner)
+    products = 2 * tokens * (len(layers) * _attention_weights(config) + h * inner)
     scores = sum(_positions_seen(config, layer) for layer in layers)
-    attention = 4 * samples * queries * scores
+    attention = 2 * samples * _score_width(config) * scores
     output = 2 * tokens * h * config.vocab_size
     joining = 4 * tokens * h * h
     return 3 * (products + attention + depths * joining + (1 + depths) * output)
+
+
+def _attention_weights(config: ModelConfig) -> int:
+    """Return the number of weights by which attention multiplies a token."""
+    h, a = config.hidden_size, config.num_attention_heads
+    if not config.multi_latent_attention:
+        return h * (2 * a + 2 * config.num_query_groups) * config.kv_channels
+    keys, values, rank = config.kv_channels, config.v_head_dim, config.q_lora_rank
+    queries = h * a * keys if rank is None else rank * (h + a * keys)
+    down = h * (config.kv_lora_rank + config.qk_pos_emb_head_dim)
+    up = config.kv_lora_rank * a * (config.qk_head_dim + values)
+    return queries + down + up + a * values * h
+
+
+def _score_width(config: ModelConfig) -> int:
+    """Return the channels of keys and values of all heads that a query is multiplied by."""
+    values = config.v_head_dim if config.multi_latent_attention else config.kv_channels
+    return config.num_attention_heads * (config.kv_channels + values)
 
 
 def _inner_width(config: ModelConfig, layer: int) -> int:

@@ -36,6 +36,8 @@ DRAWING: Final = ("cuda",)
 
 _RESIDUAL_OUTPUTS: Final = ("self_attention.linear_proj.weight", "linear_fc2.weight")
 _OF_EXPERTS: Final = ".mlp.experts."
+_DRAWN_VECTORS: Final = ("self_attention.softmax_offset",)
+"""Vectors that begin like matrices, as in Megatron."""
 
 
 @torch.no_grad()
@@ -45,8 +47,8 @@ def initialise(
     """Set the initial values of a parameter.
 
     Matrices are drawn from normal(0, ``init_method_std``). Matrices that write to the residual
-    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Biases are 0, and norms
-    multiply by 1.
+    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Attention sinks are
+    drawn like matrices. Biases are 0, and norms multiply by 1.
 
     Args:
         owned: the parameter, of any dtype and on any device.
@@ -57,7 +59,7 @@ def initialise(
     parameter, name, shape = owned.parameter, owned.name, owned.global_shape
     parameter.zero_()  # for the padding
     parts = [(box, part) for box, part in owned.parts(parameter) if box.size]
-    if len(shape) == 1:
+    if len(shape) == 1 and not name.endswith(_DRAWN_VECTORS):
         starts_at_one = name.endswith("norm.weight") and not config.apply_layernorm_1p
         for _, part in parts:
             part.fill_(float(starts_at_one))

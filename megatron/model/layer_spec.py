@@ -13,14 +13,16 @@ from torch import nn
 
 from megatron.kernels.scores import Scores
 from megatron.layers.alibi import alibi_slopes
-from megatron.layers.attention import AttentionShape, SelfAttention
+from megatron.layers.attention import AttentionShape, SelfAttention, Sinks
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
 from megatron.layers.mlp import MLP, Activation
-from megatron.layers.norm import NormKind, build_norm
-from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope_scaling import RopeScaling
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
+from megatron.model.latent_spec import latent_spec
+from megatron.model.norm_spec import NormSpec, norm_spec
 
 Order = Literal["sequential", "parallel"]
 """Sequential: the MLP reads the stream after attention; parallel: both read the same input (as in
@@ -39,34 +41,6 @@ class PartSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class NormSpec:
-    """A norm; see ``build_norm``."""
-
-    kind: NormKind
-    epsilon: float
-    zero_centred: bool = False
-
-    def build(self, size: int, site: Site, *, of_stream: bool = False) -> nn.Module:
-        """Return a norm over ``size`` channels.
-
-        Args:
-            size: number of channels.
-            site: device, dtype, ranks and kernels of the norm.
-            of_stream: the norm reads the residual stream, which may be fp32.
-        """
-        kernels = site.stream_kernels if of_stream else site.kernels
-        return build_norm(
-            self.kind,
-            size,
-            self.epsilon,
-            site.dtype,
-            site.device,
-            kernels,
-            zero_centred=self.zero_centred,
-        )
-
-
-@dataclass(frozen=True)
 class RotationSpec:
     """RoPE; see ``RotaryEmbedding``. Layers with equal specs share a table."""
 
@@ -76,7 +50,7 @@ class RotationSpec:
     base: int
     interleaved: bool = False
     interpolation: int = 1
-    scaling: Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
 
     def build(self, site: Site) -> RotaryEmbedding:
         """Return the rotation for activations in the site's dtype."""
@@ -103,8 +77,10 @@ class AttentionSpec:
         bias: biases in both projections.
         qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
         dropout: probability of dropping an attention weight.
-        qk_norm: norm of queries and keys over the channels of a head; ``None``: no norm.
+        qk_norm: norm of queries and keys; ``None``: no norm.
+        qk_norm_across_heads: it is over the channels of all heads, not of each head.
         scores: how products of queries and keys become scores.
+        sinks: the key without a value that takes part in every softmax; see ``SelfAttention``.
     """
 
     shape: AttentionShape
@@ -112,22 +88,31 @@ class AttentionSpec:
     qkv_bias: bool
     dropout: float
     qk_norm: NormSpec | None
+    qk_norm_across_heads: bool
     scores: Scores
+    sinks: Sinks
 
     def build(self, site: Site) -> nn.Module:
         """See ``PartSpec``."""
-        qk_norms = None
-        if self.qk_norm is not None:
-            size = self.shape.head_size
-            qk_norms = self.qk_norm.build(size, site), self.qk_norm.build(size, site)
         return SelfAttention(
             self.shape,
             site,
             bias=self.bias,
             qkv_bias=self.qkv_bias,
             dropout=self.dropout,
-            qk_norms=qk_norms,
+            qk_norms=self._qk_norms(site),
             scores=self.scores,
+            sinks=self.sinks,
+        )
+
+    def _qk_norms(self, site: Site) -> tuple[nn.Module, nn.Module] | None:
+        norm, shape = self.qk_norm, self.shape
+        if norm is None:
+            return None
+        if not self.qk_norm_across_heads:
+            return norm.build(shape.head_size, site), norm.build(shape.head_size, site)
+        return norm.across(shape.num_heads * shape.head_size, site), norm.across(
+            shape.num_groups * shape.head_size, site
         )
 
 
@@ -216,11 +201,6 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
     )
 
 
-def norm_spec(config: ModelConfig) -> NormSpec:
-    """Return the spec that all norms of a model share."""
-    return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
-
-
 def _mlp(config: ModelConfig, index: int) -> PartSpec:
     if config.has_experts(index):
         shape = ExpertsShape(
@@ -235,22 +215,25 @@ def _mlp(config: ModelConfig, index: int) -> PartSpec:
     )
 
 
-def _attention(config: ModelConfig, index: int, norm: NormSpec) -> AttentionSpec:
+def _attention(config: ModelConfig, index: int, norm: NormSpec) -> PartSpec:
     heads = config.num_attention_heads
-    shape = AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels)
     scores = Scores(
-        scale=config.softmax_scale,
+        scale=config.score_scale,
         softcap=config.attn_logit_softcapping,
         window=config.window_of(index),
         slopes_a=alibi_slopes(heads) if config.position_embedding_type == "alibi" else (),
     )
+    if config.multi_latent_attention:
+        return latent_spec(config, scores)
     return AttentionSpec(
-        shape,
+        AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels),
         bias=config.add_bias_linear,
         qkv_bias=config.add_qkv_bias,
         dropout=config.attention_dropout,
         qk_norm=norm if config.qk_layernorm else None,
+        qk_norm_across_heads=config.qk_layernorm_across_heads,
         scores=scores,
+        sinks=config.softmax_type,
     )
 
 
@@ -263,16 +246,13 @@ def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
         return None
     base, local = config.rotary_base, config.rotary_base_local
     is_local = local is not None and config.is_local(index)
+    is_latent = config.multi_latent_attention
     return RotationSpec(
-        config.kv_channels,
+        config.qk_pos_emb_head_dim if is_latent else config.kv_channels,
         config.seq_length,
         config.rotary_percent,
         local if local is not None and is_local else base,
-        config.rotary_interleaved,
+        config.rotary_interleaved or is_latent,
         interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
-        scaling=(
-            Llama3Scaling(config.rope_scaling_factor)
-            if config.use_rope_scaling and not is_local
-            else None
-        ),
+        scaling=None if is_local else config.rope_scaling,
     )

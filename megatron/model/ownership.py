@@ -43,6 +43,8 @@ class OwnedParameter:
         axis: the ranks over which the gradient is summed. They hold the same boxes and have
             different tokens. ``None``: all ranks of the job's axis ``gradients``. Parameters of
             which ranks hold different boxes, such as experts, name fewer ranks.
+        matrices: number of equal matrices that lie one below the other in the tensor, and of each
+            of which this rank holds a part: those of its experts.
     """
 
     name: str
@@ -52,6 +54,7 @@ class OwnedParameter:
     is_copy: bool = False
     is_partial: bool = False
     axis: ConnectedAxis | None = None
+    matrices: int = 1
 
     def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
         """Return the ranks over which the gradient is summed.
@@ -74,13 +77,14 @@ class OwnedParameter:
     def held(
         cls, name: str, parameter: nn.Parameter, tensor: TensorParallel, how: Holding = WHOLE
     ) -> "OwnedParameter":
-        """Return a parameter that the tensor-parallel ranks share.
+        """Return a parameter of a layer.
 
         Args:
             name: of the tensor in the whole model.
             parameter: this rank's tensor.
             tensor: the tensor-parallel ranks.
-            how: whether the ranks cut the parameter, or each holds all of it.
+            how: whether these ranks cut the parameter, or each holds all of it, or the ranks of
+                experts share it.
         """
         own = tuple(parameter.shape)
         return cls(
@@ -90,6 +94,8 @@ class OwnedParameter:
             how.pieces(own, tensor),
             how.is_copy(tensor),
             how.is_partial(tensor),
+            how.axis,
+            how.matrices,
         )
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
@@ -100,6 +106,21 @@ class OwnedParameter:
         """
         for piece in self.pieces:
             yield piece.box, tensor[piece.local.slices]
+
+
+@dataclass(frozen=True)
+class OwnedBuffer:
+    """A tensor of the model that no gradient reaches, such as the bias of experts for the choice.
+
+    Every rank that has a part of the layer has the whole tensor.
+
+    Attributes:
+        name: name of the tensor in the whole model.
+        buffer: the tensor.
+    """
+
+    name: str
+    buffer: Tensor
 
 
 def owned_by(

@@ -26,8 +26,9 @@ from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.init import initialise
-from megatron.model.layer_spec import RotationSpec, layer_spec, norm_spec
+from megatron.model.layer_spec import RotationSpec, layer_spec
 from megatron.model.mtp import MultiTokenPrediction
+from megatron.model.norm_spec import norm_spec
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -35,6 +36,7 @@ from megatron.model.ownership import (
     OUTPUT_LAYER,
     POSITION_EMBEDDINGS,
     WORD_EMBEDDINGS,
+    OwnedBuffer,
     OwnedParameter,
     layer_prefix,
     owned_by,
@@ -243,6 +245,13 @@ class RankModel(nn.Module):
         assert isinstance(layers, nn.ModuleList)
         return zip(self.placement.chunks[chunk], layers, strict=True)
 
+    def all_layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Yield every layer with its index; depths of multi-token prediction follow the last."""
+        for chunk in range(len(self.chunks)):
+            yield from self._numbered_layers(chunk)
+        if self.mtp is not None:
+            yield from enumerate(self.mtp.layers, self.config.num_layers)
+
     def initialise(self, seed: int, *, on_cpu: bool = False) -> None:
         """Draw all weights: the same numbers for every placement; see ``model.init``.
 
@@ -268,6 +277,16 @@ class RankModel(nn.Module):
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         if self.embedding_copy is not None:
             yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.embedding_copy, is_copy=True)
+
+    def owned_buffers(self) -> Iterator[OwnedBuffer]:
+        """Yield every tensor of this rank's layers that no gradient reaches."""
+        for chunk in range(len(self.chunks)):
+            for index, layer in self._numbered_layers(chunk):
+                for name, buffer in layer.named_buffers():
+                    yield OwnedBuffer(layer_prefix(index) + name, buffer)
+        if self.mtp is not None:
+            for name, buffer in self.mtp.named_buffers():
+                yield OwnedBuffer(f"{MULTI_TOKEN_PREDICTION}.{name}", buffer)
 
     def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
         """Yield the parameters of a part of the model, if this rank has the part."""

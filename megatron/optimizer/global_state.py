@@ -31,27 +31,26 @@ class GlobalState:
         sum_of_squares: of the gradients of ``weighted_loss``, float64.
         tokens: number of tokens in the batch; one rank of each replica has it, the others have 0.
         valid_tokens: number of tokens that count.
-        weighted_depths: losses of the depths of multi-token prediction, weighted like
-            ``weighted_loss``.
+        further: further sums, such as losses of layers; whoever has made them knows their meaning.
     """
 
     weighted_loss: float
     sum_of_squares: float
     tokens: float = 0.0
     valid_tokens: float = 0.0
-    weighted_depths: tuple[float, ...] = ()
+    further: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "GlobalState":
         """Return the state with these ``values``."""
-        loss, squares, tokens, valid, *depths = values
-        return cls(loss, squares, tokens, valid, tuple(depths))
+        loss, squares, tokens, valid, *further = values
+        return cls(loss, squares, tokens, valid, tuple(further))
 
     @property
     def values(self) -> tuple[float, ...]:
         """All numbers, one after the other."""
         counts = self.tokens, self.valid_tokens
-        return (self.weighted_loss, self.sum_of_squares, *counts, *self.weighted_depths)
+        return (self.weighted_loss, self.sum_of_squares, *counts, *self.further)
 
     def __add__(self, other: "GlobalState") -> "GlobalState":
         both = zip(self.values, other.values, strict=True)
@@ -73,38 +72,36 @@ class GlobalState:
         return self.factor * self.weighted_loss
 
     @property
-    def depth_losses(self) -> tuple[float, ...]:
-        """Mean loss of every depth, over the tokens that count there."""
-        return tuple(self.factor * loss for loss in self.weighted_depths)
-
-    @property
     def grad_norm(self) -> float:
         """Norm of the gradients of ``loss``, before clipping."""
         return self.factor * math.sqrt(self.sum_of_squares)
 
 
 def own_totals(
-    loss: torch.Tensor,
+    losses: torch.Tensor,
     parts: Iterable[ParameterPart],
     tokens: tuple[float, float],
     kernels: Kernels,
     loss_scale: float = 1.0,
+    unscaled: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return this rank's part of a ``GlobalState``, float64 [4 + D] on the device.
+    """Return this rank's part of a ``GlobalState``, float64 on the device.
 
     Args:
-        loss: this rank's part of the weighted loss and of the D depths' losses, [1 + D].
+        losses: this rank's part of the weighted loss, and of further losses, one-dimensional.
         parts: parts of parameters whose gradients this rank adds to the norm. With several
             replicas, each has its own shard of the reduced gradients.
         tokens: number of tokens in the replica's batch, and number of tokens that count, on one
             rank of the replica; 0 on the others.
         kernels: of the device.
-        loss_scale: factor in ``loss`` and in the gradients; the result is divided by it.
+        loss_scale: factor in ``losses`` and in the gradients; the result is divided by it.
+        unscaled: further sums without this factor, float64, one-dimensional.
     """
-    squares = local_sum_of_squares(parts, kernels, loss.device)
-    losses = loss.double() / loss_scale
-    counts = torch.tensor(tokens, dtype=torch.float64).to(loss.device)
-    return torch.cat([losses[:1], (squares / loss_scale**2).view(1), counts, losses[1:]])
+    squares = local_sum_of_squares(parts, kernels, losses.device)
+    losses = losses.double() / loss_scale
+    counts = torch.tensor(tokens, dtype=torch.float64).to(losses.device)
+    further = [losses[1:]] if unscaled is None else [losses[1:], unscaled]
+    return torch.cat([losses[:1], (squares / loss_scale**2).view(1), counts, *further])
 
 
 def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:

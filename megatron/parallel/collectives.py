@@ -94,6 +94,51 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     torch.cat((blocks[size - rank :], blocks[: size - rank]), out=gathered)
 
 
+def all_to_all(
+    rows: Tensor, axis: ConnectedAxis, sent: Sizes = None, received: Sizes = None
+) -> Tensor:
+    """Send every rank its rows; return the rows that all ranks have sent here, by place.
+
+    Args:
+        rows: [n, ...], those for place 0 first.
+        axis: the ranks.
+        sent: rows for every place, maybe 0; ``None``: equally many for all.
+        received: rows from every place; ``None``: equally many from all.
+    """
+    if axis.size == 1:
+        return rows
+    total = len(rows) if received is None else sum(received)
+    result = rows.new_empty((total, *rows.shape[1:]))
+    dist.all_to_all_single(
+        result,
+        rows.contiguous(),
+        None if received is None else list(received),
+        None if sent is None else list(sent),
+        group=axis.group,
+    )
+    return result
+
+
+def shift(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
+    """Send a contiguous ``tensor`` to the next rank of the axis' ring; return the previous rank's.
+
+    All ranks send and receive at once. On NCCL that needs one call for both.
+    """
+    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    received = torch.empty_like(tensor)
+    if tensor.is_cuda:
+        both = [
+            dist.P2POp(dist.isend, tensor, group=axis.group, group_peer=after),
+            dist.P2POp(dist.irecv, received, group=axis.group, group_peer=before),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        return received
+    coming = p2p.receive(received, before, axis)
+    p2p.send(tensor, after, axis).wait()
+    return coming.wait()
+
+
 def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Sum ``tensor`` over the ranks, in place; rank k gets part k.
 

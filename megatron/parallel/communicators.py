@@ -9,7 +9,8 @@ many communicators: one for each use of its groups, and one for each link.
     channels x neighbours x (RECEIVER + SENDER) bytes
 
 where a rank has one neighbour in a group of two, and two neighbours in larger groups. NCCL's ring
-and trees connect a rank with its neighbours in both directions, and share the buffers. A link takes
+and trees connect a rank with its neighbours in both directions, and share the buffers. Ranks that
+exchange tokens for experts are all neighbours of each other. A link takes
 ``channels x RECEIVER`` bytes at its receiver, and ``channels x SENDER`` bytes at its sender. A
 communicator has as many channels as its limit of thread blocks (``max_ctas``).
 
@@ -25,6 +26,7 @@ every connection as one within a machine. It leaves out NVLink SHARP's buffers.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import Final
 
 import torch
@@ -79,7 +81,10 @@ def communicators(
         limits: most thread blocks of the communicators.
     """
     made: list[tuple[str, Tiling]] = []
-    grid = replace(grid, data_size=min(grid.data_size, _ALIKE))
+    alike = (
+        _ALIKE * grid.expert_block // gcd(grid.expert_block, grid.tensor_size * grid.context_size)
+    )
+    grid = replace(grid, data_size=min(grid.data_size, alike))
     connect_grid(grid, 0, torch.device("cpu"), ends, lambda *group: made.append(group), links)
     first = _first_ranks(grid)
     by_name = {f"transfers {link}": link for link in links}
@@ -90,7 +95,8 @@ def communicators(
         channels = limits.of(use) or CHANNELS_WITHOUT_LIMIT
         for ranks in tiling:
             for pipeline in (first[rank] for rank in ranks if rank in first):
-                estimated = _of_connections(by_name.get(use), pipeline, len(ranks))
+                most = len(ranks) if use == "experts" else 2
+                estimated = _of_connections(by_name.get(use), pipeline, len(ranks), most)
                 found[pipeline] += channels * estimated
     return tuple(found)
 
@@ -103,14 +109,15 @@ def _first_ranks(grid: Grid) -> dict[int, int]:
     return {rank: pipeline for pipeline, rank in first.items()}
 
 
-def _of_connections(link: Link | None, pipeline: int, ranks: int) -> float:
+def _of_connections(link: Link | None, pipeline: int, ranks: int, most: int) -> float:
     """Return the bytes of one channel of a communicator.
 
     Args:
         link: the link that has the communicator; ``None``: the communicator is for collectives.
         pipeline: the pipeline rank whose memory holds the bytes.
         ranks: number of ranks of the communicator.
+        most: the most neighbours of a rank.
     """
     if link is None:
-        return min(ranks - 1, 2) * (RECEIVER + SENDER)
+        return min(ranks - 1, most) * (RECEIVER + SENDER)
     return RECEIVER if pipeline == link.receiver else SENDER

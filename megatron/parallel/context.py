@@ -2,23 +2,32 @@
 
 Outside of attention the c ranks of the context axis behave as replicas do: each has its own tokens,
 all have the same parameters, and their gradients add up. Within attention a token needs the keys
-and values of all earlier ones, so the ranks gather them (``megatron.layers.context_attention``).
+and values of all earlier ones. So the ranks gather them, pass them on along a ring, or every rank
+attends for all tokens with its share of the heads (``megatron.layers.context_attention``).
 
 A sequence is cut into 2c chunks, and rank k has chunks k and 2c - 1 - k, as in Megatron. An early
 chunk sees few keys and a late one many, so that all ranks have the same work.
 
 Shapes: b batch, s tokens of a sequence, u = s / c tokens that a rank has, k tokens of a chunk,
-z = 2c chunks.
+z = 2c chunks, a heads, d channels of a head, w features of several tensors side by side.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.lanes import InlineLane, Lane, Pending, make_lane
+
+ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a"]
+"""How attention sees all tokens: ranks gather keys and values, pass them on along a ring beside
+attention, or exchange heads for tokens."""
+
+CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
 
 
 def chunks_of(rank: int, size: int) -> tuple[int, int]:
@@ -46,9 +55,13 @@ class ContextParallel:
 
     Attributes:
         axis: the context axis, with a process group that only attention uses.
+        exchange: how attention sees all tokens.
+        lane: where keys and values travel along the ring, beside attention.
     """
 
     axis: ConnectedAxis
+    exchange: ContextExchange = "all_gather"
+    lane: Lane = field(default_factory=InlineLane)
 
     @property
     def rank(self) -> int:
@@ -73,9 +86,7 @@ class ContextParallel:
         Args:
             x_xbu: [x, b, u, ...], contiguous; x tensors travel together.
         """
-        parts_cxbu = collectives.all_gather(x_xbu, self.axis)
-        early_cxbk, late_cxbk = parts_cxbu.chunk(2, dim=3)
-        return torch.cat((*early_cxbk, *reversed(late_cxbk.unbind())), dim=2)
+        return _in_order(collectives.all_gather(x_xbu, self.axis), dim=2)
 
     def reduce(self, partial_xbs: Tensor) -> Tensor:
         """Return the sum of the ranks' summands for this rank's tokens, the adjoint of ``gather``.
@@ -86,13 +97,84 @@ class ContextParallel:
         Returns:
             [x, b, u, ...].
         """
-        chunks = partial_xbs.chunk(2 * self.size, dim=2)
-        by_rank = [
-            chunks[chunk] for rank in range(self.size) for chunk in chunks_of(rank, self.size)
-        ]
-        parts_zxbk = torch.stack(by_rank)
+        parts_zxbk = self._by_rank(partial_xbs, dim=2)
         collectives.reduce_scatter(parts_zxbk.view(-1), self.axis)
         return torch.cat(parts_zxbk.chunk(self.size)[self.rank].unbind(), dim=2)
+
+    def to_heads(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """Give every rank all tokens of its share of the heads (Ulysses, arXiv 2309.14509).
+
+        Args:
+            own: for each tensor all heads of this rank's tokens, [b, u, a, d]; a is a multiple of c
+                and, like d, may differ between the tensors, which travel together.
+
+        Returns:
+            For each tensor this rank's heads of all tokens in order, [b, s, a / c, d].
+        """
+        sent_cbuw = torch.cat(
+            [x_buad.unflatten(2, (self.size, -1)).movedim(2, 0).flatten(3) for x_buad in own], -1
+        )
+        all_bsw = _in_order(collectives.all_to_all(sent_cbuw, self.axis), dim=1)
+        channels = [x_buad.shape[3] for x_buad in own]
+        widths = [x_buad.shape[2] // self.size * x_buad.shape[3] for x_buad in own]
+        parts = zip(all_bsw.split(widths, -1), channels, strict=True)
+        return [part_bsw.unflatten(2, (-1, d)) for part_bsw, d in parts]
+
+    def to_tokens(self, of_heads: Sequence[Tensor]) -> list[Tensor]:
+        """Give every rank all heads of its tokens: the inverse and the adjoint of ``to_heads``.
+
+        Args:
+            of_heads: for each tensor this rank's heads of all tokens, [b, s, a / c, d].
+
+        Returns:
+            For each tensor all heads of this rank's tokens, [b, u, a, d].
+        """
+        all_bsw = torch.cat([x_bsad.flatten(2) for x_bsad in of_heads], -1)
+        parts_zbkw = self._by_rank(all_bsw, dim=1)
+        sent_cbuw = parts_zbkw.unflatten(0, (self.size, 2)).movedim(1, 2).flatten(2, 3)
+        received_cbuw = collectives.all_to_all(sent_cbuw.contiguous(), self.axis)
+        parts = received_cbuw.split([x[0, 0].numel() for x in of_heads], -1)
+        return [
+            part_cbuw.movedim(0, 2).unflatten(3, x_bsad.shape[2:]).flatten(2, 3)
+            for part_cbuw, x_bsad in zip(parts, of_heads, strict=True)
+        ]
+
+    def pass_on(self, x: Tensor) -> Pending[Tensor]:
+        """Start to send ``x``, contiguous, to the next rank; the result is the previous rank's."""
+        return self.lane.submit(lambda: collectives.shift(x, self.axis))
+
+    def _by_rank(self, x: Tensor, dim: int) -> Tensor:
+        """Return the chunks of ``dim`` one after the other, [z, ...]: two for every rank."""
+        chunks = x.chunk(2 * self.size, dim)
+        return torch.stack(
+            [chunks[chunk] for rank in range(self.size) for chunk in chunks_of(rank, self.size)]
+        )
+
+
+def _in_order(parts: Tensor, dim: int) -> Tensor:
+    """Return the tokens of all ranks' parts [c, ...] in the order of the sequence.
+
+    Args:
+        parts: each has two chunks along the dimension ``dim`` of a part.
+        dim: the dimension of tokens, counted without the ranks.
+    """
+    early, late = parts.chunk(2, dim + 1)
+    return torch.cat((*early, *reversed(late.unbind())), dim)
+
+
+def context_parallel(
+    axis: ConnectedAxis, device: torch.device, exchange: ContextExchange
+) -> ContextParallel:
+    """Return how a rank shares sequences.
+
+    Args:
+        axis: the context axis, with a process group that only attention uses.
+        device: on which this rank computes.
+        exchange: how attention sees all tokens.
+    """
+    if exchange != "p2p":
+        return ContextParallel(axis, exchange)
+    return ContextParallel(axis, exchange, make_lane(device, axis.size, "context"))
 
 
 WHOLE_SEQUENCES: Final = ContextParallel(ConnectedAxis("context", 0, (0,)))

@@ -3,6 +3,9 @@
 A rank has a place in four directions: tensor, context, data and pipeline parallelism. The ranks of
 one group differ in one direction, or in several. The groups of one axis together hold every rank of
 the job once.
+
+Experts (of mixtures) have coordinates of their own. They fold over the same ranks: the ranks of a
+stage, in order, are also expert-tensor x expert x expert-data ranks.
 """
 
 from dataclasses import dataclass
@@ -16,7 +19,17 @@ are adjacent, and the ranks that share a sequence (cp) come next."""
 
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
-AxisName = Literal["tensor", "context", "data", "pipeline", "vocabulary", "world"]
+AxisName = Literal[
+    "tensor",
+    "context",
+    "data",
+    "pipeline",
+    "vocabulary",
+    "world",
+    "expert_tensor",
+    "experts",
+    "expert_data",
+]
 
 Tiling = tuple[tuple[int, ...], ...]
 """The ranks of every group of an axis, by place; every rank of the job is in one group."""
@@ -28,8 +41,14 @@ _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "pipeline": ("pipeline",),
     "vocabulary": ("tensor", "pipeline"),
     "world": ("tensor", "context", "data", "pipeline"),
+    "expert_tensor": ("expert_tensor",),
+    "experts": ("experts",),
+    "expert_data": ("expert_data",),
 }
 """The coordinates that differ within a group of each axis."""
+
+_OF_EXPERTS: Final = ("expert_tensor", "experts", "expert_data")
+"""The axes whose groups are slices of the experts' coordinates."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,23 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class ExpertCoordinates:
+    """Where a rank is among the ranks of its stage, for the experts' sake.
+
+    Attributes:
+        expert_tensor: which part of every expert it has, 0 to etp - 1.
+        experts: which experts it has, 0 to e - 1.
+        expert_data: which copy of them.
+        pipeline: pipeline rank pp, 0 to p - 1.
+    """
+
+    expert_tensor: int
+    experts: int
+    expert_data: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
 class Grid:
     """The shape of a job and the order of its ranks.
 
@@ -79,9 +115,12 @@ class Grid:
         pipeline_size: pipeline ranks p.
         order: order of the coordinates, the fastest first.
         context_size: context-parallel ranks c, which share every sequence.
+        expert_size: ranks e over which the experts of a layer are spread.
+        given_expert_tensor_size: ranks etp that share an expert; ``None``: t.
 
     Raises:
-        ValueError: a size below 1, or an unknown order.
+        ValueError: a size below 1, an unknown order, or ranks of a stage that do not divide into
+            groups of e x etp.
     """
 
     tensor_size: int = 1
@@ -89,6 +128,8 @@ class Grid:
     pipeline_size: int = 1
     order: Order = "tp-dp-pp"
     context_size: int = 1
+    expert_size: int = 1
+    given_expert_tensor_size: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.tensor_size, self.data_size, self.pipeline_size, self.context_size)
@@ -96,6 +137,40 @@ class Grid:
             raise ValueError(f"a grid of {sizes} (t, d, p, c) ranks: every size must be at least 1")
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r}: must be tp-dp-pp or tp-pp-dp")
+        if (
+            min(self.expert_size, self.expert_tensor_size) < 1
+            or self.stage_size % self.expert_block
+        ):
+            raise ValueError(
+                f"the {self.stage_size} ranks of a stage do not divide into groups of "
+                f"{self.expert_size} x {self.expert_tensor_size} (e, etp) ranks"
+            )
+
+    @property
+    def expert_tensor_size(self) -> int:
+        """Ranks etp that share an expert."""
+        given = self.given_expert_tensor_size
+        return self.tensor_size if given is None else given
+
+    @property
+    def expert_block(self) -> int:
+        """Ranks e x etp that together have all experts of a layer once."""
+        return self.expert_size * self.expert_tensor_size
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a stage in all replicas, t x c x d."""
+        return self.tensor_size * self.context_size * self.data_size
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that have the same parts of the same experts."""
+        return self.stage_size // self.expert_block
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether experts lie on other ranks than tensor parallelism gives every layer."""
+        return self.expert_size > 1 or self.expert_tensor_size != self.tensor_size
 
     @property
     def world_size(self) -> int:
@@ -113,18 +188,34 @@ class Grid:
             data, pipeline = divmod(rest, self.pipeline_size)
         return Coordinates(tensor, data, pipeline, context)
 
+    def expert_coordinates(self, rank: int) -> ExpertCoordinates:
+        """Return the coordinates of a rank of the job among the experts.
+
+        The place within a stage is tp + t (cp + c dp) in both orders of ranks. Its expert-tensor
+        coordinate changes fastest, then its expert coordinate, as in Megatron-Core.
+        """
+        at = self.coordinates(rank)
+        place = at.tensor + self.tensor_size * (at.context + self.context_size * at.data)
+        block, within = divmod(place, self.expert_block)
+        experts, tensor = divmod(within, self.expert_tensor_size)
+        return ExpertCoordinates(tensor, experts, block, at.pipeline)
+
     def groups(self, name: AxisName) -> Tiling:
         """Return the ranks of every group of an axis, by place; together they tile the job.
 
         A group of the data axis holds all ranks with the same parameters, in all replicas and for
         all parts of the sequence; these ranks add up their gradients. The place of a rank is
         dp * c + cp. A group of the vocabulary axis holds the ranks that share a microbatch's part
-        of the sequence. The place of a rank is k = pp * t + tp, the index of its shard. On every
-        axis the ranks of a group ascend.
+        of the sequence. The place of a rank is k = pp * t + tp, the index of its shard. A group of
+        the axis ``experts`` holds ranks with different experts of a layer, a group of
+        ``expert_tensor`` the ranks that share an expert, and a group of ``expert_data`` the ranks
+        with the same parts of the same experts, which add up the gradients of these. On every axis
+        the ranks of a group ascend.
         """
         found: dict[tuple[int, ...], list[int]] = {}
+        coordinates = self.expert_coordinates if name in _OF_EXPERTS else self.coordinates
         for rank in range(self.world_size):
-            place = vars(self.coordinates(rank)).items()
+            place = vars(coordinates(rank)).items()
             fixed = tuple(value for direction, value in place if direction not in _VARYING[name])
             found.setdefault(fixed, []).append(rank)
         return tuple(map(tuple, found.values()))

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
-from megatron.parallel.grid import Axis, Grid, Tiling
+from megatron.parallel.grid import Axis, AxisName, Grid, Tiling
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import BlockLimits, group_options
 
@@ -72,6 +72,11 @@ class Groups:
         data: the ranks that hold the same parameters, in all replicas and for all parts of the
             sequence.
         gradients: the same ranks, for the reductions of gradients beside the passes.
+        experts: the ranks over which the experts of a layer are spread, for collectives that passes
+            wait for.
+        expert_tensor: the ranks that share every expert, for the same.
+        expert_gradients: the ranks that hold the same parts of the same experts, for the reductions
+            of their gradients beside the passes.
         partial_gradients: the ranks of ``tensor``, for sums beside the passes, of gradients of
             which each rank has a part.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
@@ -97,6 +102,9 @@ class Groups:
     context: ConnectedAxis
     data: ConnectedAxis
     gradients: ConnectedAxis
+    experts: ConnectedAxis
+    expert_tensor: ConnectedAxis
+    expert_gradients: ConnectedAxis
     partial_gradients: ConnectedAxis
     pipeline: ConnectedAxis
     transfers: ConnectedAxis
@@ -204,6 +212,11 @@ def connect_grid(
     pipelines, world = grid.groups("pipeline"), grid.groups("world")
     tensor = grid.groups("tensor")
     at_ends = tuple(tuple(ranks[end] for end in sorted(set(ends))) for ranks in pipelines)
+    spread = grid.spreads_experts  # else no code asks for the groups of experts
+
+    def of_experts(name: AxisName) -> Tiling:
+        return grid.groups(name) if spread else ()
+
     return Groups(
         device=device,
         grid=grid,
@@ -213,6 +226,9 @@ def connect_grid(
         context=axis("context", "context", grid.groups("context")),
         data=axis("data", CONTROL, grid.groups("data")),
         gradients=axis("data", "gradients", grid.groups("data")),
+        experts=axis("experts", "experts", of_experts("experts")),
+        expert_tensor=axis("expert_tensor", "expert_tensor", of_experts("expert_tensor")),
+        expert_gradients=axis("expert_data", "gradients", of_experts("expert_data")),
         partial_gradients=axis("tensor", "gradients", tensor),
         pipeline=axis("pipeline", CONTROL, pipelines),
         vocabulary=grid.axis("vocabulary", rank),

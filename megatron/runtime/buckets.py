@@ -131,16 +131,25 @@ def described(
     The ``buckets`` may have been made for another plan than ``plan``, with the same stages.
     """
     touched, read = touches(model, plan), reads(model, plan)
-    sizes = [sum(owned.parameter.numel() for owned in bucket) for bucket in buckets]
+    sizes = [_exchanged(bucket, replicas) for bucket in buckets]
+    whole = sum(sizes) or 1.0
     return [
         Bucket(
             _of_any(touched, bucket),
-            size / sum(sizes),
+            size / whole,
             _of_any(read, bucket),
             bucket[0].sharers(replicas) > 1 or bool(summands(bucket[0], model, plan)),
         )
         for bucket, size in zip(buckets, sizes, strict=True)
     ]
+
+
+def _exchanged(bucket: Sequence[OwnedParameter], replicas: int) -> float:
+    """Return the size of a bucket by what it moves: less if fewer ranks than others share it."""
+    size, sharers = sum(owned.parameter.numel() for owned in bucket), bucket[0].sharers(replicas)
+    if sharers == replicas:
+        return size
+    return size * (1 - 1 / sharers) / (1 - 1 / max(2, replicas))
 
 
 def _of_any(

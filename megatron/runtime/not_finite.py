@@ -15,6 +15,11 @@ class NonFiniteDetector:
     def __init__(self) -> None:
         self._sightings: list[Sighting] | None = None
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether values are checked."""
+        return self._sightings is not None
+
     @contextmanager
     def keeping(self) -> Iterator[list[Sighting]]:
         """Check all values that are given to ``check``, and list values with infinity or NaN.

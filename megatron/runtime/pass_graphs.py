@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from megatron.layers.forward_pass import ForwardPass, LayerLosses
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.left_losses import LayerLosses
 from megatron.layers.main_grad import main_grad_of
 from megatron.model.stage import RankModel
 from megatron.runtime.buckets import parts_of_chunks
@@ -146,7 +147,7 @@ class Slot:
         assert self._x is not None
         self._entry, losses = Entry(), LayerLosses()
         y_buh = self._run(self._entry.connect(self._x), ForwardPass(losses=losses))
-        assert not losses.close(), "layers leave losses, which no graph takes along"
+        assert losses.close() == ([], []), "layers leave losses, which no graph takes along"
         self._edge, self._y = get_gradient_edge(y_buh), y_buh.detach()
 
     def _launch_backward(self) -> None:

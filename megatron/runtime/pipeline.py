@@ -14,6 +14,7 @@ from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.buckets import described, summands
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
+from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
 from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
@@ -94,7 +95,7 @@ class PipelineRank:
         replication: Replication | None = None,
         new_slot: Callable[[], NewGraph] | None = None,
     ) -> None:
-        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
         assert replication is not None or sharing == 1, "gradients are reduced in buckets"
         self.model = model
@@ -278,6 +279,10 @@ class PipelineRank:
         if not running.executor.run(running.training, recorder, gate):
             return None
         return running.passes.loss(self._groups.device)
+
+    def of_layers(self) -> Sums:
+        """Return the losses of this rank's layers in the last iteration, and loads of experts."""
+        return self._installed.passes.of_layers()
 
     def evaluate(
         self, batch: Sequence[DeviceMicrobatch], *, predicts_ahead: bool = False

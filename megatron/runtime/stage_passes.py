@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.forward_pass import ForwardPass, LayerLosses
+from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import Again
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
-from megatron.runtime.layer_losses import JoinedLosses, Source
+from megatron.runtime.layer_losses import JoinedLosses, Source, Sums
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.pass_graphs import Slot, StageGraphs
 from megatron.runtime.stage_model import StageModel
@@ -134,9 +134,11 @@ class StagePasses:
 
     def loss(self, device: torch.device) -> Tensor:
         """Return this rank's part of the iteration's loss and of the depths' losses, [1 + D]."""
-        sums = self._vocabulary.loss(device)
-        self._layer_losses.add_to_(sums)
-        return sums
+        return self._vocabulary.loss(device)
+
+    def of_layers(self) -> Sums:
+        """Return the losses of this rank's layers in the iteration, and the loads of experts."""
+        return self._layer_losses.sums()
 
     def merge(
         self, i: int, state: ShardState, statistics_p4n: Tensor
@@ -150,7 +152,8 @@ class StagePasses:
             self._forward_by_graph(item, self._graphs)
             return
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
-        left_out, losses = list[Again](), LayerLosses()
+        left_out, wants_losses = list[Again](), self._training or self._non_finite.is_keeping
+        losses = self._layer_losses.collector() if wants_losses else None
         x_buh, ahead_bwh = self._input(i, stage), self._embeddings_ahead(i, stage)
         x_entry, ahead_entry = Entry(), None if ahead_bwh is None else Entry()
         with torch.set_grad_enabled(self._training):
@@ -162,15 +165,16 @@ class StagePasses:
                 self._forward_pass(i), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
             y_buh = self.model(item.chunk, x_buh, forward_pass)
-        left = losses.close()
+        left, loads = ([], []) if losses is None else losses.close()
         if self._training:
-            further = self._layer_losses.join(i, item.chunk, left)
+            further = self._layer_losses.join(i, item.chunk, left, loads)
             # The edge keeps the graph alive, but neither the stage's input nor its output.
             graph = x_entry, ahead_entry, get_gradient_edge(y_buh), further, x_buh.shape[1:]
             self.store.put("graph", i, graph, item.chunk)
             if self.plan.recomputes:
                 self.store.put("left_out", i, left_out, item.chunk)
-        self._non_finite.check(i, stage, f"a loss of a layer of stage {stage}", *left)
+        values = [own.loss for own in left]
+        self._non_finite.check(i, stage, f"a loss of a layer of stage {stage}", *values)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
 

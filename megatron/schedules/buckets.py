@@ -37,7 +37,8 @@ class Bucket:
 
     Attributes:
         after: all passes that add to the gradients.
-        share: the bucket's share of all parameters of the rank, by size.
+        share: the bucket's share of all that the rank's buckets exchange: by size, and less if
+            fewer ranks than usual have the same parameters.
         before: all passes that read the parameters.
         is_reduced: whether other ranks hold summands of the same gradients.
     """
@@ -84,11 +85,12 @@ def _extended(
         extend(rank, row, own)
         for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
     )
+    begun = [frozenset(step.comm for step in row if isinstance(step, Start)) for row in rows]
     shares = {
         comm_of(rank, number): bucket.share
         for rank, own in enumerate(buckets)
         for number, bucket in enumerate(own)
-        if bucket.is_reduced
+        if comm_of(rank, number) in begun[rank]
     }
     return replace(program, rows=rows, shares={**program.shares, **shares})
 
@@ -151,7 +153,7 @@ def _places(row: Sequence[Instruction], touches: Iterable[Touch]) -> list[int]:
     places = [
         index
         for index, step in enumerate(row)
-        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in wanted
+        if isinstance(step, Run) and any((item.kind, item.chunk) in wanted for item in step.passes)
     ]
     assert places, f"no pass of the row is one of {sorted(wanted)}"
     return places

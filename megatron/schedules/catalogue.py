@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from megatron.schedules.blocks.block import Block
+from megatron.schedules.blocks.dualpipe_v import dualpipe_v
 from megatron.schedules.blocks.gpipe import gpipe
 from megatron.schedules.blocks.hanayo import hanayo
 from megatron.schedules.blocks.interleaved import interleaved
@@ -210,6 +211,14 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: (p + 4) // 3,
         chunks=2,
         fills=True,
+    ),
+    "dualpipe-v": Schedule(
+        title="DualPipeV",
+        description="V shape in which every F has a B beside it",
+        paper="arXiv 2412.19437",
+        block=lambda p, m, v: dualpipe_v(p),
+        promise=lambda p, m, v: p + 0.5,
+        chunks=2,
     ),
 }
 """Name -> schedule, for all schedules that have a block."""

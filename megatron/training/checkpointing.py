@@ -18,8 +18,9 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
-from megatron.checkpoint.train_tensors import tensors_of, tensors_of_scales
-from megatron.config.model_words import differences
+from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
+from megatron.checkpoint.upcycle import Upcycling
+from megatron.config.model_words import differences, differences_of_dense
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.metrics.records import SaveEvent
@@ -60,6 +61,7 @@ class Checkpoints:
         self._config = config.checkpoint
         self._model = config.model
         self._optimizer = config.optimizer
+        self._seed = config.train.seed
         self._state = state
         self._hosts = hosts
         self._say = say
@@ -69,7 +71,7 @@ class Checkpoints:
         self.fault = ""
         self._background = Background()
         self._copies: dict[str, BoxedTensor] = {}
-        self._part: Part | None = None
+        self._parts: list[Part] = []
         self._of_others: set[int] = set()
 
     def load(self) -> Progress:
@@ -149,16 +151,30 @@ class Checkpoints:
             self._tell_unless_failed("Saved async checkpoint", self._being_saved)
 
     def _own_share(self) -> dict[str, BoxedTensor]:
-        """Return the tensors that this rank writes: a share of the replicas' tensors, no copies."""
+        """Return the tensors that this rank writes: a share of the replicas' tensors, no copies.
+
+        Other ranks hold the same experts than hold the same other parameters, so the two are shared
+        apart.
+        """
         state, moments = self._state, self._config.save_optimizer
         counted = [part for part in state.updated if part.counts_in_norm]
-        tensors = tensors_of(counted, state.optimizer, moments=moments)
+        spread = [part for part in counted if part.entry.owned.axis is not None]
+        usual = [part for part in counted if part.entry.owned.axis is None]
+        by_holders = [
+            tensors_of(parts, state.optimizer, moments=moments) for parts in (usual, spread)
+        ]
         delayed = state.delayed_scales
         if delayed is not None and delayed.has_history and not state.groups.tensor.rank:
-            tensors |= tensors_of_scales(delayed.tensors())
-        if self._part is None:
-            self._part = part_of(tensors, self._hosts)
-        return share(tensors, self._part)
+            by_holders[0] |= tensors_of_scales(delayed.tensors())
+        if not state.groups.tensor.rank:
+            by_holders[0] |= tensors_of_buffers(state.pipeline.model.owned_buffers())
+        if not self._parts:
+            self._parts = [part_of(tensors, self._hosts) for tensors in by_holders]
+        return dict(
+            item
+            for tensors, part in zip(by_holders, self._parts, strict=True)
+            for item in share(tensors, part).items()
+        )
 
     def _common(self, progress: Progress) -> dict[str, Any]:
         """Return the values of a checkpoint that are not tensors.
@@ -246,9 +262,12 @@ class Checkpoints:
         if problem := storage.check_files(where, self._hosts):
             raise DamagedError(problem)
         common = self._read_common(where)
-        self._check_model(where, common)
+        upcycling = self._upcycling(where, common)
+        if upcycling is None:
+            self._check_model(where, common)
         self._note_changed_rates(common)
-        moments = config.load_optimizer and not config.finetune
+        weights_alone = config.finetune or upcycling is not None
+        moments = config.load_optimizer and not weights_alone
         if moments and not common["has_optimizer"]:
             raise UserError(
                 f"--load: {where} was saved with --no-save-optim; add --no-load-optim or --finetune"
@@ -257,13 +276,16 @@ class Checkpoints:
             self._check_optimizer(where, common)
         scales = self._saved_scales(where, moments)
         tensors = tensors_of(state.updated, optimizer, moments=moments)
-        storage.read(where, tensors | scales, self._hosts)
+        wanted = tensors if upcycling is None else upcycling.dense_tensors(tensors)
+        storage.read(where, wanted | scales | self._saved_buffers(where), self._hosts)
+        if upcycling is not None:
+            upcycling.fill(tensors, wanted)
         if scales and state.delayed_scales is not None:
             state.delayed_scales.loaded()
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
         if moments:
             state.loss_scaler.load(common.get("loss_scale"))
-        if config.finetune:
+        if weights_alone:
             return Progress()
         known = {field.name for field in fields(Progress)} & common.keys()
         return Progress(**{name: common[name] for name in known})
@@ -281,6 +303,16 @@ class Checkpoints:
             "or of another --fp8-amax-history-len; in the first iteration tensors are scaled by "
             "themselves"
         )
+        return {}
+
+    def _saved_buffers(self, where: Path) -> dict[str, BoxedTensor]:
+        """Return the biases of experts to read; if the checkpoint has none, say so."""
+        if not self._model.moe_router_enable_expert_bias:
+            return {}
+        wanted = tensors_of_buffers(self._state.pipeline.model.owned_buffers())
+        if not storage.lacks(where, wanted, self._hosts):
+            return wanted
+        self._say(f"--moe-router-enable-expert-bias begins at 0: {where} has no such bias")
         return {}
 
     def _read_common(self, where: Path) -> dict[str, Any]:
@@ -313,8 +345,24 @@ class Checkpoints:
         """Say which values of the optimizer and learning rate differ from the earlier run."""
         saved = common.get("optimizer", {})
         for name, value in asdict(self._optimizer).items():
-            if not self._config.finetune and saved.get(name, value) != value:
+            goes_on = not self._config.finetune and not self._config.upcycling
+            if goes_on and saved.get(name, value) != value:
                 self._say(f"--load: {name} was {saved[name]} in the run so far, and is {value} now")
+
+    def _upcycling(self, where: Path, common: Mapping[str, Any]) -> Upcycling | None:
+        """Return how a dense checkpoint becomes a mixture; ``None``: it is of this run's model."""
+        parts, dense = self._config.upcycling, common["model"]
+        if not parts:
+            return None
+        if dense.get("num_experts"):
+            self._say(f"--moe-use-upcycling changes nothing: {where} has experts already")
+            return None
+        upcycling = Upcycling(self._model, parts, self._seed)
+        found = differences_of_dense(dense, asdict(self._model))
+        fault = upcycling.fault(dense)
+        if found or fault:
+            raise UserError(f"--load: the model in {where}: {fault or '; '.join(found)}")
+        return upcycling
 
     def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
         """Refuse weights of another model, even if they have the same shapes."""

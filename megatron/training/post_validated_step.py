@@ -73,9 +73,12 @@ class PostValidatedTrainStep:
                 iteration = self._with_loss_scale(iteration)
                 loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops an iteration with the right weights"
-        own = sums_of_rank(state, iteration, loss).tolist()
+        sums, loads = sums_of_rank(state, iteration, loss)
         self._num_zeros = self._figures.num_zeros()
-        self._step.guess(own_rates(state, iteration), GlobalState.of(own), iteration.loss_scale)
+        self._step.guess(
+            own_rates(state, iteration), GlobalState.of(sums.tolist()), iteration.loss_scale
+        )
+        state.expert_biases.update(loads)
         self._open = iteration
         return finished
 
@@ -110,6 +113,8 @@ class PostValidatedTrainStep:
         self._verdict = self._open = None
         if not right:
             self._step.correct(full)
+            if not full.is_finite:
+                self._state.expert_biases.undo()
             if self._ends_if_not_finite and not full.is_finite:
                 end_not_finite(self._state, iteration, full)
             self._state.zero_gradients()

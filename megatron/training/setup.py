@@ -27,8 +27,9 @@ from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
-from megatron.parallel.context import ContextParallel
+from megatron.parallel.context import context_parallel
 from megatron.parallel.environment import set_nccl_environment
+from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.parallel.links import Link
@@ -39,6 +40,8 @@ from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
+from megatron.training.expert_biases import ExpertBiases
+from megatron.training.layer_figures import LayerFigures
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -61,6 +64,8 @@ class TrainState:
         updated: the parts that this rank's optimizer updates and that checkpoints keep.
         optimizer: takes steps on the parts in ``updated``.
         loss_scaler: keeps the loss scale, and changes it after every iteration.
+        layer_figures: the figures of layers in every iteration.
+        expert_biases: the biases by which experts of this rank's layers are chosen.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
     """
@@ -74,6 +79,8 @@ class TrainState:
     updated: tuple[ParameterPart, ...]
     optimizer: Optimizer
     loss_scaler: LossScaler
+    layer_figures: LayerFigures
+    expert_biases: ExpertBiases
     sharded: ShardedOptimizer | None = None
 
     @property
@@ -158,9 +165,8 @@ def connect(
     # Each group makes its communicator now; later, other communicators would be in use.
     limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    set_launch_order(
-        limits.at_once(links, here, grid.tensor_size * grid.context_size), multiprocessors
-    )
+    sharing = max(grid.tensor_size * grid.context_size, grid.expert_block)
+    set_launch_order(limits.at_once(links, here, sharing), multiprocessors)
     return make_groups(grid, device, timeout, ends, links, limits)
 
 
@@ -199,7 +205,9 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         groups.device,
         train.dtype,
         tensor=tensor,
-        context=ContextParallel(groups.context),
+        context=context_parallel(groups.context, groups.device, parallel.context_exchange),
+        given_experts=_spread_experts(parallel, groups),
+        data=groups.data,
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
@@ -207,6 +215,14 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
     model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
     return model
+
+
+def _spread_experts(parallel: ParallelConfig, groups: Groups) -> ExpertParallel | None:
+    """Return how tokens travel to experts; ``None``: experts are with their layer."""
+    if not groups.grid.spreads_experts:
+        return None
+    axes = groups.experts, groups.expert_tensor, groups.expert_gradients
+    return spread_experts(*axes, parallel.experts.dispatcher)
 
 
 def _pipeline(
@@ -246,6 +262,7 @@ def build_train_state(
     buckets = _buckets(config, model, run_plan.plan, axis.size)
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
+    alone = all(bucket.summed_over(axis).size == 1 for bucket in buckets)
     make = _maker_of_optimizers(config, groups, model.kernels)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
@@ -266,10 +283,12 @@ def build_train_state(
         pipeline=_pipeline(config, groups, run_plan, model, replication),
         parameters=parameters,
         buckets=buckets,
-        counted=whole if axis.size == 1 else own,
+        counted=whole if alone else own,
         updated=whole if sharded is None else own,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
+        layer_figures=LayerFigures.of(model, groups),
+        expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
     )
 

@@ -7,7 +7,7 @@ for bit, both give equal losses and weights. (On CUDA, atomic additions to rows 
 gradients come in any order.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -18,6 +18,7 @@ from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.model_figures import norm_of_weights, zeros_in_gradient
 from megatron.runtime.batch import DeviceMicrobatch, token_counts
 from megatron.runtime.observer import Observer
+from megatron.training.layer_figures import NO_LAYERS, LayerReport, summed_loads
 from megatron.training.not_finite import report_not_finite
 from megatron.training.setup import TrainState
 
@@ -61,6 +62,7 @@ class Finished:
             overflow; rates do not count them.
         depth_losses: loss of every depth of multi-token prediction, mean over the tokens that count
             there; ``loss`` does not include them.
+        layers: losses of layers and balance of experts; ``loss`` does not include them.
     """
 
     number: int
@@ -75,6 +77,7 @@ class Finished:
     loss_scale: float | None = None
     samples_without_step: int = 0
     depth_losses: tuple[float, ...] = ()
+    layers: LayerReport = NO_LAYERS
 
 
 class TrainStep(Protocol):
@@ -158,7 +161,8 @@ class SynchronousTrainStep:
         state = self._state
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops the iteration"
-        full = add_up(sums_of_rank(state, iteration, loss), state.groups.pipeline)
+        sums, loads = sums_of_rank(state, iteration, loss)
+        full = add_up(sums, state.groups.pipeline)
         if not full.is_finite:
             if self._ends_if_not_finite:
                 end_not_finite(state, iteration, full)
@@ -171,6 +175,7 @@ class SynchronousTrainStep:
         else:
             state.optimizer.step(rates, full.grad_norm, factor)
             state.zero_gradients()
+        state.expert_biases.update(loads)
         return finish(state, iteration, full, (num_zeros, self._figures.params_norm()))
 
     def settle(self) -> None:
@@ -179,17 +184,32 @@ class SynchronousTrainStep:
             self._state.sharded.settle()
 
 
-def sums_of_rank(state: TrainState, iteration: Iteration, loss: torch.Tensor) -> torch.Tensor:
+def sums_of_rank(
+    state: TrainState, iteration: Iteration, loss: torch.Tensor
+) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
     """Return the sums over this rank, its replicas and the tensor-parallel ranks beside it.
 
     Only the first rank of each replica adds numbers of tokens.
+
+    Returns:
+        The sums, and how often each expert was chosen in the global batch, by layer of this rank.
     """
-    groups = state.groups
+    groups, figures, own = state.groups, state.layer_figures, state.pipeline.of_layers()
     state.complete_gradients()
     state.agree_on_scales()
     tokens = token_counts(iteration.batch) if groups.vocabulary.rank == 0 else (0.0, 0.0)
-    totals = own_totals(loss, state.counted, tokens, state.kernels, iteration.loss_scale)
-    return over_ranks(over_ranks(totals, groups.data), groups.tensor_sums)
+    splits_tokens = state.pipeline.model.tensor.sequence_parts > 1
+    loads = summed_loads(own, groups, splits_tokens=splits_tokens)
+    is_first = groups.data.rank == groups.tensor.rank == 0
+    totals = own_totals(
+        figures.joined(loss, own),
+        state.counted,
+        tokens,
+        state.kernels,
+        iteration.loss_scale,
+        figures.imbalances(loads if is_first else {}, loss.device),
+    )
+    return over_ranks(over_ranks(totals, groups.data), groups.tensor_sums), loads
 
 
 def own_rates(state: TrainState, iteration: Iteration) -> Rates:
@@ -213,6 +233,7 @@ def finish(
     ``figures`` are the number of zeros in the gradient, and the norm of the weights after the step.
     """
     samples, scaler = _samples(state, iteration), state.loss_scaler
+    depth_losses, layers = state.layer_figures.read(full)
     scaler.update(full.is_finite, len(samples))
     return Finished(
         iteration.number,
@@ -225,7 +246,8 @@ def finish(
         not full.is_finite,
         scaler.state.scale if scaler.is_active else None,
         scaler.state.samples_without_step,
-        full.depth_losses,
+        depth_losses,
+        layers,
     )
 
 

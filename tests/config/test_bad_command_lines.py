@@ -122,7 +122,7 @@ USUAL = {
         ),
         (
             "--pipeline-model-parallel-size 2 --layer-distribution 2,1000000000",
-            "--layer-distribution 2,1000000000: give even, remainder, redis, or a number",
+            "--layer-distribution 2,1000000000: give even, remainder, cost, redis, or a number",
         ),
         ("--link-bandwidth 1e-9", "--link-bandwidth 1e-09: must be at least 0.001 and at most"),
         ("--link-latency 1e9", "--link-latency 1000000000.0: must be at least 0 and at most"),
@@ -157,7 +157,10 @@ def test_a_message_shows_no_endless_and_no_invisible_word(option: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--layer-distribution None", "--layer-distribution None: give even, remainder, redis, or"),
+        (
+            "--layer-distribution None",
+            "--layer-distribution None: give even, remainder, cost, redis, or",
+        ),
         (
             "--pipeline-model-parallel-layout None",
             "--pipeline-model-parallel-layout None: 'N' is no layer",

@@ -273,9 +273,9 @@ def refusal(
             "--recompute-method uniform --recompute-granularity selective leave",
         ),
         (
-            "--recompute-activations --recompute-modules core_attn moe_act",
+            "--recompute-activations --recompute-modules core_attn shared_experts",
             1,
-            "--recompute-modules moe_act: moe core_attn",
+            "--recompute-modules shared_experts: moe core_attn",
         ),
         (
             "--recompute-activations --recompute-modules softmax",
@@ -311,7 +311,17 @@ def refusal(
             2,
             "--mtp-num-layers 1 --context-parallel-size 2 another rank leave one of them out",
         ),
-        ("--cp-comm-type p2p --context-parallel-size 2", 2, "--cp-comm-type p2p gather leave"),
+        (
+            "--cp-comm-type p2p --context-parallel-size 2",
+            2,
+            "--attention-dropout 0.1 --cp-comm-type p2p leave --cp-comm-type all_gather",
+        ),
+        (
+            "--cp-comm-type a2a --context-parallel-size 2 --group-query-attention "
+            "--num-query-groups 1",
+            2,
+            "--cp-comm-type a2a --context-parallel-size 2 1 heads fewer ranks",
+        ),
         ("--valid-num-workers", 1, "--valid-num-workers: write --valid-num-workers N or leave"),
         ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),

@@ -4,6 +4,7 @@ import pytest
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
+from megatron.layers.experts.capacity import Capacity
 from megatron.model.config import ModelConfig
 
 BASE = (
@@ -43,6 +44,30 @@ def test_layers_with_experts_are_those_of_megatron(words: str, pattern: tuple[in
     assert tuple(int(found.has_experts(layer)) for layer in range(4)) == pattern
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("", "even"),
+        ("--moe-layer-freq 2", "cost"),
+        ("--moe-layer-freq [0]*3+[1]*1", "cost"),
+        ("--moe-layer-freq 2 --layer-distribution even", "even"),
+        ("--moe-layer-freq 2 --layer-distribution remainder", "remainder"),
+        ("--moe-layer-freq 2 --vocab-parallel redis", "redis"),
+        ("--moe-layer-freq 2 --decoder-first-pipeline-num-layers 1", "even"),
+        ("--moe-layer-freq 2 --pipeline-model-parallel-layout Ett|ttL", "explicit"),
+        ("--moe-layer-freq 2 --num-layers-per-virtual-pipeline-stage 1", "even"),
+        ("--num-experts 1 --moe-layer-freq 2", "even"),
+    ],
+)
+def test_layers_of_two_kinds_are_spread_by_cost_unless_a_flag_spreads_them(
+    flags: str, kind: str
+) -> None:
+    given = with_flags(BASE.split(), f"--pipeline-model-parallel-size 2 {flags}".split())
+    found = parse(given, 2)
+    assert found.parallel.layers.kind == kind
+    assert ("layers of equal cost" in "\n".join(found.notes)) == (kind == "cost")
+
+
 def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
     assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
     assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
@@ -59,9 +84,45 @@ def test_every_flag_reaches_the_model() -> None:
     router = found.router
     assert (router.experts, router.topk, router.score) == (8, 4, "sigmoid")
     assert (router.groups, router.group_topk, router.scaling) == (4, 2, 2.5)
-    assert (router.balance, router.balance_coeff) == ("seq_aux_loss", 0.01)
+    assert router.balances == (("seq_aux_loss", 0.01),)
     assert (router.z_loss_coeff, router.in_fp32) == (0.001, True)
     assert (found.moe_shared_expert_intermediate_size, found.moe_shared_expert_gate) == (48, True)
+
+
+def test_several_losses_may_balance_with_a_coefficient_each() -> None:
+    found = model(
+        "--moe-router-load-balancing-type aux_loss global_aux_loss --moe-aux-loss-coeff 0.01 0.001"
+    )
+    assert found.router.losses == {"aux_loss": 0.01, "global_aux_loss": 0.001}
+
+
+def test_the_flags_of_balance_reach_the_router() -> None:
+    router = model(
+        "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+        "--moe-router-bias-update-rate 0.01 --moe-router-force-load-balancing "
+        "--moe-input-jitter-eps 0.125 --moe-expert-capacity-factor 1.5 "
+        "--moe-token-drop-policy position"
+    ).router
+    assert (router.has_bias, router.bias_rate) == (True, 0.01)
+    assert (router.is_forced, router.jitter) == (True, 0.125)
+    assert router.capacity == Capacity(1.5, "position")
+    plain = model("").router
+    assert (plain.has_bias, plain.is_forced, plain.jitter, plain.capacity) == (
+        False,
+        False,
+        0.0,
+        None,
+    )
+
+
+def test_one_expert_of_a_token_may_be_chosen_by_sinkhorn() -> None:
+    found = model("--moe-router-topk 1 --moe-router-load-balancing-type sinkhorn")
+    assert found.router.by_sinkhorn
+
+
+def test_recomputed_mixtures_have_an_older_name() -> None:
+    words = with_flags(BASE.split(), ["--moe-layer-recompute"])
+    assert parse(words, 1).train.recomputation.parts == {"moe"}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +132,15 @@ def test_every_flag_reaches_the_model() -> None:
         ("--moe-router-topk 0", "at least 1"),
         ("--moe-router-topk 1", "add --moe-router-pre-softmax"),
         ("--moe-layer-freq [0,0,0,0]", "gives no layer experts"),
+        ("--moe-use-upcycling", "add --load"),
+        (
+            "--moe-use-upcycling --load there --moe-upcycling-granularity 3",
+            "does not divide --num-experts 8 and --moe-router-topk 2",
+        ),
+        (
+            "--moe-use-upcycling --load there --moe-shared-expert-intermediate-size 32",
+            "has no shared expert to begin with",
+        ),
         ("--tensor-model-parallel-size 2", "add --sequence-parallel"),
         ("--moe-router-num-groups 3 --moe-router-group-topk 1", "does not divide --num-experts 8"),
         (
@@ -88,16 +158,51 @@ def test_every_flag_reaches_the_model() -> None:
         ("--moe-router-num-groups 4", "--moe-router-group-topk"),
         ("--moe-layer-freq [1,0]", "2 entries for 4 layers"),
         ("--moe-layer-freq 5", "beyond the last of 4 layers"),
-        ("--moe-layer-freq -1", "--moe-layer-freq"),
-        ("--expert-model-parallel-size 2", "not spread over ranks yet"),
-        ("--expert-tensor-parallel-size 2", "as many ranks share an expert"),
+        ("--expert-model-parallel-size 2", "the 1 rank of a stage"),
+        ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
+        ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
+        ("--expert-tensor-parallel-size 3 --moe-ffn-hidden-size 32", "--moe-ffn-hidden-size 32"),
+        ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
-        ("--optimizer muon", "Muon does not update"),
+        (
+            "--optimizer muon --expert-tensor-parallel-size 2",
+            "take --expert-tensor-parallel-size 1",
+        ),
         ("--fp8-format e4m3", "16 bits only"),
-        ("--moe-expert-capacity-factor 1.0", "no expert is full"),
-        ("--moe-router-load-balancing-type sinkhorn", "choose one of"),
-        ("--recompute-activations --recompute-modules moe_act", "take moe"),
+        ("--moe-expert-capacity-factor 0", "greater than 0"),
+        ("--moe-expert-capacity-factor -1", "greater than 0"),
+        ("--moe-token-drop-policy last", "choose one of probs, position"),
+        ("--moe-input-jitter-eps 1", "at least 0 and below 1"),
+        ("--moe-router-enable-expert-bias", "take --moe-router-score-function sigmoid"),
+        (
+            "--moe-router-enable-expert-bias --moe-router-load-balancing-type sinkhorn",
+            "both balance the choices",
+        ),
+        ("--moe-router-load-balancing-type fair", "choose one of"),
+        ("--moe-router-load-balancing-type aux_loss aux_loss", "stands there twice"),
+        ("--moe-router-load-balancing-type aux_loss none", "only losses stand together"),
+        (
+            "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0.1",
+            "as many numbers as types, 2",
+        ),
+        ("--moe-aux-loss-coeff 0.1 0.2", "as many numbers as types, 1"),
+        (
+            "--moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 0.1",
+            "have no balancing loss",
+        ),
+        (
+            "--moe-router-load-balancing-type sinkhorn --moe-expert-capacity-factor 1",
+            "leave one of the two out",
+        ),
+        (
+            "--moe-router-load-balancing-type sinkhorn --moe-router-num-groups 4 "
+            "--moe-router-group-topk 2",
+            "balanced over all experts",
+        ),
+        ("--moe-router-topk-limited-devices 2", "use --moe-router-num-groups"),
+        ("--moe-extended-tp", "has only what --help lists"),
+        ("--recompute-activations --recompute-modules shared_experts", "take moe"),
         ("--tensor-model-parallel-size 2 --moe-ffn-hidden-size 33", "--moe-ffn-hidden-size 33"),
     ],
 )
@@ -115,11 +220,28 @@ def test_biases_of_experts_are_refused() -> None:
     ("flags", "words"),
     [
         ("--moe-grouped-gemm", "multiplied at once anyway"),
-        ("--moe-token-dispatcher-type alltoall", "no token travels"),
+        ("--moe-token-dispatcher-type alltoall", "no expert is on another rank"),
         ("--moe-router-load-balancing-type seq_aux_loss", "without --moe-aux-loss-coeff"),
+        ("--moe-router-load-balancing-type none --moe-aux-loss-coeff 0.1", "at --moe-router-load"),
+        (
+            "--moe-router-load-balancing-type sinkhorn --moe-router-score-function sigmoid",
+            "scores of its own",
+        ),
+        ("--moe-router-bias-update-rate 0.1", "without --moe-router-enable-expert-bias"),
+        ("--moe-token-drop-policy position", "without --moe-expert-capacity-factor"),
+        ("--moe-pad-expert-input-to-capacity", "without padding"),
+        ("--disable-moe-token-dropping", "takes all tokens that choose it"),
+        ("--moe-router-fusion", "implementation choice"),
+        ("--moe-router-padding-for-fp8", "16 bits"),
+        ("--moe-router-padding-for-quantization", "16 bits"),
         ("--num-experts 1", "every token passes the same layers"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
         ("--cuda-graph-impl local", "no graph hands over"),
+        ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),
+        (
+            "--num-experts 1 --recompute-activations --recompute-modules moe",
+            "without --num-experts",
+        ),
     ],
 )
 def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:

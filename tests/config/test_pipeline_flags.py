@@ -176,6 +176,7 @@ def test_other_names_of_treatments(run: Callable[..., Any], flags: str, treatmen
     [
         ("--layer-distribution even", LayerDistribution()),
         ("--layer-distribution remainder", LayerDistribution("remainder")),
+        ("--layer-distribution cost", LayerDistribution("cost")),
         ("--layer-distribution 5,3", LayerDistribution("explicit", counts=(5, 3))),
         ("--decoder-first-pipeline-num-layers 3", LayerDistribution(first=3)),
         ("--decoder-last-pipeline-num-layers 0", LayerDistribution(last=0)),
@@ -312,8 +313,8 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
             "--vocab-parallel redis --decoder-first-pipeline-num-layers 3",
             "--vocab-parallel redis --decoder-first-pipeline-num-layers 3 give one",
         ),
-        ("--layer-distribution 4,x", "--layer-distribution 4,x even, remainder, redis"),
-        ("--layer-distribution 4,-4", "--layer-distribution 4,-4 even, remainder, redis"),
+        ("--layer-distribution 4,x", "--layer-distribution 4,x even, remainder, cost, redis"),
+        ("--layer-distribution 4,-4", "--layer-distribution 4,-4 even, remainder, cost, redis"),
         (
             "--layer-distribution remainder --account-for-loss-in-pipeline-split",
             "--layer-distribution remainder --account-for-loss-in-pipeline-split give one",

@@ -42,6 +42,10 @@ OPTIONS = [
     "--kv-channels 12",
     "--position-embedding-type rope --rotary-base 500 --rotary-percent 0.5 --rotary-interleaved",
     "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4",
+    "--position-embedding-type rope --rope-type yarn --rotary-scaling-factor 4 --beta-fast 16 "
+    "--beta-slow 2 --mscale 0.5 --mscale-all-dim 0.25 --original-max-position-embeddings 8 "
+    "--yarn-exact-range",
+    "--position-embedding-type rope --rope-type dynamic --rotary-scaling-factor 4",
     "--normalization RMSNorm --norm-epsilon 1e-6",
     "--swiglu",
     "--qk-layernorm",

@@ -84,6 +84,9 @@ class RankRun:
         peak_in_flight: microbatches between F and B that the store has seen.
         left_in_store: values in the store at the end.
         depth_losses: of every iteration, those of the depths of multi-token prediction.
+        layer_losses: of every iteration, those of routers by name.
+        imbalances: of every iteration, the largest imbalance of experts.
+        buffers: tensors of the model without gradients after training, by name.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -98,12 +101,18 @@ class RankRun:
     peak_in_flight: int = 0
     left_in_store: int = 0
     depth_losses: list[tuple[float, ...]] = field(default_factory=list)
+    layer_losses: list[dict[str, float]] = field(default_factory=list)
+    imbalances: list[float] = field(default_factory=list)
+    buffers: Parameters = field(default_factory=dict)
 
     def note(self, finished: Finished | None) -> None:
         """Note what is known of an iteration once it is final."""
         if finished is not None:
             self.losses.append(finished.loss)
             self.depth_losses.append(finished.depth_losses)
+            self.layer_losses.append(finished.layers.mean_losses)
+            if largest := finished.layers.largest:
+                self.imbalances.append(largest.ratio)
             self.gradient_norms.append(finished.grad_norm)
             self.num_zeros.append(finished.num_zeros)
             self.params_norms.append(finished.params_norm)
@@ -166,6 +175,8 @@ def train_on_rank(
             run.evaluations.append(evaluate(state, evaluation_loader, config.train.eval_iters))
     run.note(step.settle())
     run.final = pieces(state, parameter_values)
+    model = state.pipeline.model
+    run.buffers = {own.name: own.buffer.clone() for own in model.owned_buffers()}
     run.peak_in_flight = state.pipeline.store.peak_in_flight
     run.left_in_store = len(state.pipeline.store)
     state.pipeline.close()
@@ -226,6 +237,8 @@ def check_agreement(runs: Sequence[RankRun]) -> None:
     for own in runs:
         assert own.losses == runs[0].losses
         assert own.gradient_norms == runs[0].gradient_norms
+        assert own.layer_losses == runs[0].layer_losses
+        assert own.imbalances == runs[0].imbalances
         assert own.evaluations == runs[0].evaluations
         assert own.left_in_store == 0
 

@@ -13,6 +13,7 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
+from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import LogConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import ParallelConfig, RunConfig
@@ -22,6 +23,9 @@ from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
+from megatron.parallel.context import ContextExchange
+from megatron.parallel.experts import Dispatcher
+from megatron.parallel.grid import Order
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -60,6 +64,11 @@ class Layout:
         recomputation: what the backward of the layers computes again.
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
+        exchange: how their attention sees all tokens.
+        experts: ranks e over which experts are spread.
+        expert_tensor: ranks etp that share an expert; ``None``: t.
+        dispatcher: how tokens come to experts on other ranks.
+        order: of the ranks.
     """
 
     ranks: int
@@ -77,12 +86,21 @@ class Layout:
     recomputation: Recomputation = NO_RECOMPUTATION
     recompute_ahead: int | None = None
     context: int = 1
+    exchange: ContextExchange = "all_gather"
+    experts: int = 1
+    expert_tensor: int | None = None
+    dispatcher: Dispatcher = "allgather"
+    order: Order = "tp-dp-pp"
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         replicas = "" if self.replicas == 1 else f"d{self.replicas}-"
         tensor = "" if self.tensor == 1 else f"t{self.tensor}{'s' * self.sequence}-"
         tensor += "" if self.context == 1 else f"c{self.context}-"
+        tensor += "" if self.exchange == "all_gather" else f"{self.exchange}-"
+        tensor += "" if self.experts == 1 else f"e{self.experts}-{self.dispatcher}-"
+        tensor += "" if self.expert_tensor is None else f"etp{self.expert_tensor}-"
+        tensor += "" if self.order == "tp-dp-pp" else f"{self.order}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
@@ -185,6 +203,7 @@ class Job:
                 tensor_size=layout.tensor,
                 sequence_parallel=layout.sequence,
                 context_size=layout.context,
+                context_exchange=layout.exchange,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
@@ -195,12 +214,14 @@ class Job:
                 memory_limit=layout.memory_limit,
                 recompute_ahead=layout.recompute_ahead,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
+                experts=ExpertRanks(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaConfig(
                     alike,
                     layout.overlap,
                     layout.bucket_size,
                     shard_optimizer=layout.sharded and alike > 1,
                     overlap_gather=layout.sharded and layout.overlap and alike > 1,
+                    order=layout.order,
                 ),
             ),
             train=TrainConfig(

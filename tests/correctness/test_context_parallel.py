@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from reference.plain_training import Training
 
 from megatron.data.microbatch import Microbatch
 from megatron.layers import context_attention
-from megatron.parallel.context import ContextParallel
+from megatron.parallel.context import ContextExchange, ContextParallel
 from megatron.runtime.batch import token_counts
 
 ITERATIONS = 4
@@ -29,35 +29,46 @@ WINDOWS = replace(
     window_size=5,
     window_pattern=(1, 0),
     attn_logit_softcapping=2.0,
+    softmax_type="learnable",
 )
+SINKS = replace(LLAMA, softmax_type="learnable")
 
 QUICK = [
     (Layout(2, "vocab-2", context=2, sharded=True, overlap=True), WINDOWS, 1),
+    (Layout(2, "vocab-1", "zb-h1", context=2, exchange="a2a"), WINDOWS, 1),
+    (
+        Layout(2, "none", "zb-v", context=2, exchange="p2p", recomputation=RECOMPUTED["selective"]),
+        SINKS,
+        1,
+    ),
 ]
 MORE = [
     (Layout(1, "none", context=4), LLAMA, 1),
+    (Layout(1, "none", context=4, exchange="p2p"), LLAMA, 1),
+    (Layout(1, "none", context=4, exchange="a2a"), GPT, 1),
     (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
 ]
 
 COVER = """
-1 1 2 2 -  none       1f1b        gpt   none
-2 1 2 1 s  none       1f1b        llama selective
-1 2 2 1 -  vocab-1    zb-h1       gpt   none
-1 2 2 2 z  vocab-2    v-half      llama none
-2 2 2 1 s  vocab-2    zb-h1       llama full
-2 2 2 1 -  interlaced 1f1b        gpt   none
-1 2 2 2 z  interlaced interleaved llama selective
-2 1 2 2 sz none       zb-h1       gpt   none
-1 2 4 1 z  vocab-2    interleaved gpt   selective
-2 1 4 1 s  vocab-1    1f1b        llama none
-1 1 4 2 z  none       1f1b        gpt   full
-2 2 2 1 sz vocab-1    v-half      gpt   full
-1 2 2 1 -  none       v-half      llama none
-2 2 2 1 s  none       interleaved gpt   none
-1 2 2 2 r  vocab-2    1f1b        llama full
+1 1 2 2 -  none       1f1b        gpt   none               all_gather
+2 1 2 1 s  none       1f1b        llama selective          p2p
+1 2 2 1 -  vocab-1    zb-h1       gpt   none               a2a
+1 2 2 2 z  vocab-2    v-half      llama none               a2a
+2 2 2 1 s  vocab-2    zb-h1       llama full               p2p
+2 2 2 1 -  interlaced 1f1b        gpt   none               a2a
+1 2 2 2 z  interlaced interleaved llama selective          all_gather
+2 1 2 2 sz none       zb-h1       gpt   none               p2p
+1 2 4 1 z  vocab-2    interleaved gpt   selective          a2a
+2 1 4 1 s  vocab-1    1f1b        llama none               p2p
+1 1 4 2 z  none       1f1b        gpt   full               p2p
+2 2 2 1 sz vocab-1    v-half      gpt   full               all_gather
+1 2 2 1 -  none       v-half      llama none               p2p
+2 2 2 1 s  none       interleaved gpt   none               a2a
+1 2 2 2 r  vocab-2    1f1b        llama full               all_gather
 """
 """Ranks t p c d; s for sequence parallelism, z for the sharded optimizer, r for recomputation ahead
-of the backward; treatment, schedule, the model, and what is recomputed."""
+of the backward; treatment, schedule, the model, what is recomputed, and how attention sees
+all tokens."""
 
 
 def job(options: GPTOptions, samples: int, iterations: int) -> Job:
@@ -68,7 +79,7 @@ def job(options: GPTOptions, samples: int, iterations: int) -> Job:
 def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
     """The rows of ``COVER``, ten iterations; every second has microbatches of two samples."""
     for number, line in enumerate(COVER.strip().splitlines()):
-        t, p, c, d, options, vocabulary, schedule, model, recomputed = line.split()
+        t, p, c, d, options, vocabulary, schedule, model, recomputed, exchange = line.split()
         layout = Layout(
             int(p),
             vocabulary,
@@ -82,6 +93,7 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
             recomputation=RECOMPUTED[recomputed],
             recompute_ahead=1 if "r" in options else None,
             context=int(c),
+            exchange=cast(ContextExchange, exchange),
         )
         yield layout, LLAMA if model == "llama" else GPT, 1 + number % 2, 10
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+import torch
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -20,14 +21,15 @@ from correctness.short_runs import Job, Layout
 from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
-from reference import plain_loss
+from reference import plain_experts, plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
+from megatron.kernels.face import Kernels
+from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
-from megatron.layers.experts.router import Router
 from megatron.layers.recompute import Recomputation
 
 MIXTRAL = GPTOptions(
@@ -41,7 +43,8 @@ MIXTRAL = GPTOptions(
     num_experts=4,
     moe_ffn_hidden_size=12,
     moe_router_topk=2,
-    moe_aux_loss_coeff=0.3,
+    moe_router_load_balancing_type=("aux_loss", "global_aux_loss"),
+    moe_aux_loss_coeff=(0.3, 0.2),
     moe_z_loss_coeff=0.05,
 )
 DEEPSEEK = replace(
@@ -54,27 +57,53 @@ DEEPSEEK = replace(
     moe_router_group_topk=2,
     moe_router_topk_scaling_factor=2.5,
     moe_router_load_balancing_type="seq_aux_loss",
+    moe_aux_loss_coeff=0.3,
     moe_router_in_fp32=True,
+    moe_router_enable_expert_bias=True,
+    moe_router_bias_update_rate=0.01,
     moe_shared_expert_intermediate_size=8,
 )
 QWEN2 = replace(
     MIXTRAL,
     moe_router_pre_softmax=True,
     moe_router_load_balancing_type="none",
+    moe_aux_loss_coeff=0.0,
     moe_router_topk=1,
+    moe_expert_capacity_factor=1.0,
     moe_shared_expert_intermediate_size=8,
     moe_shared_expert_gate=True,
 )
-MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
+OLMOE = replace(
+    MIXTRAL,
+    qk_layernorm=True,
+    qk_layernorm_across_heads=True,
+    num_query_groups=2,
+    moe_router_pre_softmax=True,
+)
+BASE = replace(
+    MIXTRAL,
+    moe_router_load_balancing_type="sinkhorn",
+    moe_aux_loss_coeff=0.0,
+    moe_router_topk=1,
+)
+MODELS = {
+    "mixtral": MIXTRAL,
+    "deepseek": DEEPSEEK,
+    "qwen2": QWEN2,
+    "olmoe": OLMOE,
+    "base": BASE,
+}
+"""Every way to balance experts and every way to choose them occurs."""
 
 WHOLE, PARTS = Recomputation(group=1), Recomputation(frozenset({"core_attn", "layernorm", "moe"}))
+ACTIVATIONS = Recomputation(frozenset({"moe_act"}))
 CASES = [
     ("mixtral", Layout(1, "none")),
     ("deepseek", Layout(1, "none")),
     ("qwen2", Layout(1, "none")),
     ("mixtral", Layout(2, "vocab-2")),
     ("deepseek", Layout(2, "vocab-1", "interleaved", recomputation=PARTS)),
-    ("qwen2", Layout(2, "none", "zb-v")),
+    ("qwen2", Layout(2, "none", "zb-v", recomputation=ACTIVATIONS)),
     ("deepseek", Layout(2, "vocab-2", "zb-h1", recomputation=WHOLE)),
     ("mixtral", Layout(2, "vocab-2", "v-half", recomputation=PARTS)),
     ("mixtral", Layout(1, "none", tensor=2)),
@@ -84,7 +113,13 @@ CASES = [
     ("deepseek", Layout(1, "none", context=2, tensor=2, sequence=True)),
     ("mixtral", Layout(1, "none", replicas=2, sharded=True, overlap=True)),
     ("deepseek", Layout(2, "vocab-1", "zb-h1", replicas=2, sharded=True)),
+    ("olmoe", Layout(2, "vocab-2", "zb-v")),
+    ("olmoe", Layout(1, "none", tensor=2, sequence=True, recomputation=PARTS)),
+    ("qwen2", Layout(1, "none", tensor=2, sequence=True, context=2)),
+    ("base", Layout(2, "vocab-2", "zb-h1", replicas=2, recomputation=PARTS)),
+    full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
     full("qwen2", Layout(4, "interlaced")),
+    full("olmoe", Layout(1, "none", tensor=2, context=2, replicas=2, sharded=True)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]
@@ -102,78 +137,105 @@ def job(name: str) -> Job:
     )
 
 
+Known = dict[tuple[str, int], tuple[Parameters, Training]]
+"""Of a model and a number of replicas the initial weights, and what the reference makes of them."""
+
+
 @pytest.fixture(scope="module")
-def known() -> dict[str, tuple[Parameters, Training]]:
-    """Of every model the initial weights, and what the reference makes of them."""
+def known() -> Known:
     return {}
 
 
 def expected(
-    ranks: RankPool, known: dict[str, tuple[Parameters, Training]], name: str
+    ranks: RankPool, known: Known, name: str, replicas: int = 1
 ) -> tuple[Parameters, Training]:
-    if name not in known:
+    """The loss that compares the global batch so far is that of the replicas' microbatches."""
+    if "global_aux_loss" not in plain_experts.types(MODELS[name]):
+        replicas = 1
+    if (name, replicas) not in known:
         config = job(name).config(Layout(1, "none"))
         [own] = ranks.run(train_on_rank, 1, config=config, batches=job(name).batches()[:1])
         start = assemble([own.initial])
         wide = {key: value.double() for key, value in start.items()}
-        known[name] = start, job(name).reference(wide)
-    return known[name]
+        with patch.object(plain_loss, "replicas", replicas):
+            known[name, replicas] = start, job(name).reference(wide)
+    return known[name, replicas]
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 def test_a_layout_trains_the_plain_mixture(
-    name: str, layout: Layout, ranks: RankPool, known: dict[str, tuple[Parameters, Training]]
+    name: str, layout: Layout, ranks: RankPool, known: Known
 ) -> None:
-    start, wanted = expected(ranks, known, name)
+    start, wanted = expected(ranks, known, name, layout.replicas)
+    compare(job(name), trained(ranks, job(name), layout), start, wanted)
+
+
+def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
+    """What every rank makes of a job, with one evaluation."""
     runs: list[RankRun] = ranks.run(
         train_on_rank,
         layout.world_size,
-        config=job(name).config(layout),
-        batches=job(name).batches(),
-        evaluation_batches=job(name).batches(seed=1),
-        evaluate_after=(job(name).iterations - 1,),
+        config=job.config(layout),
+        batches=job.batches(),
+        evaluation_batches=job.batches(seed=1),
+        evaluate_after=(job.iterations - 1,),
     )
+    return runs
+
+
+def compare(job: Job, runs: list[RankRun], start: Parameters, wanted: Training) -> None:
+    """Compare all that ranks have made of a job with what the reference makes of it."""
     check_agreement(runs)
     check_copies(runs)
     initial = assemble([own.initial for own in runs])
     assert initial.keys() == start.keys()
     assert all(initial[key].equal(value) for key, value in start.items())
     assert runs[0].losses == pytest.approx(wanted.losses, rel=1e-5)
+    for found, losses in zip(runs[0].layer_losses, wanted.layer_losses, strict=True):
+        assert found == pytest.approx(losses, rel=1e-5)
+    assert runs[0].imbalances == pytest.approx(wanted.imbalances, rel=1e-6)
     assert runs[0].gradient_norms == pytest.approx(wanted.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in runs])
     assert gradients.keys() == wanted.first_gradients.keys()
     assert max(errors(gradients, wanted.first_gradients).values()) < 1e-5
     final = {key: value.double() for key, value in assemble([r.final for r in runs]).items()}
     assert max(errors(final, wanted.parameters).values()) < 1e-4
-    unbalanced = replace(MODELS[name], moe_aux_loss_coeff=0.0, moe_z_loss_coeff=0.0)
-    evaluated = [
-        plain_loss.loss_and_gradients(final, batch, unbalanced)[0]
-        for batch in job(name).batches(seed=1)[:2]
-    ]
-    assert runs[0].evaluations == pytest.approx([sum(evaluated) / 2], rel=1e-6), "without routers'"
+    biases = {key: value for own in runs for key, value in own.buffers.items()}
+    assert {key.removesuffix(".router.expert_bias") for key in biases} == wanted.biases.keys()
+    for key, bias_e in wanted.biases.items():
+        torch.testing.assert_close(biases[f"{key}.router.expert_bias"].double(), bias_e)
+    with (
+        patch.object(plain_experts, "is_training", False),
+        patch.dict(plain_experts.biases, wanted.biases),
+    ):
+        evaluated = [
+            plain_loss.loss_and_gradients(final, batch, job.options)[0]
+            for batch in job.batches(seed=1)[:2]
+        ]
+    assert runs[0].evaluations == pytest.approx([sum(evaluated) / 2], rel=1e-6)
 
 
-def halved_balance(router: Router, logits_bue: Tensor) -> Tensor:
-    return 0.5 * imbalance(router, logits_bue)
+def halved_balance(times_xe: Tensor, scores_xe: Tensor) -> Tensor:
+    return 0.5 * imbalance(times_xe, scores_xe)
 
 
-def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+def moved_by_one(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Kernels) -> Order:
     """The last expert begins a slot too late."""
-    order = by_expert(experts_bsk, experts)
+    order = by_expert(experts_bsk, experts, kernels)
     ends = order.ends.clone()
     ends[-2] += 1
     return order._replace(ends=ends)
 
 
-def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int) -> Order:
+def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Kernels) -> Order:
     """Slots are joined in the order of tokens, though experts come in a row."""
-    order = by_expert(experts_bsk, experts)
+    order = by_expert(experts_bsk, experts, kernels)
     return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
 
 
-imbalance, by_expert = Router._imbalance, Order.by_expert
-FAULTS: dict[str, tuple[type, str, object]] = {
-    "balance": (Router, "_imbalance", halved_balance),
+imbalance, by_expert = balance.imbalance, Order.by_expert
+FAULTS: dict[str, tuple[object, str, object]] = {
+    "balance": (balance, "imbalance", halved_balance),
     "last expert": (Order, "by_expert", classmethod(moved_by_one)),
     "joined by tokens": (Order, "by_expert", classmethod(unweighted)),
 }
@@ -188,9 +250,7 @@ def train_with_fault(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_seen(
-    fault: str, ranks: RankPool, known: dict[str, tuple[Parameters, Training]]
-) -> None:
+def test_a_fault_is_seen(fault: str, ranks: RankPool, known: Known) -> None:
     """Else the comparison above would show nothing."""
     _, wanted = expected(ranks, known, "mixtral")
     config, batches = job("mixtral").config(Layout(1, "none")), job("mixtral").batches()[:1]

@@ -1,8 +1,8 @@
-"""A loss that layers leave themselves joins the loss, its log and its gradient in every layout.
+"""A loss that layers leave themselves joins the gradient and the log in every layout.
 
 A toy part in the MLP's place mixes some matrices by a softmax and leaves a loss of its shares. The
-reference writes the part out once more, and adds the loss to that of every token: microbatches then
-add up by their tokens that count. It is plain PyTorch in float64.
+reference writes the part out once more; microbatches add up by their tokens that count. It is plain
+PyTorch in float64.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from model.mixture import MixtureSpec
-from reference import plain_gpt, plain_loss
+from reference import plain_experts, plain_gpt, plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
@@ -97,27 +97,18 @@ def train_mixtures(
 @contextmanager
 def written_out(coefficient: float) -> Iterator[None]:
     """While entered, the plain GPT has the part, and its tokens the loss that the part leaves."""
-    left: list[Tensor] = []
-    token_losses = plain_loss.token_losses
 
     def mixture(parameters: Parameters, name: str, x_bsh: Tensor, options: GPTOptions) -> Tensor:
         scores_bse = x_bsh @ parameters[f"{name}.router.weight"].T
         shares_bse = scores_bse.exp() / scores_bse.exp().sum(-1, keepdim=True)
-        left.append(coefficient * (shares_bse**2).sum(-1).mean())
+        loss = plain_experts.Left("mixture_loss", (shares_bse**2).sum(-1).mean(), coefficient)
+        plain_experts.left.append(loss)
         matrices = parameters[f"{name}.weight"].unbind()
         made_bseo = torch.stack([x_bsh @ matrix.T for matrix in matrices], dim=-2)
         return (shares_bse[..., None] * made_bseo).sum(-2)
 
-    def with_left(logits_bsv: Tensor, labels_bs: Tensor, options: GPTOptions) -> Tensor:
-        losses = [left.pop() for _ in range(options.num_layers)]
-        return token_losses(logits_bsv, labels_bs, options) + torch.stack(losses).sum()
-
-    with (
-        patch.object(plain_gpt, "_mlp", mixture),
-        patch.object(plain_loss, "token_losses", with_left),
-    ):
+    with patch.object(plain_gpt, "_mlp", mixture):
         yield
-    assert not left
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +138,10 @@ def test_a_layout_trains_the_plain_model(
     initial = assemble([own.initial for own in runs])
     assert all(torch.equal(initial[name], value) for name, value in start.items())
     assert runs[0].losses == pytest.approx(expected.losses, rel=1e-5)
+    of_layers = [own["mixture_loss"] for own in runs[0].layer_losses]
+    assert of_layers == pytest.approx(
+        [own["mixture_loss"] for own in expected.layer_losses], rel=1e-5
+    )
     assert runs[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in runs])
     assert gradients.keys() == expected.first_gradients.keys()
@@ -167,7 +162,8 @@ def test_the_loss_of_layers_counts(ranks: RankPool, alone: tuple[Parameters, Tra
     without: RankRun = ranks.run(
         train_mixtures, 2, config=config, batches=JOB.batches(), coefficient=0.0
     )[0]
-    assert without.losses[0] < expected.losses[0] - 0.1
+    assert without.losses[0] == pytest.approx(expected.losses[0], rel=1e-5), "printed apart"
+    assert without.layer_losses[0] == {}
     assert without.gradient_norms != pytest.approx(expected.gradient_norms, rel=1e-3)
 
 

@@ -46,9 +46,12 @@ def their_answer(model: Any, prompt: list[int]) -> list[int]:
     return [int(token) for token in answer[0, len(prompt) :]]
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [name for name in CONFIGS if "dynamic" not in name])
 def test_greedy_answers_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """A batch of prompts of different lengths: padding changes nothing."""
+    """A batch of prompts of different lengths: padding changes nothing.
+
+    With dynamic rotation transformers turns each token by another theta, as the text grows.
+    """
     theirs = random_model(family)
     where = imported(theirs, tmp_path)
     wanted = [their_answer(theirs, prompt) for prompt in PROMPTS]

@@ -50,8 +50,15 @@ def explicit_rotation(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
     return torch.cat((back.flatten(-2), rest), -1)
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores = PLAIN) -> Tensor:
-    """[b, heads, s, d] with [b, groups, s, d], one head at a time."""
+def explicit_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scores: Scores = PLAIN,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[b, heads, s, d] with [b, groups, s, d], one head at a time; a sink is one more column."""
     share, positions = q.shape[1] // k.shape[1], torch.arange(q.shape[2], device=q.device)
     behind = positions[:, None] - positions
     far = behind > (len(positions) if scores.window is None else scores.window)
@@ -64,19 +71,30 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores = PLAI
             score = scores.softcap * torch.tanh(score / scores.softcap)
         if scores.slopes_a:
             score = score - scores.slopes_a[head] * behind.to(score.dtype)
-        heads.append(score.masked_fill((behind < 0) | far, -math.inf).softmax(-1) @ value)
+        score = score.masked_fill((behind < 0) | far, -math.inf)
+        if sinks is not None:
+            score = torch.cat((score, sinks[head].expand(*score.shape[:-1], 1)), -1)
+        heads.append(score.softmax(-1)[..., : len(positions)] @ value)
     return torch.stack(heads, dim=1)
 
 
 def explicit_documents(
-    q: Tensor, k: Tensor, v: Tensor, *, starts: Sequence[Sequence[int]], scores: Scores = PLAIN
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    starts: Sequence[Sequence[int]],
+    scores: Scores = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """``explicit_attention`` of every document by itself; ``starts`` are those of each sample."""
     samples = []
     for sample, begins in enumerate(starts):
         documents = [
             explicit_attention(
-                *(t[sample : sample + 1, :, begin:end] for t in (q, k, v)), scores=scores
+                *(t[sample : sample + 1, :, begin:end] for t in (q, k, v)),
+                scores=scores,
+                sinks=sinks,
             )
             for begin, end in pairwise([*begins, q.shape[2]])
         ]

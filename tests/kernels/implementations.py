@@ -55,6 +55,26 @@ def call_functions_quickly() -> None:
     InterpretedFunction.__call__ = call
 
 
+def multiply_bf16_as_numbers() -> None:
+    """Let Triton's interpreter multiply matrices in bf16, whose bits it takes for whole numbers."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    usual = InterpreterBuilder.create_dot
+
+    def widened(factor: Any) -> Any:
+        if factor.dtype.scalar != tl.bfloat16:
+            return factor
+        bits = factor.data.astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(builder: Any, left: Any, right: Any, *others: Any) -> Any:
+        return usual(builder, widened(left), widened(right), *others)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
 def of_a_gpu(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The kernels of a GPU; on a CPU Triton interprets them."""
     from megatron.kernels.cuda.kernels import CudaKernels  # whose launches need Triton
@@ -129,6 +149,7 @@ if find_spec("triton") is not None:
     WHERE = torch.device("cuda") if torch.cuda.is_available() else CPU  # Triton's interpreter
     if WHERE == CPU:
         call_functions_quickly()
+        multiply_bf16_as_numbers()
     IMPLEMENTATIONS += [
         Implementation("cuda", WHERE, dtype)
         for dtype in (torch.float32, torch.bfloat16, torch.float16)

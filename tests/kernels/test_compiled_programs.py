@@ -68,6 +68,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
 ) -> None:
     options = [str(capability), "--json", "--types", *types]
     found = json.loads(without_interpreter("-m", "tools.triton_programs", *options))
+    products = {"grouped_product", "grouped_weight_product"}
     assert {each["program"] for each in found} == {
         "column_maxima",
         "exponentials",
@@ -86,8 +87,18 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "adamw",
         "sums_of_squares",
         "quantise",
+        "count_choices",
+        "place_choices",
+        "spread",
+        "join",
+        "weighted",
+        "weighted_backward",
+        *products,
     }
     assert [each for each in found if each["spilled_bytes"]] == []
     assert [each for each in found if each["short_offsets"]] == []
     # With at most 128 registers each, 512 threads and more are there at a time to hide latencies.
-    assert max(each["registers"] for each in found) <= 128
+    # Products keep their sums in registers, and copies that run ahead hide latencies.
+    others = [each for each in found if each["program"] not in products]
+    assert max(each["registers"] for each in others) <= 128
+    assert max(each["shared_bytes"] for each in found) <= 160 * 1024, "an A100 has no more"

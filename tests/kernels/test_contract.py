@@ -270,6 +270,54 @@ def test_queries_of_the_last_positions_only(
     )
 
 
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("scores", [PLAIN, *SCORES[1:]], ids=str)
+@pytest.mark.parametrize("queries", [300, 70])
+@pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])
+def test_attention_with_sinks(
+    tried: Implementation, scores: Scores, queries: int, apart: bool
+) -> None:
+    seq, starts = 300, STARTS[300] if apart else ([0], [0])
+    documents = Documents.of(first_positions(starts, seq), lambda t: t.to(tried.device))
+    q, k, v = (
+        tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
+        for seed, heads in enumerate((4, 2, 2))
+    )
+    assert_same(
+        tried,
+        lambda q, k, v, sinks: tried.kernels.causal_attention(
+            q[:, :, -queries:],
+            k,
+            v,
+            dropout=0.0,
+            scores=scores,
+            documents=documents if apart else None,
+            sinks_a=sinks,
+        ),
+        lambda q, k, v, sinks: explicit_documents(
+            q, k, v, starts=starts, scores=scores, sinks=sinks
+        )[:, :, -queries:],
+        q,
+        k,
+        v,
+        3 * tried.activation(4, seed=5),
+    )
+
+
+def test_sinks_in_a_fused_projection(tried: Implementation) -> None:
+    def explicit(qkv: Tensor, sinks: Tensor) -> Tensor:
+        heads = (t.transpose(1, 2) for t in split_heads(qkv))
+        return explicit_attention(*heads, sinks=sinks).transpose(1, 2).flatten(2)
+
+    assert_same(
+        tried,
+        lambda qkv, sinks: tried.kernels.causal_self_attention(qkv, dropout=0.0, sinks_a=sinks),
+        explicit,
+        tried.activation(2, 5, 4, 3, 8),
+        tried.activation(4, seed=5),
+    )
+
+
 def test_documents_in_a_fused_projection(tried: Implementation) -> None:
     starts = STARTS[5]
     documents = Documents.of(first_positions(starts, 5), lambda t: t.to(tried.device))
@@ -353,26 +401,3 @@ def test_a_product_is_accumulated(tried: Implementation) -> None:
     total.fill_(torch.nan)
     tried.kernels.accumulate_product_(total, left, right, begins=True)
     tried.assert_close(total, left.double() @ right.double())
-
-
-@pytest.mark.parametrize("ends", [[3, 3, 7, 16], [0, 0, 0, 16], [16, 16, 16, 16]])
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (5, 3)])
-def test_products_of_groups(
-    ends: list[int], inputs: int, outputs: int, tried: Implementation
-) -> None:
-    """Groups without rows, and widths that no kernel for all groups takes, among them."""
-    x_si, weight_goi = tried.activation(16, inputs), tried.activation(4, outputs, inputs, seed=1)
-    grad_so = tried.activation(16, outputs, seed=2)
-    ends_g = torch.tensor(ends, dtype=torch.int32, device=tried.device)
-    group_s = torch.bucketize(torch.arange(16), torch.tensor(ends), right=True)
-    wide_goi = weight_goi.double()[group_s]
-    outputs_so = tried.kernels.grouped_product(x_si, weight_goi.transpose(1, 2), ends_g)
-    tried.assert_close(outputs_so, (wide_goi @ x_si.double()[:, :, None])[:, :, 0])
-    inputs_si = tried.kernels.grouped_product(grad_so, weight_goi, ends_g)
-    tried.assert_close(inputs_si, (grad_so.double()[:, None] @ wide_goi)[:, 0])
-    by_row_soi = grad_so.double()[:, :, None] * x_si.double()[:, None]
-    want_goi = torch.zeros(4, outputs, inputs, dtype=torch.float64, device=tried.device)
-    want_goi.index_add_(0, group_s.to(tried.device), by_row_soi)
-    got_goi = tried.kernels.grouped_weight_product(grad_so, x_si, ends_g)
-    tried.assert_close(got_goi, want_goi)
-    assert not got_goi[want_goi == 0].any(), "a group without rows"

@@ -15,10 +15,12 @@ PATIENCE = 600
 """Seconds after which a job counts as hanging."""
 
 ITERATIONS = 3
+LAYERS = 8
 RANKS = 8
 
 SIZES = {
-    "--num-layers": "8",
+    "--num-layers": str(LAYERS),
+    "--num-layers-per-virtual-pipeline-stage": "2",
     "--hidden-size": "64",
     "--ffn-hidden-size": "96",
     "--num-attention-heads": "8",
@@ -32,6 +34,20 @@ SIZES = {
     "--lr": "1e-3",
     "--min-lr": "1e-4",
     "--pad-vocab-size-to": "640",
+    "--kv-channels": "8",
+    "--num-experts": "8",
+    "--moe-router-topk": "2",
+    "--moe-router-num-groups": "2",
+    "--moe-router-group-topk": "1",
+    "--moe-ffn-hidden-size": "32",
+    "--moe-shared-expert-intermediate-size": "48",
+    "--q-lora-rank": "32",
+    "--kv-lora-rank": "16",
+    "--qk-head-dim": "8",
+    "--qk-nope-head-dim": "8",
+    "--qk-pos-emb-head-dim": "4",
+    "--qk-rope-head-dim": "4",
+    "--v-head-dim": "8",
     "--initial-loss-scale": "1024",
 }
 """What stands in place of a script's values."""
@@ -41,7 +57,9 @@ LEFT_OUT = {
     "--distributed-backend", "--train-iters", "--train-samples", "--global-batch-size",
     "--rampup-batch-size", "--step-batch-size-schedule", "--tensorboard-dir", "--wandb-project",
     "--wandb-name", "--wandb-entity", "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size", "--mock-data", "--async-save",
+    "--pipeline-model-parallel-size", "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size", "--pipeline-model-parallel-layout", "--mock-data",
+    "--async-save",
     "--train-weighted-split-paths-path", "--valid-weighted-split-paths-path",
     "--deepspeed_config", "--pp-partition-method",
 }  # fmt: skip
@@ -55,10 +73,20 @@ SPANS = re.compile(
 
 def layout_of(launch: LaunchList) -> tuple[int, int, int]:
     """Ranks t, p and d of at most eight, of an axis that the script has two at least."""
-    asked = {flag[0]: int(flag[1]) for flag in launch.flags if flag[0].endswith("parallel-size")}
-    t = min(asked.get("--tensor-model-parallel-size", 1), 2)
-    p = min(asked.get("--pipeline-model-parallel-size", 1), 4 if t == 1 else 2)
-    return t, p, RANKS // (t * p) if p < 4 else 1
+    t = min(launch.size("tensor-model"), 2)
+    p = min(launch.size("pipeline-model"), 4 if t == 1 else 2)
+    if p == 4 and launch.size("expert-model") == 1:
+        return t, p, 1
+    return t, p, RANKS // (t * p)
+
+
+def experts_of(launch: LaunchList) -> list[str]:
+    """Ranks e and etp of the script's experts, at most two of each."""
+    t, _, d = layout_of(launch)
+    shared = min(launch.size("expert-tensor", t), t)
+    spread = min(launch.size("expert-model"), t * d // shared, 2)
+    axes = {"model": spread, "tensor": shared}
+    return [word for a, n in axes.items() for word in (f"--expert-{a}-parallel-size", str(n))]
 
 
 def words_of(launch: LaunchList, folder: Path) -> list[str]:
@@ -71,7 +99,9 @@ def words_of(launch: LaunchList, folder: Path) -> list[str]:
         "--trigger-path": folder,
     }
     t, p, d = layout_of(launch)
-    words = [
+    options = {flag[0] for flag in launch.flags}
+    words = experts_of(launch) if "--num-experts" in options else []
+    words += [
         *("--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p)),
         *("--train-iters", str(ITERATIONS), "--global-batch-size", str(8 * d)),
         *("--mock-data", "--vocab-size", "500", "--device", "cpu", "--peak-tflops", "0.1"),
@@ -81,7 +111,14 @@ def words_of(launch: LaunchList, folder: Path) -> list[str]:
             continue
         if option in places:
             values = [str(places[option])]
-        words += [option, *([SIZES[option]] if option in SIZES else values)]
+        elif option == "--num-layers" and "--account-for-loss-in-pipeline-split" in options:
+            values = [str(LAYERS + LAYERS - 2)]  # embedding and loss count as layers
+        elif option in SIZES:
+            values = [SIZES[option]]
+        elif option == "--moe-layer-freq" and "[" in values[0]:
+            dense = int("[0]" in values[0])
+            values = [f"[0]*{dense}+[1]*{LAYERS - dense}"]
+        words += [option, *values]
     if "--fp16" in words and "--initial-loss-scale" not in words:
         words += ["--initial-loss-scale", SIZES["--initial-loss-scale"]]
     return words

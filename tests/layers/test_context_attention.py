@@ -13,8 +13,13 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.context_attention import context_attention
-from megatron.parallel import p2p
-from megatron.parallel.context import ContextParallel, own_positions
+from megatron.parallel import collectives, p2p
+from megatron.parallel.context import (
+    ContextExchange,
+    ContextParallel,
+    context_parallel,
+    own_positions,
+)
 from megatron.parallel.groups import ConnectedAxis
 
 B, S, HEADS, GROUPS, D = 2, 32, 4, 2, 8
@@ -45,9 +50,16 @@ def operands(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def attend(
-    rank: int, size: int, *, scores: Scores, apart: bool, dtype: torch.dtype = torch.float64
+    rank: int,
+    size: int,
+    *,
+    scores: Scores,
+    apart: bool,
+    dtype: torch.dtype = torch.float64,
+    exchange: ContextExchange = "all_gather",
 ) -> Attended:
-    context = ContextParallel(ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD))
+    axis = ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD)
+    context = context_parallel(axis, CPU, exchange)
     kept = own_positions(S, rank, size)
     own = [whole[:, kept].requires_grad_() for whole in operands(dtype)]
     first = first_positions(STARTS, S)
@@ -57,8 +69,15 @@ def attend(
         sent[-1] += tensor.nbytes
         return real(tensor, destination, axis, tag)
 
+    exchange_rows = collectives.all_to_all
+
+    def all_to_all(rows: Tensor, axis: ConnectedAxis) -> Tensor:
+        sent[-1] += rows.nbytes // axis.size * (axis.size - 1)
+        return exchange_rows(rows, axis)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(p2p, "send", send)
+        patch.setattr(collectives, "all_to_all", all_to_all)
         output = context_attention(
             kernels_for(CPU, dtype),
             context,
@@ -76,17 +95,33 @@ def attend(
 @pytest.mark.parametrize(
     "scores", [PLAIN, Scores(0.7, 1.5, 6, (0.5, 0.25, 0.125, 0.0625))], ids=["plain", "all scores"]
 )
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "exchange"),
+    [(2, "all_gather"), (4, "all_gather"), (2, "a2a")],  # there are 2 groups of heads to exchange
+)
 def test_all_parts_together_are_what_one_rank_makes(
-    size: int, scores: Scores, apart: bool, ranks: RankPool
+    size: int, exchange: ContextExchange, scores: Scores, apart: bool, ranks: RankPool
 ) -> None:
+    compare(ranks, size, exchange, scores, apart=apart)
+
+
+@pytest.mark.parametrize("scores", [PLAIN, Scores(0.7)], ids=["plain", "scaled"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_ring_makes_what_one_rank_makes(size: int, scores: Scores, ranks: RankPool) -> None:
+    compare(ranks, size, "p2p", scores, apart=False)
+
+
+def compare(
+    ranks: RankPool, size: int, exchange: ContextExchange, scores: Scores, *, apart: bool
+) -> None:
+    """Hold the ranks' outputs and gradients against attention written out, of all tokens."""
     q, k, v, grad = operands()
     own = [t.transpose(1, 2).requires_grad_() for t in (q, k, v)]
     starts = STARTS if apart else ([0], [0])
     output = explicit_documents(*own, starts=starts, scores=scores)
     gradients = torch.autograd.grad(output, own, grad.transpose(1, 2))
     expected = [t.detach().transpose(1, 2) for t in (output, *gradients)]
-    for part in ranks.run(attend, size, scores=scores, apart=apart):
+    for part in ranks.run(attend, size, scores=scores, apart=apart, exchange=exchange):
         for found, whole in zip(part.tensors, expected, strict=True):
             torch.testing.assert_close(found, whole[:, part.positions], rtol=1e-10, atol=1e-12)
 
@@ -97,6 +132,26 @@ def test_a_rank_sends_its_keys_and_values_once_to_every_other_and_their_gradient
 ) -> None:
     promised = (size - 1) * 2 * 2 * B * S // size * GROUPS * D
     for part in ranks.run(attend, size, scores=PLAIN, apart=False, dtype=torch.bfloat16):
+        assert part.sent == (promised, promised)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_ring_sends_keys_and_values_to_every_other_and_their_gradients_home(
+    size: int, ranks: RankPool
+) -> None:
+    hop = 2 * 2 * B * S // size * GROUPS * D
+    for part in ranks.run(
+        attend, size, scores=PLAIN, apart=False, dtype=torch.bfloat16, exchange="p2p"
+    ):
+        assert part.sent == ((size - 1) * hop, (size - 1) * hop + size * hop)
+
+
+def test_heads_are_exchanged_for_tokens_once_each_way(ranks: RankPool) -> None:
+    """A rank keeps half of its heads; queries and results have all heads, keys and values fewer."""
+    promised = 2 * B * S // 2 * (HEADS + GROUPS) * D  # half of 2 (HEADS + GROUPS), in bf16
+    for part in ranks.run(
+        attend, 2, scores=PLAIN, apart=False, dtype=torch.bfloat16, exchange="a2a"
+    ):
         assert part.sent == (promised, promised)
 
 
@@ -131,3 +186,15 @@ def products(rank: int, size: int) -> tuple[Tensor, Tensor]:
         for length in (S // size, S)
     )
     return (context.gather(x) * y).sum(), (x * context.reduce(y)).sum()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_exchanged_heads_come_back(size: int, ranks: RankPool) -> None:
+    assert all(ranks.run(come_back, size))
+
+
+def come_back(rank: int, size: int) -> bool:
+    context = ContextParallel(ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD))
+    wide, narrow = torch.randn(B, S // size, 8, 5), torch.randn(B, S // size, 4, 3)
+    back = context.to_tokens(context.to_heads((wide, narrow)))
+    return all(map(torch.equal, back, (wide, narrow)))

@@ -4,7 +4,8 @@ import torch
 
 from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass, LayerLosses
+from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.left_losses import LayerLosses
 from megatron.layers.recompute import Again
 from megatron.layers.rope import RotaryEmbedding
 
@@ -18,7 +19,8 @@ def test_a_layer_has_its_own_rotation_and_seeds_and_all_else_of_the_pass() -> No
     assert own.rope is rope
     assert own.documents is documents
     assert own.losses is brought.losses
-    assert PLAIN_PASS.in_layer(5, None) == PLAIN_PASS, "no dropout stays no dropout"
+    assert own.layer == 5
+    assert PLAIN_PASS.in_layer(5, None).seeds is None, "no dropout stays no dropout"
 
 
 def test_layers_leave_losses_in_one_place_until_it_is_closed() -> None:
@@ -26,14 +28,28 @@ def test_layers_leave_losses_in_one_place_until_it_is_closed() -> None:
     brought = ForwardPass(losses=LayerLosses())
     assert brought.losses is not None
     first, second, again = torch.ones(3).unbind()
-    brought.in_layer(0, None).leave_loss(first)
-    brought.in_layer(1, None).leave_loss(second)
-    left = brought.losses.close()
-    assert left[0] is first
-    assert left[1] is second
-    brought.in_layer(0, None).leave_loss(again)
-    assert brought.losses.close() == []
-    PLAIN_PASS.leave_loss(first)  # of a forward that nobody trains: it counts for nothing
+    brought.in_layer(0, None).leave_loss("a", first, 3.0)
+    brought.in_layer(1, None).leave_loss("b", second)
+    brought.in_layer(1, None).leave_load(again)
+    assert brought.counts_load
+    losses, loads = brought.losses.close()
+    assert [(own.layer, own.name) for own in losses] == [(0, "a"), (1, "b")]
+    assert [(own.value.item(), own.loss.item()) for own in losses] == [(1, 3), (1, 1)]
+    assert [own.layer for own in loads] == [1]
+    brought.in_layer(0, None).leave_loss("a", again)
+    assert not brought.counts_load
+    assert brought.losses.close() == ([], [])
+    PLAIN_PASS.leave_loss("a", first)  # of a forward that nobody trains: it counts for nothing
+    assert not PLAIN_PASS.counts_load
+
+
+def test_a_layer_that_is_computed_again_sees_the_same_choices_so_far() -> None:
+    so_far: dict[int, torch.Tensor] = {}
+    passes = [LayerLosses(so_far) for _ in range(3)]
+    seen = [own.choices_so_far(4, lambda: torch.tensor([2, 1])).tolist() for own in passes]
+    assert seen == [[2, 1], [4, 2], [6, 3]]
+    again = [own.choices_so_far(4, lambda: torch.tensor([9, 9])).tolist() for own in passes]
+    assert again == seen
 
 
 def test_layers_do_not_hold_what_only_their_stage_reads() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.layers.rope import Llama3Scaling, RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, YarnScaling
 
 CPU = torch.device("cpu")
 
@@ -126,6 +127,70 @@ def test_llama3_scaling_turns_the_heads() -> None:
         assert output[-1, pair + 64].item() == pytest.approx(
             math.cos(angle) + math.sin(angle), abs=1e-6
         )
+
+
+def transformers_angles(
+    scaling: dict[str, object], seq: int, positions: int
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [s, r] of transformers' own rotary embedding for heads of 32 channels."""
+    transformers = pytest.importorskip("transformers", reason="the reference")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=4,
+        max_position_embeddings=positions,
+        rope_theta=10000.0,
+        rope_scaling=scaling,
+    )
+    embedding = llama.LlamaRotaryEmbedding(config)
+    cos, sin = embedding(torch.zeros(1, seq, 128), torch.arange(seq)[None])
+    return cos[0, :, :16], sin[0, :, :16]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (YarnScaling(4.0, 64), {}),
+        (YarnScaling(40.0, 64, mscale=0.7, mscale_all_dim=0.4), {}),
+        (YarnScaling(8.0, 300, 6.0, 0.5, exact_range=True), {}),
+        (YarnScaling(4.0, 40, 4.0, 3.9, exact_range=True), {}),
+        (YarnScaling(4.0, 100_000, 3.0, 1.0), {}),
+        (DynamicScaling(4.0, 64, 300), {"max_position_embeddings": 64}),
+        (DynamicScaling(2.0, 200, 300), {"max_position_embeddings": 200}),
+        (DynamicScaling(2.0, 400, 300), {"max_position_embeddings": 400}),
+    ],
+)
+def test_scaled_angles_are_those_of_transformers(
+    ours: YarnScaling | DynamicScaling, theirs: dict[str, int]
+) -> None:
+    seq = 300
+    scaling: dict[str, object] = {"rope_type": "dynamic", "factor": ours.factor}
+    if isinstance(ours, YarnScaling):
+        scaling |= {
+            "rope_type": "yarn",
+            "original_max_position_embeddings": ours.original_length,
+            "beta_fast": ours.beta_fast,
+            "beta_slow": ours.beta_slow,
+            "truncate": not ours.exact_range,
+        }
+        if ours.mscale_all_dim:
+            scaling |= {"mscale": ours.mscale, "mscale_all_dim": ours.mscale_all_dim}
+    cos, sin = transformers_angles(scaling, seq, theirs.get("max_position_embeddings", 400))
+    x = torch.ones(1, seq, 1, 32)
+    turned = RotaryEmbedding(32, seq, 1.0, 10000, CPU, scaling=ours)(x)[0, :, 0]
+    # theirs come from fp32 frequencies, and position 299 multiplies their error
+    torch.testing.assert_close(turned, torch.cat((cos - sin, cos + sin), -1), atol=1e-4, rtol=0)
+    plain = RotaryEmbedding(32, seq, 1.0, 10000, CPU)(x)[0, :, 0]
+    is_scaled = not isinstance(ours, DynamicScaling) or ours.original_length < seq
+    assert is_scaled == bool((turned - plain).abs().max() > 0.1)
+
+
+def test_scaled_positions_keep_their_angles_when_they_are_given() -> None:
+    scaling = YarnScaling(4.0, 8)
+    rope = RotaryEmbedding(8, 9, 1.0, 100, CPU, scaling=scaling)
+    x = torch.randn(2, 6, 3, 8)
+    assert torch.equal(rope(x), rope.at(torch.arange(6).expand(2, 6))(x))
+    torch.testing.assert_close(rope(x)[:, 0], x[:, 0] * scaling.magnitude)
 
 
 def test_tokens_at_given_positions_turn_by_the_angles_of_those() -> None:

@@ -195,6 +195,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "zb-v": {"schedule": "zb-v", "chunks": 2, "frees": True, "beside": False},
     "v-half": {"schedule": "v-half", "chunks": 2, "frees": False, "beside": False},
     "v-min": {"schedule": "v-min", "chunks": 2, "frees": False, "beside": False},
+    "dualpipe-v": {"schedule": "dualpipe-v", "chunks": 2, "frees": True, "beside": False},
     "hanayo": {"schedule": "hanayo", "chunks": 2, "frees": False, "beside": False},
 }
 """Those that Megatron-Core has itself are compared with its own, too."""

@@ -47,13 +47,22 @@ class Mixture(nn.Module):
         self.router = nn.Linear(size, spec.matrices, bias=False, device=device, dtype=dtype)
 
     @property
+    def losses_left(self) -> Sequence[str]:
+        return ["mixture_loss"] if self._coefficient else []
+
+    @property
+    def leaves_load(self) -> bool:
+        return False
+
+    @property
     def deferred(self) -> Sequence[Tensor]:
         return (self.weight,)
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         shares_buE = self.router(x_buh).softmax(-1)
         if self._coefficient:
-            forward_pass.leave_loss(self._coefficient * shares_buE.square().sum(-1).mean())
+            loss = shares_buE.square().sum(-1).mean()
+            forward_pass.leave_loss("mixture_loss", loss, self._coefficient)
         made_buEo = apply(_Products, x_buh, self.weight, self.defer)
         mixed_buo: Tensor = (shares_buE[..., None] * made_buEo).sum(-2)
         return mixed_buo

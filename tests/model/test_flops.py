@@ -85,3 +85,30 @@ def test_a_window_counts_in_both_directions(window: int, pattern: tuple[int, ...
     hidden = sum(32**2 - close for own in has if own)
     attention = 3 * 4 * hidden * 64  # both products, forward and backward, of all heads together
     assert iteration_flops(ModelConfig(**GPT), 1) - iteration_flops(config, 1) == attention
+
+
+def test_a_mixture_counts_the_parameters_that_a_token_passes() -> None:
+    """By hand, for a token of a model like DeepSeek-V3: 6 FLOPs a parameter, and attention."""
+    h, s, ffn, vocabulary, width, shared, experts, topk = 64, 32, 192, 1000, 48, 80, 16, 3
+    mixture: dict[str, Any] = {
+        "swiglu": True,
+        "num_query_groups": 2,
+        "num_experts": experts,
+        "moe_layer_pattern": (0, 1, 1),
+        "moe_ffn_hidden_size": width,
+        "moe_router_topk": topk,
+        "moe_shared_expert_intermediate_size": shared,
+        "moe_shared_expert_gate": True,
+        "mtp_num_layers": 1,
+    }
+    attention = h * 64 + 2 * h * 16 + 64 * h
+    dense = attention + 3 * h * ffn
+    routed = attention + h * experts + topk * 3 * h * width + 3 * h * shared + h
+    further = 2 * h * h + routed + h * vocabulary
+    passed = dense + 2 * routed + further + h * vocabulary
+    scores = 4 * 4 * s * 64  # four layers, two products with s positions, 8 heads of 8
+    assert iteration_flops(ModelConfig(**(GPT | mixture)), 5) == 5 * s * (6 * passed + 3 * scores)
+    more = mixture | {"num_experts": 2 * experts}
+    grown = iteration_flops(ModelConfig(**(GPT | more)), 5)
+    only_router = 5 * s * 6 * 3 * h * experts
+    assert grown - iteration_flops(ModelConfig(**(GPT | mixture)), 5) == only_router

@@ -43,6 +43,28 @@ def test_what_every_rank_gets(world_size: int, ranks: RankPool) -> None:
             assert result["objects"].tolist() == list(range(world_size))
 
 
+def send_to_all(rank: int, world_size: int, *, sizes: list[list[int]]) -> torch.Tensor:
+    """Send ``sizes[rank][other]`` rows to every other rank; a row says from where to where."""
+    axis = make_pipeline_groups().column
+    rows = [[100.0 * rank + to, at] for to, count in enumerate(sizes[rank]) for at in range(count)]
+    own = torch.tensor(rows).view(-1, 2)
+    coming = [row[rank] for row in sizes]
+    return collectives.all_to_all(own, axis, sizes[rank], coming)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[[3]], [[1, 2], [0, 4]], [[0, 3, 1, 0], [0] * 4, [2, 2, 2, 2], [5, 0, 0, 1]]]
+)
+def test_rows_reach_the_ranks_that_they_are_for(sizes: list[list[int]], ranks: RankPool) -> None:
+    for rank, received in enumerate(ranks.run(send_to_all, len(sizes), sizes=sizes)):
+        wanted = [
+            [100.0 * source + rank, at]
+            for source, row in enumerate(sizes)
+            for at in range(row[rank])
+        ]
+        assert received.tolist() == wanted
+
+
 def exchange(rank: int, world_size: int) -> list[float]:
     """Send three tensors forward and three backward, all under way at once."""
     groups = make_pipeline_groups()

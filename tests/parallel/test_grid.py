@@ -1,6 +1,7 @@
 """The grid against an enumeration that knows only the meaning of the orders."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from megatron.parallel.grid import AxisName, Coordinates, Grid
 
 AXES: tuple[AxisName, ...] = ("tensor", "context", "data", "pipeline", "vocabulary", "world")
+OF_EXPERTS: tuple[AxisName, ...] = ("expert_tensor", "experts", "expert_data")
 SIZES = st.integers(1, 5)
 FEW = st.integers(1, 3)
 GRIDS = st.builds(Grid, FEW, SIZES, SIZES, st.sampled_from(["tp-dp-pp", "tp-pp-dp"]), FEW)
@@ -51,8 +53,53 @@ def test_coordinates_are_those_of_nested_loops(grid: Grid) -> None:
         assert grid.coordinates(rank) == Coordinates(*place)
 
 
-@pytest.mark.parametrize("name", AXES)
-@given(grid=GRIDS)
+@st.composite
+def spread_grids(draw: st.DrawFn) -> Grid:
+    """Grids with experts on ranks of their own."""
+    grid = draw(GRIDS)
+    sizes = [n for n in range(1, grid.stage_size + 1) if grid.stage_size % n == 0]
+    block = draw(st.sampled_from(sizes))
+    tensor = draw(st.sampled_from([n for n in range(1, block + 1) if block % n == 0]))
+    return replace(grid, expert_size=block // tensor, given_expert_tensor_size=tensor)
+
+
+@given(spread_grids())
+def test_experts_fold_over_the_ranks_of_a_stage(grid: Grid) -> None:
+    """The reference: a stage's ranks in Megatron's order (tp, cp, dp), cut into nested pieces."""
+    places = enumerated(grid)
+    wanted: dict[str, set[tuple[int, ...]]] = {name: set() for name in OF_EXPERTS}
+    for pp in range(grid.pipeline_size):
+        stage = [
+            places.index((tp, dp, pp, cp))
+            for dp in range(grid.data_size)
+            for cp in range(grid.context_size)
+            for tp in range(grid.tensor_size)
+        ]
+        etp, block = grid.expert_tensor_size, grid.expert_block
+        blocks = [stage[at : at + block] for at in range(0, len(stage), block)]
+        for own in blocks:
+            wanted["expert_tensor"] |= {tuple(own[at : at + etp]) for at in range(0, block, etp)}
+            wanted["experts"] |= {tuple(own[at::etp]) for at in range(etp)}
+        wanted["expert_data"] |= set(zip(*blocks, strict=True))
+    for name in OF_EXPERTS:
+        assert set(grid.groups(name)) == wanted[name]
+
+
+@given(GRIDS)
+def test_experts_with_their_layer_have_the_axes_of_the_layer(grid: Grid) -> None:
+    assert not grid.spreads_experts
+    assert grid.groups("expert_tensor") == grid.groups("tensor")
+    assert set(grid.groups("expert_data")) == set(grid.groups("data"))
+
+
+@pytest.mark.parametrize(("experts", "tensor"), [(3, 1), (2, 4), (0, 1), (1, 0)])
+def test_experts_that_do_not_fold_are_refused(experts: int, tensor: int) -> None:
+    with pytest.raises(ValueError, match="do not divide into groups"):
+        Grid(2, 2, 1, expert_size=experts, given_expert_tensor_size=tensor)
+
+
+@pytest.mark.parametrize("name", [*AXES, *OF_EXPERTS])
+@given(grid=GRIDS | spread_grids())
 def test_groups_of_an_axis_tile_the_job(name: AxisName, grid: Grid) -> None:
     groups = grid.groups(name)
     assert sorted(itertools.chain(*groups)) == list(range(grid.world_size))

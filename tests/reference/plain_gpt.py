@@ -9,12 +9,12 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from reference import plain_experts
+from reference import plain_experts, plain_latent, plain_rotation
 
 Parameters = dict[str, torch.Tensor]
 
@@ -40,12 +40,29 @@ class GPTOptions:
         rotary_interleaved: components 2i and 2i + 1 turn together.
         use_rope_scaling: Llama 3.1 slows the low frequencies down.
         rope_scaling_factor: by how much it slows the lowest down.
+        rope_type: ``rope``, ``yarn`` or ``dynamic``.
+        rotary_scaling_factor: by how much YaRN slows the lowest down; of dynamic scaling.
+        original_max_position_embeddings: length of samples before any scaling.
+        beta_fast: turns in those from which YaRN leaves a pair alone.
+        beta_slow: turns up to which it slows a pair down in full.
+        mscale: weight of the logarithm of how much longer it makes what turns.
+        mscale_all_dim: weight of the one that this is divided by.
+        yarn_exact_range: the pairs in between are not rounded outwards.
+        multi_latent_attention: see ``plain_latent``.
+        q_lora_rank: width of the queries' latent; ``None``: they have none.
+        kv_lora_rank: width of the latent of keys and values.
+        qk_head_dim: channels of a query that do not turn.
+        qk_pos_emb_head_dim: channels that turn.
+        v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the latents' norms, if it is another.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
         window_size: earlier positions that a query sees, besides its own.
         window_pattern: by layer, over and over: 1 has the window; none given: all have it.
         softmax_scale: of the scores; ``None``: 1/sqrt(d).
+        softmax_type: ``learnable``: every head has a further score, of a key without a value;
+            ``off-by-one``: it is 0; ``vanilla``: there is none.
         attn_logit_softcapping: c of ``c * tanh(score / c)``; 0 switches it off.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
@@ -62,6 +79,7 @@ class GPTOptions:
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
+        qk_layernorm_across_heads: normalise them over the channels of all heads instead.
         add_bias_linear: biases in the four linear layers of a block.
         add_qkv_bias: a bias in ``linear_qkv`` in any case.
         tie_embeddings: the output layer uses the embedding's matrix.
@@ -79,10 +97,14 @@ class GPTOptions:
         moe_router_num_groups: groups of experts.
         moe_router_group_topk: groups that a token chooses from.
         moe_router_topk_scaling_factor: of all weights.
-        moe_router_load_balancing_type: ``aux_loss``, ``seq_aux_loss`` or ``none``.
-        moe_aux_loss_coeff: of that loss.
+        moe_router_load_balancing_type: what balances the experts, or several of it.
+        moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_enable_expert_bias: a bias joins the scores for the choice.
+        moe_router_bias_update_rate: by which an iteration changes it.
+        moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
+        moe_token_drop_policy: what it takes then, the heaviest choices or the first ones.
         moe_shared_expert_intermediate_size: width of the MLP for all tokens; 0: there is none.
         moe_shared_expert_gate: it has a gate.
     """
@@ -101,12 +123,28 @@ class GPTOptions:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
+    rope_type: Literal["rope", "yarn", "dynamic"] = "rope"
+    rotary_scaling_factor: float = 1.0
+    original_max_position_embeddings: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    yarn_exact_range: bool = False
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
     window_size: int | None = None
     window_pattern: tuple[int, ...] = ()
     softmax_scale: float | None = None
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "vanilla"
     attn_logit_softcapping: float = 0.0
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
@@ -122,6 +160,7 @@ class GPTOptions:
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     tie_embeddings: bool = True
@@ -139,10 +178,14 @@ class GPTOptions:
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
     moe_router_topk_scaling_factor: float = 1.0
-    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
-    moe_aux_loss_coeff: float = 0.0
+    moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
+    moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
 
@@ -176,14 +219,10 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
-    h, d, f = options.hidden_size, options.kv_channels, options.ffn_hidden_size
-    a, g = options.num_attention_heads, options.num_query_groups
+    h, f = options.hidden_size, options.ffn_hidden_size
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
         "input_layernorm": (True, (h,)),
-        "self_attention.linear_qkv": (True, ((a + 2 * g) * d, h)),
-        "self_attention.q_layernorm": (options.qk_layernorm, (d,)),
-        "self_attention.k_layernorm": (options.qk_layernorm, (d,)),
-        "self_attention.linear_proj": (True, (h, a * d)),
+        **_attention_shapes(options),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
         "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
         **_mlp_shapes("mlp", f, h, not has_experts(index, options), options),
@@ -210,14 +249,38 @@ def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tupl
         "post_mlp_layernorm": (options.post_mlp_layernorm, (h,)),
     }
     shapes: dict[str, tuple[int, ...]] = {}
+    if options.softmax_type == "learnable":
+        shapes[f"{layer}.self_attention.softmax_offset"] = (options.num_attention_heads,)
     for name, (is_there, shape) in parts.items():
         if is_there and len(shape) == 1:
             shapes |= _norm_shapes(f"{layer}.{name}", shape[0], options)
         elif is_there:
             shapes[f"{layer}.{name}.weight"] = shape
-            if options.add_bias_linear or (options.add_qkv_bias and name.endswith("linear_qkv")):
+            if _has_bias(name, options):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
+
+
+def _attention_shapes(options: GPTOptions) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    h, d = options.hidden_size, options.kv_channels
+    a, g = options.num_attention_heads, options.num_query_groups
+    across = options.qk_layernorm_across_heads
+    parts = {
+        "linear_qkv": (True, ((a + 2 * g) * d, h)),
+        "q_layernorm": (options.qk_layernorm, (a * d if across else d,)),
+        "k_layernorm": (options.qk_layernorm, (g * d if across else d,)),
+        "linear_proj": (True, (h, a * d)),
+    }
+    if options.multi_latent_attention:
+        parts = plain_latent.shapes(options)
+    return {f"self_attention.{name}": part for name, part in parts.items()}
+
+
+def _has_bias(name: str, options: GPTOptions) -> bool:
+    if options.add_qkv_bias and name.endswith("linear_qkv"):
+        return True
+    of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
+    return options.add_bias_linear and not of_latents
 
 
 def _mlp_shapes(
@@ -320,9 +383,19 @@ def _layer(
         x_bsh,
         _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
     )
-    attended_bsh = _attention(
-        parameters, f"{layer}.self_attention", index, input_normed_bsh, options
-    )
+    attention = f"{layer}.self_attention"
+    if options.multi_latent_attention:
+        epsilon = options.latent_norm_epsilon or options.norm_epsilon
+        of_latents = replace(options, norm_epsilon=epsilon)
+        attended_bsh = plain_latent.attention(
+            parameters,
+            attention,
+            input_normed_bsh,
+            options,
+            lambda name, x: _norm(parameters, name, x, of_latents),
+        )
+    else:
+        attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm
@@ -383,12 +456,13 @@ def _attention(
     qkv_bsgrd = _linear(parameters, f"{name}.linear_qkv", x_bsh).view(b, s, g, r + 2, d)
     q_bsgrd, k_bsgd, v_bsgd = qkv_bsgrd[:, :, :, :r], qkv_bsgrd[..., r, :], qkv_bsgrd[..., r + 1, :]
     if options.qk_layernorm:
-        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_bsgrd, options)
-        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_bsgd, options)
+        across = options.qk_layernorm_across_heads
+        q_in, k_in = (q_bsgrd.flatten(2), k_bsgd.flatten(2)) if across else (q_bsgrd, k_bsgd)
+        q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_in, options).view(b, s, g, r, d)
+        k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_in, options).view(b, s, g, d)
     if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
-        frequencies = _frequencies(options, windowed)
-        q_bsgrd = _rotate(q_bsgrd, frequencies, options)
-        k_bsgd = _rotate(k_bsgd, frequencies, options)
+        q_bsgrd = _rotate(q_bsgrd, options, windowed)
+        k_bsgd = _rotate(k_bsgd, options, windowed)
     scale = options.softmax_scale or 1 / math.sqrt(d)
     scores_bgrst = torch.einsum("bsgrd,btgd->bgrst", q_bsgrd, k_bsgd) * scale
     if options.attn_logit_softcapping:
@@ -401,7 +475,13 @@ def _attention(
     hidden_st = behind_st < 0
     if options.window_size is not None and windowed:
         hidden_st = hidden_st | (behind_st > options.window_size)
-    probabilities_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf).softmax(dim=-1)
+    scores_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf)
+    if options.softmax_type != "vanilla":
+        zeros_a = scores_bgrst.new_zeros(g * r)
+        offset_a = parameters.get(f"{name}.softmax_offset", zeros_a)
+        column = offset_a.view(g, r, 1, 1).expand(b, g, r, s, 1)
+        scores_bgrst = torch.cat((scores_bgrst, column), -1)
+    probabilities_bgrst = scores_bgrst.softmax(dim=-1)[..., :s]
     context_bsgrd = torch.einsum("bgrst,btgd->bsgrd", probabilities_bgrst, v_bsgd)
     return _linear(parameters, f"{name}.linear_proj", context_bsgrd.reshape(b, s, g * r * d))
 
@@ -418,13 +498,15 @@ def _slopes(heads: int) -> torch.Tensor:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-def _rotate(x: torch.Tensor, frequencies: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+def _rotate(x: torch.Tensor, options: GPTOptions, windowed: bool) -> torch.Tensor:
     """RoPE on x [b, s, ..., d]: component i of the rotated share turns with i + half of it."""
     width = int(options.kv_channels * options.rotary_percent)
     half = width // 2
+    frequencies = plain_rotation.frequencies(options, half, x.shape[1], windowed=windowed)
     angles_si = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), frequencies)
     angles = angles_si.view(x.shape[1], *[1] * (x.dim() - 3), half)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    length = plain_rotation.length(options, windowed=windowed)
+    cos, sin = (length * angles.cos()).to(x.dtype), (length * angles.sin()).to(x.dtype)
     turned, rest = x[..., :width], x[..., width:]
     if options.rotary_interleaved:
         first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
@@ -433,20 +515,3 @@ def _rotate(x: torch.Tensor, frequencies: torch.Tensor, options: GPTOptions) -> 
     ends = first * cos - second * sin, second * cos + first * sin
     joined = torch.stack(ends, dim=-1 if options.rotary_interleaved else -2)
     return torch.cat((joined.flatten(-2), rest), dim=-1)
-
-
-def _frequencies(options: GPTOptions, windowed: bool) -> torch.Tensor:
-    """Turns in radians per position of the pairs, scaled by wavelength as Llama 3.1 says."""
-    half = int(options.kv_channels * options.rotary_percent) // 2
-    local = options.rotary_base_local if windowed else None
-    frequencies = []
-    for index in range(half):
-        frequency = (local or options.rotary_base) ** (-index / half)
-        wavelength = 2 * math.pi / frequency
-        if local is None and options.use_rope_scaling and wavelength > 8192 / 4:
-            slow = frequency / options.rope_scaling_factor
-            share = (8192 / wavelength - 1) / (4 - 1)
-            frequency = slow if wavelength > 8192 else (1 - share) * slow + share * frequency
-        stretch = 1 if local is not None else options.rotary_seq_len_interpolation_factor
-        frequencies.append(frequency / stretch)
-    return torch.tensor(frequencies, dtype=torch.float64)

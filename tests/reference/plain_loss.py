@@ -6,6 +6,7 @@ Shapes: b batch, s sequence, V vocabulary.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
@@ -76,6 +77,38 @@ class RandomMicrobatch:
         )
 
 
+layer_losses: dict[str, float] = {}
+"""The losses of routers in the last global batch by name, means over the layers."""
+
+replicas = 1
+"""So many microbatches of a global batch are computed at once, each by a replica."""
+
+
+def _count_beforehand(
+    parameters: Parameters, microbatches: Sequence[Microbatch], options: GPTOptions
+) -> None:
+    """Add what microbatches that are computed at once choose, by their scores alone."""
+    kept_loads = dict(plain_experts.loads)
+    with torch.no_grad():
+        for microbatch in microbatches:
+            with (
+                patch.object(plain_experts, "router_losses", _count_picked),
+                patch.object(plain_experts, "is_recording", True),
+            ):
+                all_logits(parameters, microbatch.tokens, options)
+    plain_experts.loads.clear()
+    plain_experts.loads.update(kept_loads)
+
+
+def _count_picked(logits_bse: torch.Tensor, options: GPTOptions, name: str) -> None:
+    scores = logits_bse
+    if options.moe_router_score_function == "sigmoid":
+        scores = 1 / (1 + torch.exp(-logits_bse))
+    everything = torch.ones_like(scores, dtype=torch.bool)
+    picked = plain_experts.chosen(scores, options.moe_router_topk, everything)
+    plain_experts.counted(plain_experts.so_far, name, picked)
+
+
 def token_losses(
     logits_bsv: torch.Tensor, labels_bs: torch.Tensor, options: GPTOptions
 ) -> torch.Tensor:
@@ -132,6 +165,8 @@ def losses_and_gradients(
 ) -> tuple[list[float], Parameters]:
     """The same with the losses of the depths of multi-token prediction behind the first one.
 
+    The gradients are of the sum with the losses of routers too, which the loss does not hold.
+
     As in Megatron, the loss of a depth is the mean over the positions of a microbatch whose label
     counts, that many positions on; microbatches count by their tokens, as they do for the next one.
     """
@@ -140,18 +175,29 @@ def losses_and_gradients(
     gradients = {name: torch.zeros_like(value) for name, value in parameters.items()}
     depths = options.mtp_num_layers
     totals = [0.0] * (1 + depths)
-    for microbatch in microbatches:
+    plain_experts.loads.clear()
+    plain_experts.so_far.clear()
+    layer_losses.clear()
+    for number, microbatch in enumerate(microbatches):
+        if number % replicas == 0 and "global_aux_loss" in plain_experts.types(options):
+            _count_beforehand(leaves, microbatches[number : number + replicas], options)
         losses = []
         plain_experts.left.clear()
-        for depth, logits_bsv in enumerate(all_logits(leaves, microbatch.tokens, options)):
+        with patch.object(plain_experts, "is_recording", True):
+            every_logits = all_logits(leaves, microbatch.tokens, options)
+        for depth, logits_bsv in enumerate(every_logits):
             mask_bs = microbatch.loss_mask.to(logits_bsv.dtype)
             left_bs, labels_bs = mask_bs[:, depth:], microbatch.labels[:, depth:]
             share = mask_bs.sum() / left_bs.sum() if left_bs.any() else 0.0
             weights_bs = share * left_bs / valid_tokens
             losses.append((weights_bs * token_losses(logits_bsv, labels_bs, options)).sum())
-        of_routers = sum(plain_experts.left) * microbatch.loss_mask.sum() / valid_tokens
-        losses[0] = losses[0] + of_routers
-        loss = losses[0]
+        part = float(microbatch.loss_mask.sum()) / valid_tokens
+        of_routers = sum(own.coefficient * own.value for own in plain_experts.left)
+        loss = losses[0] + of_routers * part
+        for name in {own.name for own in plain_experts.left}:
+            values = [own.value.item() for own in plain_experts.left if own.name == name]
+            mean = part * sum(values) / len(values)
+            layer_losses[name] = layer_losses.get(name, 0.0) + mean
         if depths:
             loss = loss + options.mtp_loss_scaling_factor / depths * sum(losses[1:])
         for gradient, term in zip(

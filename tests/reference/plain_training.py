@@ -1,10 +1,11 @@
 """The training loop around the plain GPT, with PyTorch's own AdamW and gradient clipping."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from reference import plain_experts, plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import Microbatch, losses_and_gradients
 
@@ -45,6 +46,9 @@ class Training:
         first_gradients: gradients of the first iteration by name, before clipping.
         parameters: the parameters after the last update, by name.
         depth_losses: of every iteration, those of the depths of multi-token prediction.
+        layer_losses: of every iteration, those of routers by name, without their coefficients.
+        imbalances: of every iteration, the largest imbalance of experts; none without experts.
+        biases: of experts for the choice, after the last update, by the name of the mixture.
     """
 
     losses: list[float]
@@ -52,6 +56,9 @@ class Training:
     first_gradients: Parameters
     parameters: Parameters
     depth_losses: list[list[float]]
+    layer_losses: list[dict[str, float]] = field(default_factory=list)
+    imbalances: list[float] = field(default_factory=list)
+    biases: Parameters = field(default_factory=dict)
 
 
 def train(
@@ -78,6 +85,8 @@ def train(
     weights = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     optimizer = optimizer or _AdamW(weights, adamw)
     losses, depth_losses, gradient_norms, first_gradients = [], [], [], None
+    layer_losses, imbalances = [], []
+    plain_experts.biases.clear()
     for microbatches, learning_rate in zip(global_batches, learning_rates, strict=True):
         (loss, *further), gradients = losses_and_gradients(weights, microbatches, options)
         if first_gradients is None:
@@ -91,9 +100,28 @@ def train(
             optimizer.step(weights, learning_rate)
         losses.append(loss)
         depth_losses.append(further)
+        layer_losses.append(dict(plain_loss.layer_losses))
+        loads = plain_experts.loads
+        if loads:
+            imbalances.append(max(float(own.max() / own.mean()) for own in loads.values()))
+        if options.moe_router_enable_expert_bias:
+            for name, load_e in loads.items():
+                change_e = options.moe_router_bias_update_rate * (load_e.mean() - load_e).sign()
+                plain_experts.biases[name] = plain_experts.biases.get(name, 0.0) + change_e
     assert first_gradients is not None, "no global batch"
     final = {name: weight.detach() for name, weight in weights.items()}
-    return Training(losses, gradient_norms, first_gradients, final, depth_losses)
+    biases = dict(plain_experts.biases)
+    plain_experts.biases.clear()
+    return Training(
+        losses,
+        gradient_norms,
+        first_gradients,
+        final,
+        depth_losses,
+        layer_losses,
+        imbalances,
+        biases,
+    )
 
 
 class _AdamW:

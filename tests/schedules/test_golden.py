@@ -80,8 +80,11 @@ def test_interleaved_is_that_of_megatron(p: int, groups: int, v: int) -> None:
 @settings(max_examples=examples(30))
 @given(st.integers(2, 16))
 def test_v_shapes_alternate_the_chunks_at_the_turn(p: int) -> None:
-    """On the last rank chunk 1 follows chunk 0 at once, and its backwards likewise."""
-    for schedule in {*V_SHAPED} & {*UNGROUPED}:
+    """On the last rank chunk 1 follows chunk 0 at once, and its backwards likewise.
+
+    DualPipeV leaves room for a B between the two.
+    """
+    for schedule in {*V_SHAPED} & {*UNGROUPED} - {"dualpipe-v"}:
         plan = in_block_order(schedule, p, 2 * p)
         assert plan.stages == (*((i, 0) for i in range(p)), *((i, 1) for i in reversed(range(p))))
         row = rows(plan)[-1]

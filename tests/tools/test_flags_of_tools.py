@@ -15,7 +15,7 @@ COMMANDS = (
     *("convert_checkpoint", "generate_text", "preprocess_data"),
 )
 TOOLS = (
-    *("benchmark", "checkpoint", "checkpoint_benchmark", "compare_timelines"),
+    *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),
     *("emulate", "explore", "gpu_report", "head_benchmark", "host_time"),
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
     *("predictions.calibrate", "preprocess_benchmark", "replicas_at_scale"),

@@ -159,7 +159,7 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_a_section_that_fails_or_hangs_is_told(name: str, seconds: float, why: str) -> None:
-    found = run_part(name, Part("Bad", "", seconds), "cpu", seconds)
+    found = run_part(name, Part("Bad", "", seconds, ""), "cpu", seconds)
     assert found.failed
     assert why in found.lines[0]
     assert found.values == {}

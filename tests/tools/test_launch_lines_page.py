@@ -3,7 +3,7 @@
 import pytest
 
 from megatron.config.command_line import read
-from tools.launch_lines_page import DRY_RUN, PAGE, LaunchList, Told, launch_lists, page, told
+from tools.launch_lines_page import PAGE, LaunchList, Told, asked, launch_lists, page, told
 
 LISTS = launch_lists()
 MISSING = {
@@ -21,8 +21,39 @@ MISSING = {
         "other checkpoints",
     },
     "BLOOM-176B": set(),
+    "M-LM mixtral-8x7b": set(),
+    "ModelZoo deepseek-v3": {
+        "",
+        "more than products in fp8",
+        "other layers",
+    },
+    "ModelZoo qwen3-30b-a3b": {
+        "",
+    },
+    "Pai qwen2-57b-a14b": {
+        "other checkpoints",
+        "other tokenizers",
+    },
+    "Pai moonlight-16b-a3b": {
+        "",
+        "other layers",
+        "other tokenizers",
+    },
+    "llm-jp v4-291b-a27b": set(),
+    "MindSpeed hunyuan3-299b": {
+        "offloading",
+        "other checkpoints",
+        "other layers",
+        "weights converted at the start",
+    },
+    "ZB fork gpt3-8-experts": {
+        "kernels of GPUs in one order",
+    },
 }
-"""What the flags of each list are refused for. A feature that is built leaves all of them."""
+"""What the flags of each list are refused for. A feature that is built leaves all of them.
+
+Empty: a rule about flags of this project refuses a value that is not built.
+"""
 
 
 def refused(launch: LaunchList) -> list[Told]:
@@ -52,4 +83,4 @@ def test_a_line_without_its_refused_flags_is_accepted(launch: LaunchList) -> Non
     out = {answer.flag.split()[0] for answer in refused(launch)}
     flags = tuple(flag for flag in launch.flags if flag[0] not in out)
     rest = LaunchList(launch.name, launch.source, flags, launch.values)
-    assert not read([*rest.words, *DRY_RUN], world_size=1).mistakes
+    assert not read(asked(rest), world_size=1).mistakes

@@ -1,5 +1,7 @@
 """tools/splitting_page.py: the tables are new predictions, and losses are what they say."""
 
+import json
+
 import pytest
 from harness.marks import full
 
@@ -10,7 +12,9 @@ from tools.predictions.splitting import (
     Job,
     Losses,
     Row,
+    as_json,
     cell,
+    row_from,
     row_of,
 )
 from tools.splitting_page import PAGE, gain, loss_rows, replaced, summary
@@ -50,6 +54,10 @@ def test_only_the_tables_of_the_page_are_replaced() -> None:
     changed = replaced(page, "tables")
     assert "\ntables\n" in changed
     assert replaced(changed, "other") == replaced(page, "other")
+
+
+def test_a_row_that_was_kept_is_the_same_row() -> None:
+    assert row_from(json.loads(json.dumps(as_json(ROW)))) == ROW
 
 
 def test_a_plan_within_a_machine_loses_nothing_to_a_network() -> None:

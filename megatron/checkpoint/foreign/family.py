@@ -78,6 +78,8 @@ class Family:
         mine = vars(_same_layers(model))
         theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in _OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
+        if model.num_experts and model.router.by_sinkhorn:
+            other.append("moe_router_load_balancing_type sinkhorn")
         if other:
             raise ForeignError(f"{self.name} has no models with {', '.join(other)}")
         return {"architectures": [self.architecture], "model_type": self.model_type} | written
@@ -99,6 +101,11 @@ _OF_TRAINING: Final = (
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_in_fp32",
+    "moe_router_bias_update_rate",
+    "moe_router_force_load_balancing",
+    "moe_input_jitter_eps",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
 )
 """Fields of training, on which the weights do not depend; a ``config.json`` may lack them."""
 
@@ -117,6 +124,8 @@ def _same_layers(model: ModelConfig) -> ModelConfig:
     local["moe_layer_pattern"] = tuple(map(int, has_experts))
     if all(has_experts):
         local["ffn_hidden_size"] = model.moe_ffn_hidden_size
+    if model.rope_type == "dynamic":  # the original length is their number of positions
+        local["max_position_embeddings"] = model.original_max_position_embeddings
     if not any(has_window):
         local |= {"window_size": None, "rotary_base_local": None}
     return replace(model, **local)
@@ -166,6 +175,10 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
 
 def written_sizes(model: ModelConfig) -> Values:
     """Return the fields of ``config.json`` that ``sizes`` reads, and ``tie_word_embeddings``."""
+    is_dynamic = model.rope_type == "dynamic"
+    positions = (
+        model.original_max_position_embeddings if is_dynamic else model.max_position_embeddings
+    )
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -173,7 +186,7 @@ def written_sizes(model: ModelConfig) -> Values:
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_query_groups,
         "head_dim": model.kv_channels,
-        "max_position_embeddings": model.max_position_embeddings,
+        "max_position_embeddings": positions,
         "vocab_size": model.vocab_size,
         "initializer_range": model.init_method_std,
         "attention_dropout": model.attention_dropout,

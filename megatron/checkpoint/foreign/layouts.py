@@ -248,4 +248,5 @@ def tensor_shapes(model: ModelConfig) -> dict[str, Shape]:
         vocabulary_shard=None,
     )
     whole = RankModel(model, placement, Site(torch.device("meta"), torch.float32))
-    return {owned.name: owned.global_shape for owned in whole.owned_parameters()}
+    buffers = {owned.name: tuple(owned.buffer.shape) for owned in whole.owned_buffers()}
+    return {owned.name: owned.global_shape for owned in whole.owned_parameters()} | buffers

@@ -1,17 +1,26 @@
-"""Mixtral, Qwen 2 MoE and Qwen 3 MoE: the dense families with experts in place of the MLP."""
+"""Mixtral, Qwen 2 MoE, Qwen 3 MoE and OLMoE: dense families with experts in place of the MLP."""
 
 from typing import Any, Final
 
 from megatron.checkpoint.foreign.family import QK_NORMS, Values, llama_like
 from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import Halves, Layout, OfExperts, Same, Table
+from megatron.checkpoint.foreign.layouts import (
+    ForeignError,
+    Halves,
+    Layout,
+    OfExperts,
+    Same,
+    Table,
+)
 from megatron.checkpoint.foreign.llama import (
     NORMS,
+    common_fields,
     read_mistral,
     read_qwen2,
     read_qwen3,
     write_mistral,
     write_qwen,
+    written_fields,
 )
 from megatron.model.config import ModelConfig, Pattern
 from megatron.model.ownership import LAYERS
@@ -34,7 +43,7 @@ def _write_mixtral(model: ModelConfig) -> Values:
         "intermediate_size": model.moe_ffn_hidden_size,
         "num_local_experts": model.num_experts,
         "num_experts_per_tok": model.moe_router_topk,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "router_aux_loss_coef": model.router.balances[0][1],
     }
 
 
@@ -93,7 +102,7 @@ def _write_qwen(model: ModelConfig) -> Values:
         "moe_intermediate_size": model.moe_ffn_hidden_size,
         "num_experts_per_tok": model.moe_router_topk,
         "norm_topk_prob": not model.moe_router_pre_softmax,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "router_aux_loss_coef": model.router.balances[0][1],
         "decoder_sparse_step": 1,
         "mlp_only_layers": [i for i in layers if not model.has_experts(i)],
     }
@@ -104,7 +113,36 @@ def _write_qwen2(model: ModelConfig) -> Values:
     return _write_qwen(model) | {"qkv_bias": True, "shared_expert_intermediate_size": width}
 
 
-def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
+def _read_olmoe(c: Fields) -> Values:
+    if "clip_qkv" in c:
+        raise ForeignError(
+            f"{c.origin}: clip_qkv is {c.any('clip_qkv')}, and this program does not clip queries, "
+            "keys and values"
+        )
+    c.check("attention_bias", (False,), False)
+    common = common_fields(Fields({"rms_norm_eps": 1e-5} | dict(c.all), c.origin))
+    return common | {
+        "qk_layernorm": True,
+        "qk_layernorm_across_heads": True,
+        "num_experts": c.whole("num_experts", 64),
+        "moe_ffn_hidden_size": common["ffn_hidden_size"],
+        "moe_router_topk": c.whole("num_experts_per_tok", 8),
+        "moe_router_pre_softmax": not c.truth("norm_topk_prob", False),
+        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.01),
+    }
+
+
+def _write_olmoe(model: ModelConfig) -> Values:
+    return written_fields(model) | {
+        "intermediate_size": model.moe_ffn_hidden_size,
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "norm_topk_prob": not model.moe_router_pre_softmax,
+        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+    }
+
+
+def experts_table(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
     """Return the layouts of a router and of experts; the arguments are their names."""
 
     def of_expert(name: str) -> str:
@@ -117,7 +155,7 @@ def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
     }
 
 
-_QWEN: Final[Table] = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_QWEN: Final[Table] = experts_table("mlp", "gate_proj", "up_proj", "down_proj")
 _SHARED: Final = "model.layers.{}.mlp.shared_expert"
 _QWEN2: Final[Table] = {
     **_QWEN,
@@ -134,7 +172,7 @@ MIXTRAL: Final = llama_like(
     NORMS,
     _read_mixtral,
     _write_mixtral,
-    more=_experts("block_sparse_moe", "w1", "w3", "w2"),
+    more=experts_table("block_sparse_moe", "w1", "w3", "w2"),
 )
 QWEN2_MOE: Final = llama_like(
     "qwen2_moe", "Qwen2Moe", NORMS, _read_qwen2, _write_qwen2, more=_QWEN2
@@ -142,3 +180,4 @@ QWEN2_MOE: Final = llama_like(
 QWEN3_MOE: Final = llama_like(
     "qwen3_moe", "Qwen3Moe", NORMS | QK_NORMS, _read_qwen3, _write_qwen, more=_QWEN
 )
+OLMOE: Final = llama_like("olmoe", "Olmoe", NORMS | QK_NORMS, _read_olmoe, _write_olmoe, more=_QWEN)

@@ -1,10 +1,11 @@
 """RoPE in a ``config.json``: one set of fields for all layers, or one for each kind of layer."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.layers.rope import Llama3Scaling
+from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, YarnScaling
 from megatron.model.config import ModelConfig
 
 _LARGEST_BASE: Final = 10**12
@@ -34,21 +35,25 @@ def read_rotation(c: Fields, base: int = 10000) -> Values:
     c.check("partial_rotary_factor", (1.0, 1), 1.0)
     if scaling is not None:
         scaling.check("partial_rotary_factor", (1.0, 1), 1.0)
-        found |= _scaling(scaling)
+        kind = scaling.any("rope_type", scaling.any("type", "default"))
+        if kind not in _READERS:
+            raise ForeignError(
+                f"{scaling.origin} is of the type {str(kind)[:40]!r}, and this program has only "
+                f"{', '.join(_READERS)}"
+            )
+        found |= _READERS[kind](scaling, c)
     return found
 
 
-def _scaling(scaling: Fields) -> Values:
-    kind = scaling.any("rope_type", scaling.any("type", "default"))
-    if kind == "default":
-        return {}
-    if kind == "linear":
-        return {"rotary_seq_len_interpolation_factor": scaling.whole("factor")}
-    if kind != "llama3":
-        raise ForeignError(
-            f"{scaling.origin} is of the type {str(kind)[:40]!r}, and this program has only "
-            "'default', 'linear' and 'llama3'"
-        )
+def _read_default(scaling: Fields, c: Fields) -> Values:
+    return {}
+
+
+def _read_linear(scaling: Fields, c: Fields) -> Values:
+    return {"rotary_seq_len_interpolation_factor": scaling.whole("factor")}
+
+
+def _read_llama3(scaling: Fields, c: Fields) -> Values:
     fixed = Llama3Scaling()
     for name, value in (
         ("low_freq_factor", fixed.low_freq_factor),
@@ -63,22 +68,99 @@ def _scaling(scaling: Fields) -> Values:
     return {"use_rope_scaling": True, "rope_scaling_factor": scaling.number("factor", least=1.0)}
 
 
+def _read_dynamic(scaling: Fields, c: Fields) -> Values:
+    """``max_position_embeddings`` are the tokens up to which nothing is scaled."""
+    return {
+        "rope_type": "dynamic",
+        "rotary_scaling_factor": scaling.number("factor", least=1.0),
+        "original_max_position_embeddings": c.whole("max_position_embeddings"),
+    }
+
+
+def _read_yarn(scaling: Fields, c: Fields) -> Values:
+    """``mscale`` counts only beside ``mscale_all_dim``; neither may be 0."""
+    weights = [scaling.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    mscale, all_dim = weights if all(weights) else (1.0, 0.0)
+    original = scaling.whole(
+        "original_max_position_embeddings", c.any("max_position_embeddings", None)
+    )
+    found = YarnScaling(
+        scaling.number("factor", least=1.0),
+        original,
+        scaling.number("beta_fast", 32.0) or 32.0,
+        scaling.number("beta_slow", 1.0) or 1.0,
+        mscale,
+        all_dim,
+        not scaling.truth("truncate", True),
+    )
+    given = scaling.number("attention_factor", found.magnitude)
+    if abs(given - found.magnitude) > 1e-6:
+        raise ForeignError(
+            f"{scaling.origin}: attention_factor is {given:g}, and this program has only "
+            f"{found.magnitude:g}, which follows from factor, mscale and mscale_all_dim"
+        )
+    return {
+        "rope_type": "yarn",
+        "rotary_scaling_factor": found.factor,
+        "original_max_position_embeddings": found.original_length,
+        "beta_fast": found.beta_fast,
+        "beta_slow": found.beta_slow,
+        "mscale": found.mscale,
+        "mscale_all_dim": found.mscale_all_dim,
+        "yarn_exact_range": found.exact_range,
+    }
+
+
+_READERS: Final[Mapping[Any, Callable[[Fields, Fields], Values]]] = {
+    "default": _read_default,
+    "linear": _read_linear,
+    "dynamic": _read_dynamic,
+    "yarn": _read_yarn,
+    "llama3": _read_llama3,
+}
+"""By the type of a scaling: the function that reads it, given its fields and those around it."""
+
+
 def write_rotation(model: ModelConfig) -> Values:
     """Return the fields of ``config.json`` that ``read_rotation`` reads, by their older names.
 
     Every version of ``transformers`` knows the older names.
     """
     written: Values = {"rope_theta": float(model.rotary_base)}
-    if model.use_rope_scaling:
-        fixed = Llama3Scaling()
-        written["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": model.rope_scaling_factor,
-            "low_freq_factor": fixed.low_freq_factor,
-            "high_freq_factor": fixed.high_freq_factor,
-            "original_max_position_embeddings": fixed.original_length,
+    scaling = _written_scaling(model)
+    return written | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _written_scaling(model: ModelConfig) -> Values:
+    scaling = model.rope_scaling
+    if isinstance(scaling, DynamicScaling):
+        return {"rope_type": "dynamic", "factor": scaling.factor}
+    if isinstance(scaling, YarnScaling):
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_length,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": not scaling.exact_range,
+            **_written_magnitude(scaling),
         }
-    elif model.rotary_seq_len_interpolation_factor != 1:
+    if isinstance(scaling, Llama3Scaling):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
+    if model.rotary_seq_len_interpolation_factor != 1:
         factor = float(model.rotary_seq_len_interpolation_factor)
-        written["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    return written
+        return {"rope_type": "linear", "factor": factor}
+    return {}
+
+
+def _written_magnitude(scaling: YarnScaling) -> Values:
+    """Return the weights of YaRN's lengthening, unless they are those of its paper."""
+    if (scaling.mscale, scaling.mscale_all_dim) == (1.0, 0.0):
+        return {}
+    return {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}

@@ -127,6 +127,39 @@ def _size_steps(line: Line, values: Sequence[str]) -> str:
     return f"--batch-size-steps {' '.join(found)}"
 
 
+def _moe_recompute(line: Line, _: Sequence[str]) -> str:
+    """Return the flags that compute mixtures again, and attention where other flags ask for it."""
+    attention = any(
+        line.asks(option) for option in ("--recompute-activations", "--recompute-granularity")
+    )
+    asked = "" if line.asks("--recompute-activations") else "--recompute-granularity selective "
+    return f"{asked}--recompute-modules {'core_attn ' if attention else ''}moe"
+
+
+def _dense_first(line: Line, _: Sequence[str]) -> str:
+    """Return MindSpeed's pattern of layers: dense ones first, then every N-th with experts.
+
+    Layers are numbered from 0. -1 stands for every layer.
+    """
+    every = abs(int(line.number("--moe-layer-freq", 1))) or 1
+    layers, dense = int(line.number("--num-layers", 1)), line.number("--first-k-dense-replace", 0)
+    first = min(max(0, int(dense)), layers)
+    if every == 1:
+        return f"--moe-layer-freq [0]*{first}+[1]*{layers - first}"
+    pattern = ["01"[layer >= first and layer % every == 0] for layer in range(layers)]
+    return f"--moe-layer-freq [{','.join(pattern)}]"
+
+
+def _shared_experts(line: Line, values: Sequence[str]) -> str:
+    """Return the width of shared experts; one that is as wide as some computes the same."""
+    widths = ("--moe-ffn-hidden-size", "--moe-intermediate-size", "--ffn-hidden-size")
+    width = next((line.number(name) for name in widths if line.asks(name)), 0.0)
+    try:
+        return f"--moe-shared-expert-intermediate-size {int(int(values[0]) * width)}"
+    except ValueError:
+        return f"--moe-shared-expert-intermediate-size {values[0]}"
+
+
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 COMPUTED: Final[Mapping[str, Computed]] = {
@@ -135,5 +168,8 @@ COMPUTED: Final[Mapping[str, Computed]] = {
     "decay_tokens": partial(_span, "decay"),
     "warmup_tokens": partial(_span, "warmup"),
     "size_steps": _size_steps,
+    "moe_recompute": _moe_recompute,
+    "dense_first": _dense_first,
+    "shared_experts": _shared_experts,
 }
 """The functions that form words, by their names in ``table.txt``."""

@@ -125,13 +125,14 @@ class CompiledKernels(CpuKernels):
         dropout: float,
         scores: Scores = PLAIN,
         documents: Documents | None = None,
+        sinks_a: Tensor | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
-        plain = scores == PLAIN and dropout == 0.0 and documents is None
+        plain = scores == PLAIN and dropout == 0.0 and documents is None and sinks_a is None
         if plain and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
             return compiled_attention.fused_attention(qkv_bsgcd, self._library)
         return super().causal_self_attention(
-            qkv_bsgcd, dropout=dropout, scores=scores, documents=documents
+            qkv_bsgcd, dropout=dropout, scores=scores, documents=documents, sinks_a=sinks_a
         )
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels import grouped
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation, Gated
 from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
+from megatron.kernels.cuda.grouped import CudaGrouped
 from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.row_operators import WIDEST_ROW, turn
+from megatron.kernels.cuda.slots import CudaSlots
 from megatron.kernels.cuda.update_operators import blocks_of
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.kernels import ReferenceKernels
@@ -29,7 +30,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of activations that the Triton programs take. Their arithmetic is fp32."""
 
 
-class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
+class CudaKernels(CudaOutput, CudaEightBits, CudaGrouped, CudaSlots, ReferenceKernels):
     """Triton programs, and PyTorch's operations where these are one kernel; see ``Kernels``.
 
     Args:
@@ -45,6 +46,7 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         assert dtype in TYPES, dtype
         products = self._find_products(device, dtype)
         CudaOutput.__init__(self, products)
+        CudaGrouped.__init__(self, device)
         ReferenceKernels.__init__(self)
         self._flash = find_flash_attention(device)
         self._said: set[str] = set()
@@ -60,14 +62,6 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
         return apply(Activation, x, bias_f, False)
-
-    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        return grouped.product(x_si, weight_gio, ends_g)
-
-    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
-        """See ``Kernels``."""
-        return grouped.weight_product(grad_so, x_si, ends_g)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """See ``Kernels``."""
@@ -137,15 +131,23 @@ class CudaKernels(CudaOutput, CudaEightBits, ReferenceKernels):
         dropout: float,
         scores: Scores = PLAIN,
         documents: Documents | None = None,
+        sinks_a: Tensor | None = None,
     ) -> Tensor:
         """See ``Kernels``."""
         for flash in self._flash:
             refusal = flash.refusal(q_basd, k_bgsd, scores, dropout, documents)
+            refusal = refusal if sinks_a is None else "attention sinks"
             if refusal is None:
                 return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
             self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")
         return super().causal_attention(
-            q_basd, k_bgsd, v_bgsd, dropout=dropout, scores=scores, documents=documents
+            q_basd,
+            k_bgsd,
+            v_bgsd,
+            dropout=dropout,
+            scores=scores,
+            documents=documents,
+            sinks_a=sinks_a,
         )
 
     def _say_once(self, line: str) -> None:

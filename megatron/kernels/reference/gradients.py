@@ -66,6 +66,24 @@ class GradientOperations:
         """
         return grouped.weight_product_by_group(grad_so, x_si, ends_g)
 
+    def accumulate_grouped_product_(
+        self, total_goi: Tensor, grad_so: Tensor, x_si: Tensor, ends_g: Tensor, *, begins: bool
+    ) -> None:
+        """``total += grouped_weight_product(...)``; the product may be rounded to activations.
+
+        Args:
+            total_goi: contiguous, as in ``accumulate_``.
+            grad_so: as in ``grouped_weight_product``.
+            x_si: as in ``grouped_weight_product``.
+            ends_g: as in ``grouped_product``.
+            begins: the sum begins with this product, and the old content of ``total`` is ignored.
+        """
+        product_goi = self.grouped_weight_product(grad_so, x_si, ends_g)
+        if begins:
+            total_goi.copy_(product_goi)
+        else:
+            self.accumulate_(total_goi, product_goi)
+
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest magnitude of all elements, fp32 []; undefined if one is NaN."""
         found: Tensor = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)

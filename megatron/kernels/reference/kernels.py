@@ -16,6 +16,8 @@ from megatron.kernels.reference.activations import Gated, SquaredReLU, with_bias
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
+from megatron.kernels.reference.sink_attention import can_sink, sink_attention
+from megatron.kernels.reference.slots import SlotOperations
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
@@ -25,11 +27,11 @@ TILE_ROWS = 16384
 launches."""
 
 
-class ReferenceKernels(TiledOutput):
+class ReferenceKernels(SlotOperations, TiledOutput):
     """All operations in PyTorch, for any device and any type of activations.
 
-    The operations of layers are differentiable and stand here. Operations on gradients, on tiles
-    and of the output layer stand in the base classes.
+    The operations of layers are differentiable and stand here. Operations on slots,
+    gradients and tiles, and those of the output layer, stand in the base classes.
 
     Args:
         tile_rows: vocabulary rows that the output layer works on at a time.
@@ -210,6 +212,7 @@ class ReferenceKernels(TiledOutput):
         dropout: float,
         scores: Scores = PLAIN,
         documents: Documents | None = None,
+        sinks_a: Tensor | None = None,
     ) -> Tensor:
         """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
 
@@ -227,18 +230,47 @@ class ReferenceKernels(TiledOutput):
             scores: how products of queries and keys become scores.
             documents: documents in samples of s positions or more; no document sees another
                 document. ``None``: every position sees all earlier positions.
+            sinks_a: a score of every query head, in any type, of a key that every position sees and
+                that has no value (arXiv 2309.17453). So the weights of a head add up to less than
+                1. ``None``: there is no such key.
 
         Returns:
             A tensor of the queries' shape, laid out in memory as [b, s, a, d] where the kernel
             allows.
         """
-        if documents is None:
+        if sinks_a is not None:
+            if self._attends_with_sinks(q_basd, k_bgsd, scores, dropout, documents):
+                return self._attend_with_sinks(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+        elif documents is None:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
             if scores.are_products and (is_whole or self._attends_partly(q_basd)):
                 return self._attend(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
         elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, scores, dropout):
             return self._attend_within(q_basd, k_bgsd, v_bgsd, scores, documents)
-        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
+        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents, sinks_a)
+
+    def _attends_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        scores: Scores,
+        dropout: float,
+        documents: Documents | None,
+    ) -> bool:
+        """Return whether ``_attend_with_sinks`` computes this attention."""
+        return can_sink(q_basd, k_bgsd, scores, dropout, documents)
+
+    def _attend_with_sinks(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        sinks_a: Tensor,
+        scores: Scores,
+        documents: Documents | None,
+    ) -> Tensor:
+        """Return attention with sinks; it is called only where ``_attends_with_sinks`` says so."""
+        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         """Return whether ``_attend`` is quick for queries of the last positions only."""
@@ -272,6 +304,7 @@ class ReferenceKernels(TiledOutput):
         dropout: float,
         scores: Scores = PLAIN,
         documents: Documents | None = None,
+        sinks_a: Tensor | None = None,
     ) -> Tensor:
         """Return ``causal_attention`` of the output of a fused projection, without RoPE between.
 
@@ -280,13 +313,14 @@ class ReferenceKernels(TiledOutput):
             dropout: as in ``causal_attention``.
             scores: as in ``causal_attention``.
             documents: as in ``causal_attention``.
+            sinks_a: as in ``causal_attention``.
 
         Returns:
             [b, s, a d].
         """
         heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
         context_basd = self.causal_attention(
-            *heads, dropout=dropout, scores=scores, documents=documents
+            *heads, dropout=dropout, scores=scores, documents=documents, sinks_a=sinks_a
         )
         return context_basd.transpose(1, 2).flatten(2)
 

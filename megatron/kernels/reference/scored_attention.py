@@ -1,4 +1,4 @@
-"""Causal attention with any ``Scores``, and within documents, in PyTorch on any device.
+"""Causal attention with any ``Scores``, documents and sinks, in PyTorch on any device.
 
 PyTorch's own kernels would need a mask, a matrix of all positions. Here each block of queries is
 multiplied only by the keys that it sees, so windows and documents save work and memory. The
@@ -34,9 +34,11 @@ def scored_attention(
     scores: Scores,
     dropout: float,
     documents: Documents | None = None,
+    sinks_a: Tensor | None = None,
 ) -> Tensor:
     """See ``Kernels.causal_attention``. The backward draws the same random numbers again."""
-    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, _Seen(scores, documents), dropout)
+    seen = _Seen(scores, documents)
+    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, sinks_a, seen, dropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +65,21 @@ class _Seen:
 class _ScoredAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, seen: _Seen, dropout: float
+        ctx: Any,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        sinks_a: Tensor | None,
+        seen: _Seen,
+        dropout: float,
     ) -> Tensor:
         batch, heads, seq_length, size = q_basd.shape  # seq_length counts queries
         ctx.seen, ctx.dropout = seen, dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
-        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd)
+        ctx.save_for_backward(q_basd, k_bgsd, v_bgsd, sinks_a)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
         for block in _blocks(seq_length, k_bgsd, seen):
-            prob_xyk, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd))
+            prob_xyk, _, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd), sinks_a)
             used_xyk, _ = _drop(prob_xyk, dropout)
             block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
         return out_basd
@@ -79,9 +87,11 @@ class _ScoredAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor | None, ...]:
-        q_basd, k_bgsd, v_bgsd = ctx.saved_tensors
+        q_basd, k_bgsd, v_bgsd, sinks_a = ctx.saved_tensors
         with _repeating(ctx.generator, q_basd.device):
-            gradients = _gradients(grad_basd, q_basd, k_bgsd, v_bgsd, ctx.seen, ctx.dropout)
+            gradients = _gradients(
+                grad_basd, q_basd, k_bgsd, v_bgsd, sinks_a, ctx.seen, ctx.dropout
+            )
         return (*gradients, None, None)
 
 
@@ -90,23 +100,27 @@ def _gradients(
     q_basd: Tensor,
     k_bgsd: Tensor,
     v_bgsd: Tensor,
+    sinks_a: Tensor | None,
     seen: _Seen,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of queries, keys, values and sinks."""
     batch, groups, seq_length, size = k_bgsd.shape
     queries = q_basd.shape[2]
     dq_basd = q_basd.new_empty(batch, queries, q_basd.shape[1], size).transpose(1, 2)
     wide = statistics_dtype(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
+    dsinks_a = None if sinks_a is None else torch.zeros_like(sinks_a, dtype=wide)
     for block in _blocks(queries, k_bgsd, seen):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
         k_xkd = block.keys(k_bgsd)
-        prob_xyk, slope_xyk = block.probabilities(q_xyd, k_xkd)
+        prob_xyk, slope_xyk, sunk_xy1 = block.probabilities(q_xyd, k_xkd, sinks_a)
         used_xyk, factor_xyk = _drop(prob_xyk, dropout)
         dprob_xyk = (grad_xyd @ block.keys(v_bgsd).mT).to(wide)
         if factor_xyk is not None:
             dprob_xyk *= factor_xyk
+        if dsinks_a is not None and sunk_xy1 is not None:
+            dsinks_a += block.sinks_gradient(prob_xyk, dprob_xyk, sunk_xy1)
         dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, wide)
         dscore_xyk *= seen.scores.scale_of(size) if slope_xyk is None else slope_xyk
         dscore_xyk = dscore_xyk.to(q_xyd.dtype)
@@ -116,7 +130,8 @@ def _gradients(
     dk_bgsd, dv_bgsd = (
         t_xsd.to(k_bgsd.dtype).unflatten(0, (batch, groups)) for t_xsd in (dk_xsd, dv_xsd)
     )
-    return dq_basd, dk_bgsd, dv_bgsd
+    dsinks_a = None if sinks_a is None or dsinks_a is None else dsinks_a.to(sinks_a.dtype)
+    return dq_basd, dk_bgsd, dv_bgsd, dsinks_a
 
 
 @dataclass(frozen=True)
@@ -159,11 +174,14 @@ class _Block:
         t_bgrqd = t_xyd.unflatten(1, (heads // self.groups, -1)).unflatten(0, (-1, self.groups))
         out_basd[:, :, self.own] = t_bgrqd.flatten(1, 2)
 
-    def probabilities(self, q_xyd: Tensor, k_xkd: Tensor) -> tuple[Tensor, Tensor | None]:
+    def probabilities(
+        self, q_xyd: Tensor, k_xkd: Tensor, sinks_a: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the softmax of the scores, and the derivatives of the scores by the products.
 
         Both are [x, y, k], in the type of statistics. Without a cap the derivatives are ``None``:
-        each is the scale.
+        each is the scale. The third result is the probability of the sink, [x, y, 1]; ``None``:
+        there are no sinks.
         """
         scores = self.seen.scores
         scale, cap = scores.scale_of(q_xyd.shape[-1]), scores.softcap
@@ -181,8 +199,25 @@ class _Block:
         if scores.window is not None:
             hidden_qk |= distance_qk > scores.window
         score_xrqk.masked_fill_(self._hidden_elsewhere(hidden_qk), -torch.inf)
-        prob_xyk: Tensor = score_xrqk.softmax(-1).flatten(1, 2)
-        return prob_xyk, slope_xyk
+        if sinks_a is None:
+            prob_xyk: Tensor = score_xrqk.softmax(-1).flatten(1, 2)
+            return prob_xyk, slope_xyk, None
+        sink_gr11 = sinks_a.to(score_xrqk.dtype).view(self.groups, -1, 1, 1)
+        sink_xr11 = sink_gr11.repeat(len(score_xrqk) // self.groups, 1, 1, 1)
+        prob_xrqk, sunk_xrq1 = _softmax_with_sink(score_xrqk, sink_xr11)
+        return prob_xrqk.flatten(1, 2), slope_xyk, sunk_xrq1.flatten(1, 2)
+
+    def sinks_gradient(self, prob_xyk: Tensor, dprob_xyk: Tensor, sunk_xy1: Tensor) -> Tensor:
+        """Return the gradient [a] of the sinks of all query heads, of the block's queries alone.
+
+        A sink has no value of its own. It takes its probability from the keys, each of which loses
+        in proportion to the key's own probability.
+        """
+        mean_xy1 = (prob_xyk * dprob_xyk).sum(-1, keepdim=True)
+        lost_xy = (sunk_xy1 * mean_xy1).squeeze(-1)
+        lost_xr = lost_xy.unflatten(1, (-1, self.end - self.start)).sum(-1)
+        lost_gr: Tensor = lost_xr.unflatten(0, (-1, self.groups)).sum(0)
+        return -lost_gr.flatten()
 
     def _distances(self, device: torch.device) -> Tensor:
         """Return the distance from each key to each query of the block, [q, k]."""
@@ -205,6 +240,14 @@ class _Block:
         distance_qk = distance_qk.to(score_xrqk.dtype)
         biased_bgrqk = torch.addcmul(score_bgrqk, slopes_gr11, distance_qk, value=-1)
         return biased_bgrqk.flatten(0, 1)
+
+
+def _softmax_with_sink(score_xrqk: Tensor, sink_xr11: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of the keys, and of the sink [x, r, q, 1]; together they are 1."""
+    most_xrq1 = torch.maximum(score_xrqk.amax(-1, keepdim=True), sink_xr11)
+    exp_xrqk, sunk_xrq1 = (score_xrqk - most_xrq1).exp_(), (sink_xr11 - most_xrq1).exp_()
+    total_xrq1 = exp_xrqk.sum(-1, keepdim=True).add_(sunk_xrq1)
+    return exp_xrqk.div_(total_xrq1), sunk_xrq1.div_(total_xrq1)
 
 
 def _blocks(queries: int, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:

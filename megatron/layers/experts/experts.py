@@ -3,14 +3,16 @@
     y = sum over the chosen experts of weight * expert(x), plus shared(x)
 
 The shared MLP, which all tokens pass, is optional. No token is dropped. A token has a *slot* for
-each expert that it has chosen (``order.py``). One grouped product serves all experts. The weight of
-a choice multiplies the input of the expert's second layer, because a slot is narrowest there.
+each expert that it has chosen, on the rank that has the expert (``route.py``). One grouped product
+serves all experts of a rank. The weight of a choice multiplies the input of the expert's second
+layer, because a slot is narrowest there.
 
 Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of the layer, h
-hidden, k choices of a token, z = b s k slots, f inner width of an expert.
+hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +21,12 @@ from torch import Tensor, nn
 
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.layers.experts.grouped_linear import GroupedLinear
-from megatron.layers.experts.order import Order
+from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation
-from megatron.layers.recompute import again
+from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
-from megatron.parallel.tensor import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Experts(nn.Module):
         self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        self._tensor = site.tensor
+        self._ranks, self._kernels = site.experts, site.kernels
         self._number = router.experts
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
@@ -89,12 +90,12 @@ class Experts(nn.Module):
         return again(run, x_buh) if self._is_computed_again else run(x_buh)
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
-        choice = of_all_ranks(self.router(x_buh, forward_pass), self._tensor)
-        order = Order.by_expert(choice.experts_buk, self._number)
-        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, order)
-        if self.shared_experts is not None:
-            y_buh = y_buh + self._shared(x_buh)
-        return y_buh
+        choice: Choice = self.router(x_buh, forward_pass)
+        route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
+        shared_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        # The experts come last: computing the mixture again then ends before their last product.
+        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
+        return y_buh if shared_buh is None else y_buh + shared_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
@@ -117,6 +118,7 @@ class _TwoLayers(nn.Module):
             fused = 2
         self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
         self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
+        self._kernels = site.kernels
         functions: dict[Activation, Callable[..., Tensor]] = {
             "gelu": site.kernels.gelu,
             "swiglu": site.kernels.swiglu,
@@ -124,59 +126,34 @@ class _TwoLayers(nn.Module):
             "squared_relu": site.kernels.squared_relu,
         }
         self._activation = functions[activation]
+        parts = site.recomputation.parts
+        self._forgets_active = "moe_act" in parts and "moe" not in parts
 
-    def forward(self, x_buh: Tensor, weights_bsk: Tensor, order: Order) -> Tensor:
-        inner_z = self.linear_fc1(x_buh, order)
-        weights_z = weights_bsk.flatten().index_select(0, order.choice_z)
-        weighted_zf = apply(_Weighted, inner_z, weights_z, self._activation)
-        y_buh: Tensor = self.linear_fc2(weighted_zf, order)
+    def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
+        inner_z = self.linear_fc1(x_buh, route)
+        weights_z = apply(_OfSlots, weights_buk, route)
+
+        def weighted(inner: Tensor) -> Tensor:
+            return self._kernels.weighted(inner, weights_z, self._activation)
+
+        weighted_zf = weighted(inner_z)
+        forgets = self._forgets_active
+        with forgotten(weighted, inner_z, weighted_zf) if forgets else nullcontext():
+            y_buh: Tensor = self.linear_fc2(weighted_zf, route)
         return y_buh
 
 
-class _Weighted(torch.autograd.Function):
-    """An activation function times one weight per row; the backward computes it again."""
+class _OfSlots(torch.autograd.Function):
+    """The weight of every slot, given those of this rank's choices."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inner_z: Tensor, weights_z: Tensor, activation: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.save_for_backward(inner_z, weights_z)
-        ctx.activation = activation
-        return (activation(inner_z) * weights_z[:, None]).to(inner_z.dtype)
+    def forward(ctx: Any, weights_buk: Tensor, route: Route) -> Tensor:
+        tensors, ctx.route_of = route.taken_apart()
+        ctx.save_for_backward(*tensors)
+        return route.dispatch_weights(weights_buk)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_zf: Tensor) -> tuple[Tensor | None, ...]:
-        inner_z, weights_z = ctx.saved_tensors
-        inner_z = inner_z.detach().requires_grad_()
-        with torch.enable_grad():
-            active_zf = ctx.activation(inner_z)
-        weights_grad_z = (grad_zf.to(weights_z.dtype) * active_zf.detach()).sum(-1)
-        scaled_zf = (grad_zf * weights_z[:, None]).to(active_zf.dtype)
-        (inner_grad_z,) = torch.autograd.grad(active_zf, inner_z, scaled_zf)
-        return inner_grad_z, weights_grad_z, None
-
-
-def of_all_ranks(choice: Choice, tensor: TensorParallel) -> Choice:
-    """Return the choices for the tokens of all tensor-parallel ranks, [b, s, k].
-
-    Each rank has a part of every expert, so the backward sums the gradients of the choices' weights
-    over the ranks.
-    """
-    if tensor.size == 1:
-        return choice
-    weights_bsk = apply(_Gathered, choice.weights_buk, tensor)
-    return Choice(tensor.gather(choice.experts_buk), weights_bsk)
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_buk: Tensor, tensor: TensorParallel) -> Tensor:
-        ctx.tensor = tensor
-        x_bsk = tensor.gather(x_buk)
-        return x_bsk.view_as(x_bsk)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_bsk: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.tensor.reduce(grad_bsk.clone()), None
+    def backward(ctx: Any, grad_z: Tensor) -> tuple[Tensor | None, ...]:
+        route: Route = ctx.route_of(*ctx.saved_tensors)
+        return route.combine_weights(grad_z.contiguous()), None

@@ -1,25 +1,27 @@
 """One linear layer of all experts as a grouped product, whose weight gradients can wait for W.
 
-The first layer of the experts *spreads* tokens into slots (``order.py``), and tensor-parallel ranks
-cut this layer by its outputs. The second layer *joins* the slots of a token, and the ranks cut it
-by its inputs. For W a layer keeps tokens in place of slots where it can, because tokens are fewer:
-the first layer keeps its input so, the second layer the gradient of its output.
+The first layer of the experts *spreads* tokens into slots (``route.py``), and the ranks that share
+an expert cut this layer by its outputs. The second layer *joins* the slots of a token, and the
+ranks cut it by its inputs. If all experts are with their layer, W keeps tokens in place of slots,
+because tokens are fewer: the first layer keeps its input so, the second layer the gradient of its
+output. If experts are spread over ranks, W keeps the slots, so that no token travels for W.
 
-Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of the layer, z
-slots, e experts, i input features, o output features.
+Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, z slots of this rank,
+e experts of this rank, i input features, o output features.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from megatron.kernels.autograd import apply, once_differentiable
-from megatron.layers.experts.order import Order
+from megatron.layers.experts.route import Route
 from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.site import Site
-from megatron.layers.tensor_cut import Cut, Holding
+from megatron.layers.tensor_cut import Holding, OfExperts
 from megatron.layers.weight_gradients import Defer
 
 Way: TypeAlias = Literal["spreads", "joins"]
@@ -33,7 +35,7 @@ class GroupedLinear(nn.Module):
     replicas can divide its rows like the rows of any matrix.
 
     Args:
-        experts: e.
+        experts: number of experts of the layer, on all ranks.
         in_features: i of the whole layer.
         out_features: o of the whole layer.
         way: the layer spreads, and ranks share its outputs; or it joins, and ranks share its
@@ -59,46 +61,59 @@ class GroupedLinear(nn.Module):
         fused: int = 1,
     ) -> None:
         super().__init__()
-        self.experts, self.way, self.kernels = experts, way, site.kernels
-        self._tensor, ranks = site.tensor, site.tensor.size
+        ranks, own = site.experts, site.experts.own_experts(experts)
+        self.experts, self.way, self.kernels = len(own), way, site.kernels
         outputs, inputs = out_features, in_features
-        self.holdings: Mapping[str, Holding] = {}
-        if ranks > 1 and way == "spreads":
-            assert outputs % (ranks * fused) == 0, (outputs, ranks, fused)
-            outputs //= ranks
-            self.holdings = {"weight": Cut(0, experts * fused)}
-        elif ranks > 1:
-            assert inputs % ranks == 0, (inputs, ranks)
-            inputs //= ranks
-            self.holdings = {"weight": Cut(1)}
-        weight_oi = torch.empty(experts * outputs, inputs, dtype=site.dtype, device=site.device)
+        if way == "spreads":
+            assert outputs % (ranks.tensor_size * fused) == 0, (outputs, ranks.tensor_size, fused)
+            outputs //= ranks.tensor_size
+        else:
+            assert inputs % ranks.tensor_size == 0, (inputs, ranks.tensor_size)
+            inputs //= ranks.tensor_size
+        held = OfExperts(ranks, experts, dimension=int(way == "joins"), fused=fused)
+        self.holdings: Mapping[str, Holding] = {"weight": held}
+        weight_oi = torch.empty(len(own) * outputs, inputs, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_oi)
+        self._keeps_first = way == "joins" and site.recomputation.repeats_products
 
     @property
     def deferred(self) -> Sequence[Tensor]:
         """See ``DefersWeightGradients``."""
         return (self.weight,)
 
-    def forward(self, x: Tensor, order: Order) -> Tensor:
+    def forward(self, x: Tensor, route: Route) -> Tensor:
         """Multiply every slot by the matrix of its expert.
 
         Args:
             x: tokens [b, u, i] if the layer spreads, else slots [z, i].
-            order: of the tokens of all tensor-parallel ranks.
+            route: of the tokens to this rank's slots.
 
         Returns:
             Slots [z, o] if the layer spreads, else tokens [b, u, o].
         """
         defer = self.defer if self.weight.requires_grad else None
-        return apply(_GroupedLinear, x, self.weight, order, self, defer)
+        early = None
+        if self._keeps_first and self.weight.requires_grad:
+            # The slots are kept before the product, so that recomputation can end before it.
+            early = list[Any]()
+            x = apply(_KeptSlots, x, route, early)
+        return apply(_GroupedLinear, x, self.weight, route, early, self, defer)
 
-    def slots(self, of_tokens: Tensor, order: Order) -> Tensor:
-        """Gather the tokens [b, u, ...] of all tensor-parallel ranks; return slots [z, ...]."""
-        return order.spread(self._tensor.gather(of_tokens))
 
-    def tokens(self, of_slots: Tensor, order: Order) -> Tensor:
-        """Sum the slots of every token over the tensor-parallel ranks; return [b, u, ...]."""
-        return self._tensor.reduce(order.join(of_slots))
+class _KeptSlots(torch.autograd.Function):
+    """Keeps slots and route for a ``_GroupedLinear`` that joins, before its product is formed."""
+
+    @staticmethod
+    def forward(ctx: Any, x_zi: Tensor, route: Route, early: list[Any]) -> Tensor:
+        tensors, _ = route.taken_apart()
+        ctx.save_for_backward(x_zi, *tensors)
+        early.append(ctx)
+        return x_zi.view_as(x_zi)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None, None
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -106,62 +121,92 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, order: Order, layer: GroupedLinear, defer: Defer | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        route: Route,
+        early: list[Any] | None,
+        layer: GroupedLinear,
+        defer: Defer | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, *order)
         ctx.weight, ctx.layer, ctx.defer = weight, layer, defer
+        tensors, ctx.route_of = route.taken_apart()
         spreads = layer.way == "spreads"
-        x_zi = layer.slots(x, order) if spreads else x
+        x_zi = route.dispatch(x) if spreads else x
+        ctx.keeper = early[0] if early else ctx
+        if not early:
+            ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
-        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, order.ends)
-        return y_zo if spreads else layer.tokens(y_zo, order)
+        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, route.ends)
+        return y_zo if spreads else route.combine(y_zo)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layer, weight, defer = ctx.layer, ctx.weight, ctx.defer
-        x, *in_order = (tensor.detach() for tensor in ctx.saved_tensors)
-        order, grad, spreads = Order(*in_order), grad.contiguous(), layer.way == "spreads"
-        grad_zo = grad if spreads else layer.slots(grad, order)
+        layer, weight, spreads = ctx.layer, ctx.weight, ctx.layer.way == "spreads"
+        x, *of_route = (tensor.detach() for tensor in ctx.keeper.saved_tensors)
+        route, grad = ctx.route_of(*of_route), grad.contiguous()
+        grad_zo = grad if spreads else route.dispatch(grad)
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
             matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
-            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, order.ends)
-            x_grad = layer.tokens(x_grad, order) if spreads else x_grad
-        if defer is not None:
-            defer(_weight_gradient(layer, weight, grad, x, order))
+            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, route.ends)
+            x_grad = route.combine(x_grad) if spreads else x_grad
+        factors = _Factors(layer, route, grad_zo if route.keeps_arrived else grad, x)
+        if ctx.defer is not None:
+            ctx.defer(factors.add_product)
         elif ctx.needs_input_grad[1]:
-            weight_grad = _product(layer, grad_zo, layer.slots(x, order) if spreads else x, order)
+            now = _Factors(layer, route, grad_zo, factors.x_of_slots(), of_slots=True)
             if has_main_grad(weight):
-                _add(layer, weight, weight_grad)
-                weight_grad = None
-        return x_grad, weight_grad, None, None, None
+                now.add_product()
+            else:
+                weight_grad = now.product()
+        return x_grad, weight_grad, None, None, None, None
 
 
-def _product(layer: GroupedLinear, grad_zo: Tensor, x_zi: Tensor, order: Order) -> Tensor:
-    """Return the gradient of the matrices, [e o, i]."""
-    return layer.kernels.grouped_weight_product(grad_zo, x_zi, order.ends).flatten(0, 1)
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """The factors of a weight gradient.
 
+    Attributes:
+        layer: whose weight it is.
+        route: of the layer's tokens.
+        grad: gradient of the layer's outputs.
+        x: the layer's inputs.
+        of_slots: both are those of slots. Otherwise they are as W keeps them: those of slots, or,
+            unless the route keeps what has arrived, those of tokens where the layer has tokens.
+    """
 
-def _add(layer: GroupedLinear, weight: Tensor, gradient: Tensor) -> None:
-    """Add a gradient of the matrices to the weight's ``main_grad``."""
-    total, begins = take_main_grad(weight)
-    if begins:
-        total.copy_(gradient)
-    else:
-        layer.kernels.accumulate_(total, gradient)
+    layer: GroupedLinear
+    route: Route
+    grad: Tensor
+    x: Tensor
+    of_slots: bool = False
 
+    def product(self) -> Tensor:
+        """Return the gradient of the matrices, [e o, i]."""
+        kernels, ends = self.layer.kernels, self.route.ends
+        factors = self._grad_of_slots(), self.x_of_slots()
+        return kernels.grouped_weight_product(*factors, ends).flatten(0, 1)
 
-def _weight_gradient(
-    layer: GroupedLinear, weight: Tensor, grad: Tensor, x: Tensor, order: Order
-) -> Callable[[], None]:
-    """Return the work of W; it keeps only its two factors and the order alive."""
-
-    def work() -> None:
-        spreads = layer.way == "spreads"
-        grad_zo = grad if spreads else layer.slots(grad, order)
-        _add(
-            layer, weight, _product(layer, grad_zo, layer.slots(x, order) if spreads else x, order)
+    def add_product(self) -> None:
+        """Add the gradient of the matrices to the weight's ``main_grad``."""
+        layer, factors = self.layer, (self._grad_of_slots(), self.x_of_slots())
+        total, begins = take_main_grad(layer.weight)
+        total_eoi = total.unflatten(0, (layer.experts, -1))
+        layer.kernels.accumulate_grouped_product_(
+            total_eoi, *factors, self.route.ends, begins=begins
         )
 
-    return work
+    def x_of_slots(self) -> Tensor:
+        """Return the inputs of every slot, [z, i]."""
+        has_tokens = self.layer.way == "spreads" and not self._is_of_slots
+        return self.route.dispatch(self.x) if has_tokens else self.x
+
+    def _grad_of_slots(self) -> Tensor:
+        has_tokens = self.layer.way == "joins" and not self._is_of_slots
+        return self.route.dispatch(self.grad) if has_tokens else self.grad
+
+    @property
+    def _is_of_slots(self) -> bool:
+        return self.of_slots or self.route.keeps_arrived

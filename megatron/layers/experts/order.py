@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from megatron.kernels.face import Kernels
+
 
 class Order(NamedTuple):
     """Which token stands in which slot.
@@ -29,29 +31,58 @@ class Order(NamedTuple):
     ends: Tensor
 
     @classmethod
-    def by_expert(cls, experts_bsk: Tensor, experts: int) -> "Order":
+    def by_expert(cls, experts_bsk: Tensor, experts: int, kernels: Kernels) -> "Order":
         """Return the order for given choices; the slots of an expert are in token order.
 
         Args:
             experts_bsk: int64, the experts that every token has chosen; a token's experts differ.
             experts: e.
+            kernels: of the layer, here and below.
         """
-        chosen_z = experts_bsk.flatten()
-        choice_z = chosen_z.argsort(stable=True)
-        slot_z = torch.empty_like(choice_z)
-        slot_z[choice_z] = torch.arange(len(slot_z), device=slot_z.device)
-        ends = times_chosen(chosen_z, experts).cumsum(0, dtype=torch.int32)
-        return cls(choice_z, slot_z.view(experts_bsk.shape), ends)
+        choice_z, slot_nk, ends = kernels.slots_by_expert(experts_bsk.flatten(0, 1), experts)
+        return cls(choice_z, slot_nk.view(experts_bsk.shape), ends)
 
-    def spread(self, x_bsh: Tensor) -> Tensor:
+    def first(self, experts: int, slots: int) -> "Order":
+        """Return the order of the first experts alone, which have the first slots.
+
+        The other choices then have no slot; ``slot_bsk`` has numbers behind the last slot there.
+
+        Args:
+            experts: how many experts are left.
+            slots: how many slots they have.
+        """
+        return Order(self.choice_z[:slots], self.slot_bsk, self.ends[:experts])
+
+    @property
+    def times(self) -> Tensor:
+        """How many slots every expert has, int64 [e]."""
+        return self.ends.diff(prepend=self.ends.new_zeros(1)).long()
+
+    def spread(self, x_bsh: Tensor, kernels: Kernels) -> Tensor:
         """Return the token of every slot, [z, h]."""
-        return x_bsh.flatten(0, 1).index_select(0, self.choice_z // self.slot_bsk.shape[2])
+        return kernels.spread(x_bsh.flatten(0, 1), self.choice_z, self.slot_bsk.shape[2])
 
-    def join(self, y_zh: Tensor) -> Tensor:
+    def join(self, y_zh: Tensor, kernels: Kernels) -> Tensor:
         """Return the sum of every token's slots, [b, s, h]."""
-        by_choice = y_zh.index_select(0, self.slot_bsk.flatten())
-        sums_bsh: Tensor = by_choice.unflatten(0, self.slot_bsk.shape).sum(2)
+        sums_bsh: Tensor = kernels.join(y_zh, self.slot_bsk.flatten(0, 1)).unflatten(
+            0, self.slot_bsk.shape[:2]
+        )
         return sums_bsh
+
+    def slots_of(self, x_bsk: Tensor) -> Tensor:
+        """Return a number for every slot, [z], given one for every choice."""
+        return x_bsk.flatten().index_select(0, self.choice_z)
+
+    def choices_of(self, y_z: Tensor) -> Tensor:
+        """Return the value of every choice's slot, [b, s, k, ...]; 0 for choices without a slot."""
+        shape = self.slot_bsk.shape
+        if len(self.choice_z) == shape.numel():
+            found = y_z.index_select(0, self.slot_bsk.flatten())
+        else:
+            zeros = y_z.new_zeros(shape.numel(), *y_z.shape[1:])
+            found = zeros.index_copy_(0, self.choice_z, y_z)
+        by_choice: Tensor = found.unflatten(0, shape)
+        return by_choice
 
 
 def times_chosen(chosen: Tensor, experts: int) -> Tensor:

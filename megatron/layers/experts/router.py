@@ -2,34 +2,39 @@
 
 A token's score of an expert is a softmax over all experts, or a sigmoid of each. It chooses the k
 experts with the best scores, from the best groups alone if experts form groups (arXiv 2412.19437,
-section 2.1.2). The loss that balances the experts (arXiv 2101.03961, equation 4; by sequence in
-2412.19437, equation 17) and the one that keeps logits small (arXiv 2202.08906, equation 5) are
-losses of the layer's own.
+section 2.1.2). A *bias* of every expert may join the scores for the choice, never for the weights;
+it balances the experts without a loss (arXiv 2408.15664). What else balances them stands in
+``balance.py`` (losses) and ``sinkhorn.py`` (another way to choose).
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, k choices of a
 token, e experts, g groups of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from megatron.layers.experts.balance import (
+    LEAST,
+    LOSS_NAMES,
+    Z_LOSS,
+    Balance,
+    leave_balancing_losses,
+    over_sequence,
+)
+from megatron.layers.experts.capacity import Capacity
+from megatron.layers.experts.noise import replaced, with_jitter
 from megatron.layers.experts.order import times_chosen
+from megatron.layers.experts.sinkhorn import balanced
+from megatron.layers.experts.wide_linear import wide_linear
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
-from megatron.parallel import collectives
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
 """Of an expert: by a softmax over all experts, or by its own sigmoid."""
-
-Balance: TypeAlias = Literal["aux_loss", "seq_aux_loss", "none"]
-"""Experts shall have equally many tokens of a microbatch, or of every sequence; or nothing does."""
-
-_LEAST: float = 1e-20
-"""Is added to sums that weights are divided by, as in Megatron."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,15 @@ class RouterOptions:
         groups: g, of which ``group_topk`` may be chosen from; 1: all experts are in one.
         group_topk: groups that a token may choose from.
         scaling: factor of the weights.
-        balance: what the balancing loss compares.
-        balance_coeff: its coefficient.
-        z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials.
+        balances: what balances the experts, with the coefficient of each loss.
+        z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials
+            (arXiv 2202.08906, equation 5).
         in_fp32: logits are products in fp32.
+        has_bias: a bias of every expert joins the scores for the choice.
+        bias_rate: change of the bias after an iteration.
+        is_forced: random logits take the place of the router's.
+        jitter: largest relative noise on the input.
+        capacity: how many tokens an expert takes; ``None``: all that choose it.
     """
 
     experts: int
@@ -57,10 +67,24 @@ class RouterOptions:
     groups: int = 1
     group_topk: int = 1
     scaling: float = 1.0
-    balance: Balance = "aux_loss"
-    balance_coeff: float = 0.0
+    balances: tuple[tuple[Balance, float], ...] = ()
     z_loss_coeff: float = 0.0
     in_fp32: bool = False
+    has_bias: bool = False
+    bias_rate: float = 1e-3
+    is_forced: bool = False
+    jitter: float = 0.0
+    capacity: Capacity | None = None
+
+    @property
+    def losses(self) -> dict[Balance, float]:
+        """The balancing losses with their coefficients."""
+        return {kind: factor for kind, factor in self.balances if kind in LOSS_NAMES and factor}
+
+    @property
+    def by_sinkhorn(self) -> bool:
+        """Whether training balances the choices themselves."""
+        return any(kind == "sinkhorn" for kind, _ in self.balances)
 
 
 class Choice(NamedTuple):
@@ -82,75 +106,113 @@ class Router(nn.Module):
         options: how tokens choose.
         hidden_size: h.
         site: what the router is built in.
+
+    Attributes:
+        expert_bias: fp32 [e], which no gradient reaches; training changes it after every iteration
+            (``megatron.training.expert_biases``). ``None``: there is none.
     """
+
+    expert_bias: Tensor | None
 
     def __init__(self, options: RouterOptions, hidden_size: int, site: Site) -> None:
         super().__init__()
         self.options, self._site = options, site
         weight_eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_eh)
+        bias_e = None
+        if options.has_bias:
+            bias_e = torch.zeros(options.experts, dtype=torch.float32, device=site.device)
+        self.register_buffer("expert_bias", bias_e)
+
+    @property
+    def losses_left(self) -> Sequence[str]:
+        """As in ``LeavesLosses``."""
+        names = [LOSS_NAMES[kind] for kind in self.options.losses]
+        return [*names, *[Z_LOSS] * bool(self.options.z_loss_coeff)]
+
+    @property
+    def leaves_load(self) -> bool:
+        """As in ``LeavesLosses``."""
+        return True
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass) -> Choice:
-        """Choose for every token, and leave the losses of the choice in ``forward_pass``."""
-        options = self.options
+        """Choose for every token, and leave losses and load of the choice in ``forward_pass``."""
+        options, site = self.options, self._site
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
-        logits_bue = functional.linear(x_buh.to(dtype), self.weight.to(dtype)).to(wide)
+        noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype).to(wide)
+        if options.is_forced:
+            logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
             self._leave_losses(logits_bue, forward_pass)
-        return choose(logits_bue, options)
+        if options.by_sinkhorn:
+            choice = self._by_sinkhorn(logits_bue, is_training=forward_pass.seeds is not None)
+        else:
+            choice = choose(logits_bue, options, self.expert_bias)
+        if forward_pass.counts_load:
+            times_e = times_chosen(choice.experts_buk.flatten(), options.experts)
+            forward_pass.leave_load(times_e)
+        return self._without_dropped(choice)
 
     def _leave_losses(self, logits_bue: Tensor, forward_pass: ForwardPass) -> None:
         options = self.options
-        if options.balance != "none" and options.balance_coeff:
-            balance = self._imbalance(logits_bue)
-            forward_pass.leave_loss(options.balance_coeff * balance)
+        if options.losses:
+            is_softmax = options.score == "softmax"
+            scores_bue = logits_bue.softmax(-1) if is_softmax else _shares(logits_bue)
+            leave_balancing_losses(
+                scores_bue, options.topk, options.losses, forward_pass, self._site
+            )
         if options.z_loss_coeff:
             squares_bu = logits_bue.logsumexp(-1).square()
-            forward_pass.leave_loss(options.z_loss_coeff * squares_bu.mean())
+            forward_pass.leave_loss(Z_LOSS, squares_bu.mean(), options.z_loss_coeff)
 
-    def _imbalance(self, logits_bue: Tensor) -> Tensor:
-        """Return e times the sum over experts of their share of choices times their mean score.
+    def _by_sinkhorn(self, logits_bue: Tensor, *, is_training: bool) -> Choice:
+        """Choose by balanced scores in training, else by the scores alone, as in Megatron.
 
-        It is 1 if all have equally many tokens. Choices are those by the scores alone, without
-        groups. Shares are of the tokens of all ranks that have parts of the same samples, which is
-        why their sum has no gradient of its own; mean scores are of this rank's tokens.
+        The scores are sigmoids if a token chooses one expert, and a softmax over all experts
+        otherwise. The weights are the scores of the chosen experts.
         """
-        options = self.options
-        scores_bue = logits_bue.softmax(-1) if options.score == "softmax" else _shares(logits_bue)
-        chosen_buk = scores_bue.topk(options.topk, dim=-1).indices
-        times_be = self._over_ranks(times_chosen(chosen_buk.flatten(1), options.experts))
-        scores_be = scores_bue.mean(1)
-        if options.balance == "aux_loss":
-            times_be, scores_be = times_be.sum(0, keepdim=True), scores_be.mean(0, keepdim=True)
-        shares_be = times_be / times_be.sum(-1, keepdim=True)
-        return options.experts * (shares_be.to(scores_be.dtype) * scores_be).sum(-1).mean()
+        topk, site = self.options.topk, self._site
+        scores_bue = logits_bue.sigmoid() if topk == 1 else logits_bue.softmax(-1)
+        ranked_bue = scores_bue.detach()
+        if is_training:
+            logits_ne = logits_bue.detach().flatten(0, 1)
+            tokens = len(logits_ne) * site.tensor.sequence_parts * site.context.size
+            ranked_ne = balanced(logits_ne, tokens, lambda own: over_sequence(own, site))
+            ranked_bue = ranked_ne.view_as(scores_bue)
+        experts_buk = ranked_bue.topk(topk, dim=-1).indices
+        return Choice(experts_buk, scores_bue.gather(-1, experts_buk))
 
-    def _over_ranks(self, times_be: Tensor) -> Tensor:
-        """Return the sum over the ranks that have other tokens of the same sequences."""
-        tensor, context = self._site.tensor, self._site.context
-        if tensor.sequence_parts > 1:
-            times_be = tensor.all_gather(times_be).sum(0)
-        if context.size > 1:
-            times_be = collectives.all_reduce(times_be, collectives.SUM, context.axis)
-        return times_be
+    def _without_dropped(self, choice: Choice) -> Choice:
+        """Return the choices with weight 0 for those that full experts drop."""
+        capacity = self.options.capacity
+        if capacity is None:
+            return choice
+        experts_buk, weights_buk = choice
+        kept_buk = capacity.kept(
+            experts_buk, weights_buk.detach(), self.options.experts, self._site
+        )
+        return Choice(experts_buk, weights_buk * kept_buk)
 
 
-def choose(logits_bue: Tensor, options: RouterOptions) -> Choice:
+def choose(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
     """Return the choice that logits make.
 
     A softmax over the chosen experts gives weights that add up to 1. Sigmoids of several experts
     are divided by their sum; that of a single expert is its weight. With ``pre_softmax`` the
-    weights are the scores themselves. The factor ``scaling`` comes last.
+    weights are the scores themselves. The factor ``scaling`` comes last. ``bias_e`` joins the
+    scores for the choice only.
     """
     if options.score == "sigmoid":
         scores_bue = logits_bue.sigmoid()
     else:
         scores_bue = logits_bue.softmax(-1) if options.pre_softmax else logits_bue
-    experts_buk = _best(scores_bue.detach(), options)
+    ranked_bue = scores_bue.detach()
+    experts_buk = _best(ranked_bue if bias_e is None else ranked_bue + bias_e, options)
     weights_buk = scores_bue.gather(-1, experts_buk)
     if options.score == "sigmoid" and options.topk > 1:
-        weights_buk = weights_buk / (weights_buk.sum(-1, keepdim=True) + _LEAST)
+        weights_buk = weights_buk / (weights_buk.sum(-1, keepdim=True) + LEAST)
     elif options.score == "softmax" and not options.pre_softmax:
         weights_buk = weights_buk.softmax(-1)
     return Choice(experts_buk, weights_buk * options.scaling)
@@ -174,4 +236,4 @@ def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
 def _shares(logits_bue: Tensor) -> Tensor:
     """Return sigmoids as shares of their sum."""
     scores_bue = logits_bue.sigmoid()
-    return scores_bue / (scores_bue.sum(-1, keepdim=True) + _LEAST)
+    return scores_bue / (scores_bue.sum(-1, keepdim=True) + LEAST)

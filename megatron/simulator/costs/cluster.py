@@ -6,10 +6,19 @@ from math import ceil, inf
 from typing import ClassVar, Final, Literal
 
 from megatron.simulator.costs.collective_time import Links, Path
-from megatron.simulator.costs.count import Await, Begin, Collective, CollectiveKind, Launch, Work
+from megatron.simulator.costs.count import (
+    Await,
+    Begin,
+    Collective,
+    CollectiveKind,
+    CountedAxis,
+    HostWait,
+    Launch,
+    Work,
+)
 from megatron.simulator.costs.launch_time import Rates
 
-SpreadAxis = Literal["tensor", "context", "column", "data"]
+SpreadAxis = CountedAxis | Literal["data"]
 """An axis of counts, or the axis of ranks with the same parameters."""
 
 CHANNEL: Final = 15e9
@@ -58,6 +67,8 @@ class Cluster:
                     crowding = max(crowds, default=0.0)
                 case Await():
                     clock = max(clock, lane)
+                case HostWait():
+                    pass  # see the class
                 case Collective():
                     clock = lane = max(clock, lane) + self.collective(step)
         return max(clock, lane)

@@ -6,6 +6,9 @@ twice as many steps. A broadcast or a reduction sends everything once along the 
 all-reduce of few bytes goes along a tree, which has fewer steps. NCCL chooses in the same way
 (``src/graph/tuning.cc``).
 
+In an all-to-all every rank sends each of the others its part at once: some parts within the
+machine, the others over its own network adapter. The slower of the two decides.
+
 A machine has one network adapter for each GPU. NCCL uses the adapters of all ranks of a group in a
 machine. So the ring of a group with g ranks in each machine has the bandwidth of g adapters, or the
 bandwidth of the links within a machine if these are slower.
@@ -76,13 +79,17 @@ class Links:
         Args:
             kind: the kind of collective.
             ranks: number of ranks that take part.
-            size: bytes of the whole tensor.
+            size: bytes of the whole tensor; of a shift, bytes of a rank's message.
             together: how many of the ranks share a machine.
             most: bytes/s that the collective's kernel moves at most, however fast the links are.
         """
         if ranks < 2:
             return 0.0
         machines = ceil(ranks / together)
+        if kind == "all_to_all":
+            return self._pairwise(ranks, size, together, most)
+        if kind == "shift":
+            return self.message(size, crossing=machines > 1)  # the slowest rank's message
         pace = min(most, self.bandwidth(machines, together))
         ring = self._ring(kind, ranks, size, machines, pace)
         if kind != "all_reduce":
@@ -105,6 +112,14 @@ class Links:
         steps, crossings = rounds * (ranks - 1), rounds * (machines - 1)
         waits = (steps - crossings) * self.link.latency + crossings * self.network.latency
         return LAUNCH + waits + sent / pace
+
+    def _pairwise(self, ranks: int, size: float, together: int, most: float) -> float:
+        """Return the seconds of an all-to-all; each rank sends ``size / ranks`` to each."""
+        near, far = min(together, ranks) - 1, ranks - min(together, ranks)
+        within = near / ranks * size / min(most, self.link.bandwidth)
+        between = far / ranks * size / min(most, self.network.bandwidth)
+        path = self.network if far else self.link
+        return LAUNCH + path.latency + max(within, between)
 
     def _tree(self, ranks: int, size: float, machines: int, together: int, pace: float) -> float:
         """Return the seconds of an all-reduce up and down a tree of machines."""

@@ -14,11 +14,20 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "send"
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "send",
+    "shift",
+    "all_to_all",
 ]
-"""Kinds of communications; ``send`` is the message of one rank to another."""
+"""Kinds of communications; ``send`` is the message of one rank to another, in a ``shift`` every
+rank sends one to the next rank of a ring, and in an ``all_to_all`` every rank sends each rank a
+part of its own."""
 
-CountedAxis = Literal["tensor", "context", "column"]
+CountedAxis = Literal["tensor", "context", "column", "experts", "expert_tensor"]
 """Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;
 ``column`` is the pipeline, on which a vocabulary collective moves parts of an activation."""
 
@@ -79,8 +88,8 @@ class Collective(NamedTuple):
         kind: all-reduce, broadcast, ...
         axis: the ranks that take part.
         ranks: number of ranks that take part.
-        bytes: bytes of the whole tensor: the result of an all-gather, or the input of a
-            reduce-scatter.
+        bytes: bytes of the whole tensor: the result of an all-gather, the input of a
+            reduce-scatter, or all parts that a rank sends in an all-to-all, its own included.
     """
 
     kind: CollectiveKind
@@ -101,7 +110,18 @@ class Await(NamedTuple):
 
 AWAIT: Final = Await()
 
-Step = Launch | Collective | Begin | Await
+
+class HostWait(NamedTuple):
+    """The host waits until the device has done all work before, to read a number.
+
+    Afterwards the device idles until the host has launched more. Nobody has measured how long with
+    this project, so that a price of 0 stands for it.
+    """
+
+
+HOST_WAIT: Final = HostWait()
+
+Step = Launch | Collective | Begin | Await | HostWait
 """A part of a pass. A ``Collective`` that stands alone is waited for at once."""
 
 
@@ -146,24 +166,31 @@ def in_order(*parts: Work) -> Work:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Elements of a rank's parameters, in two groups that an optimizer may treat differently.
+    """Elements of a rank's parameters, in groups that an optimizer may treat differently.
 
     Attributes:
         matrices: elements in matrices of layers.
         others: elements in embeddings, norms and biases.
+        experts: elements in matrices of experts that are spread over ranks; other ranks have the
+            same experts than have the same other parameters.
     """
 
     matrices: int = 0
     others: int = 0
+    experts: int = 0
 
     @property
     def all(self) -> int:
         """All elements."""
-        return self.matrices + self.others
+        return self.matrices + self.others + self.experts
 
     def with_more(self, more: "Parameters", times: int = 1) -> "Parameters":
         """Return the sum of these elements and ``times`` the elements of ``more``."""
-        return Parameters(self.matrices + times * more.matrices, self.others + times * more.others)
+        return Parameters(
+            self.matrices + times * more.matrices,
+            self.others + times * more.others,
+            self.experts + times * more.experts,
+        )
 
 
 @dataclass(frozen=True)

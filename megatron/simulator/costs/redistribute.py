@@ -38,7 +38,7 @@ def redistribute(
             time is negative or not a number, the length of ``extra`` differs from ``stages``, or
             ``last`` does not fit ``layers``.
     """
-    _check(layers, stages, layer_time, extra, last)
+    check_spread(layers, stages, (layer_time,), extra, last)
     counts = [0] * stages
     if last is not None:
         counts[-1] = last
@@ -70,7 +70,7 @@ def redistribute_stages(
     ranks = 1 + max(rank for rank, _ in stages)
     if ranks == len(stages):
         return redistribute(layers, len(stages), layer_time, extra, last)
-    _check(layers, len(stages), layer_time, extra, last)
+    check_spread(layers, len(stages), (layer_time,), extra, last)
     free = range(len(stages) if last is None else len(stages) - 1)
     counts = [0] * len(stages)
     counts[-1] = last or 0
@@ -86,9 +86,18 @@ def redistribute_stages(
     return counts
 
 
-def _check(
-    layers: int, stages: int, layer_time: float, extra: Sequence[float], last: int | None
+def check_spread(
+    layers: int,
+    stages: int,
+    times: Sequence[float],
+    extra: Sequence[float],
+    last: int | None,
 ) -> None:
+    """Refuse layers that cannot be spread: the errors of ``redistribute``, for any layers' times.
+
+    Raises:
+        ValueError: as ``redistribute``.
+    """
     if not 0 <= layers <= MOST_LAYERS or stages < 1:
         raise ValueError(
             f"{counted(layers, 'layer')} cannot be spread over {counted(stages, 'stage')}"
@@ -97,7 +106,7 @@ def _check(
         raise ValueError(
             f"{len(extra)} extra times for {counted(stages, 'stage')}: give one for each stage"
         )
-    for time in (layer_time, *extra):
+    for time in (*times, *extra):
         if not (isfinite(time) and time >= 0):
             raise ValueError(f"{time:g} is no time of a layer or stage: give a number, 0 or more")
     if last is not None and not (layers if stages == 1 else 0) <= last <= layers:

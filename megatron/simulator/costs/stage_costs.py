@@ -8,13 +8,13 @@ tokens.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import fmean
 
 from megatron.schedules.costs import Costs, Exchange, HopTime, Time
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import Treatment
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
+from megatron.simulator.costs.unequal_layers import spread_unequal
 
 Stages = Sequence[tuple[int, int]]
 """(rank, chunk) of every stage, in the order in which the data flows, as in ``Plan``."""
@@ -85,9 +85,8 @@ class StageCosts:
     def balanced(self, layers: int, last: int | None = None) -> tuple[int, ...]:
         """Return the layers of every stage for ``redis``.
 
-        The slowest rank is as fast as possible, and then its slowest stage. If layers differ, each
-        counts with their mean time. ``last`` is the number of layers of the last stage, if the user
-        has chosen it.
+        The slowest rank is as fast as possible, and then its slowest stage. ``last`` is the number
+        of layers of the last stage, if the user has chosen it.
 
         Raises:
             ValueError: if the last stage cannot have ``last`` layers.
@@ -95,8 +94,30 @@ class StageCosts:
         extras = [sum(extra.values()) for extra in self.extras]
         least = min(*extras, 0.0)  # measured extras may be negative, if a stage's layers are fast
         extras = [extra - least for extra in extras]
-        layer = sum(time * fmean(self.weights.get(kind, (1,))) for kind, time in self.layer.items())
+        if self.weights:
+            return tuple(spread_unequal(self.of_layers(layers), self.stages, extras, last))
+        layer = sum(self.layer.values())
         return tuple(redistribute_stages(layers, self.stages, layer, extras, last))
+
+    def alike(self, layers: int, further: int = 0) -> tuple[int, ...]:
+        """Return layers of every stage such that the slowest rank's layers take the least time.
+
+        Vocabulary layers do not count.
+
+        Args:
+            layers: layers of the model.
+            further: layers on the last stage that predict further tokens; each counts as much as
+                the last layer.
+        """
+        times = self.of_layers(layers)
+        extras = [0.0] * (len(self.stages) - 1) + [further * times[-1]]
+        return tuple(spread_unequal(times, self.stages, extras))
+
+    def of_layers(self, layers: int) -> list[float]:
+        """Return the time of every layer of the model in all its passes together."""
+        equal = [1.0] * layers
+        weights = [(time, self.weights.get(kind, equal)) for kind, time in self.layer.items()]
+        return [sum(time * own[layer] for time, own in weights) for layer in range(layers)]
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def place_of(position: Position, groups: Groups | None, idle: float, gives_up: f
     step, last, awaited = position.instruction, position.last_pass, position.awaited
     instruction = ""
     if step is not None:
-        instruction = f"runs {step.item}" if isinstance(step, Run) else f"{step.comm}"
+        instruction = f"runs {step.name}" if isinstance(step, Run) else f"{step.comm}"
     return Place(
         phase=position.phase,
         instruction=instruction,
@@ -85,7 +85,7 @@ def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]
     """
     assert position.program is not None, "communications belong to a program"
     if comm.kind in REPLICA_KINDS:
-        axes = (groups.gradients, groups.partial_gradients, groups.ends)
+        axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         taking_part = {rank for axis in axes for rank in axis.ranks}
     elif comm.kind in ("X", "G"):
         places = participants(position.program.plan, comm)

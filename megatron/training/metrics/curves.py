@@ -58,6 +58,7 @@ class Curves:
         yield Point("lm loss", record.lm_loss, True)
         for depth, loss in enumerate(record.mtp_losses, 1):
             yield Point(f"mtp_{depth} loss", loss, True)
+        yield from _of_layers(record)
         if self.config.log_world_size_to_tensorboard:
             yield Point("world-size", self.world_size, True)
         if record.loss_scale is not None and not self.config.no_log_loss_scale_to_tensorboard:
@@ -67,6 +68,18 @@ class Curves:
             yield Point("num-zeros", record.num_zeros, True)
         if record.params_norm is not None:
             yield Point("params-norm", record.params_norm, True)
+
+
+def _of_layers(record: Step) -> Iterator[Point]:
+    for name, loss in record.layer_losses.items():
+        yield Point(name, loss)
+    if record.expert_imbalance is not None:
+        yield Point("expert-imbalance", record.expert_imbalance)
+    for own in record.layers:
+        for name, loss in own.losses.items():
+            yield Point(f"moe/{name}_layer_{own.layer}", loss)
+        if own.expert_imbalance is not None:
+            yield Point(f"moe/expert-imbalance_layer_{own.layer}", own.expert_imbalance)
 
 
 def _times(record: Interval) -> Iterator[Point]:

@@ -77,6 +77,8 @@ def iteration_line(values: Interval) -> str:
         f"global batch size: {values.global_batch_size:5d}",
         f"lm loss: {values.lm_loss:.6E}",
         *(f"mtp_{depth} loss: {own:.6E}" for depth, own in enumerate(values.mtp_losses, 1)),
+        *(f"{name}: {own:.6E}" for name, own in values.layer_losses.items()),
+        *_imbalance(values),
         f"loss scale: {scale:.1f}",
         f"grad norm: {values.grad_norm:.3f}",
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
@@ -85,6 +87,13 @@ def iteration_line(values: Interval) -> str:
         f"number of nan iterations: {values.nans:3d} |",
     )
     return " | ".join(fields)
+
+
+def _imbalance(values: Interval) -> Iterator[str]:
+    """Yield the largest imbalance of experts, if there are experts."""
+    if values.expert_imbalance is not None:
+        where = f"layer {values.busiest_layer}, expert {values.busiest_expert}"
+        yield f"expert imbalance: {values.expert_imbalance:.3f} ({where})"
 
 
 def evaluation_lines(values: Evaluation) -> str:

@@ -6,20 +6,29 @@ gradient norm may be known only later. Even then its time counts for the interva
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.runtime.observer import Observer
 from megatron.runtime.timeline import Recorder
+from megatron.training.layer_figures import LayerReport, mean_of
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import memory_line
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
-from megatron.training.metrics.records import Ended, Interval, RankFigures, Started, Step, now
+from megatron.training.metrics.records import (
+    Ended,
+    Interval,
+    LayerFigures,
+    RankFigures,
+    Started,
+    Step,
+    now,
+)
 from megatron.training.step import Finished
 
 Pause = Literal["save", "evaluation", "other"]
@@ -44,6 +53,7 @@ class Meter:
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []
+        self._layers: list[LayerReport] = []
         self._unrecorded: tuple[Finished, float] | None = None  # the last, and when it ended
         self._skipped = self._nans = 0  # iterations of the interval
         self._steps = self._steps_redone = 0
@@ -88,6 +98,7 @@ class Meter:
         else:
             self._losses.append(finished.loss)
             self._mtp_losses.append(finished.depth_losses)
+            self._layers.append(finished.layers)
         self._steps += 1
         self._steps_redone += finished.step_redone
         self._batch = finished.consumed_samples - self._consumed
@@ -110,7 +121,7 @@ class Meter:
         with self.paused():
             self.report_memory(finished.number + 1)
         self._losses, self._skipped, self._nans, self._unrecorded = [], 0, 0, None
-        self._trained, self._mtp_losses = 0, []
+        self._trained, self._mtp_losses, self._layers = 0, [], []
         self._begin = end
 
     def report_memory(self, iteration: int) -> None:
@@ -168,6 +179,7 @@ class Meter:
             num_zeros=finished.num_zeros,
             loss_scale=finished.loss_scale,
             mtp_losses=finished.depth_losses,
+            **self._of_layers([finished.layers]),
         )
 
     def _rate_after(self, finished: Finished) -> float:
@@ -204,8 +216,34 @@ class Meter:
             ranks=ranks,
             loss_scale=finished.loss_scale,
             mtp_losses=tuple(map(fmean, zip(*self._mtp_losses, strict=True))),
+            **self._of_layers(self._layers),
         )
+
+    def _of_layers(self, reports: Sequence[LayerReport]) -> dict[str, Any]:
+        """Return the fields of a record about layers, over some iterations."""
+        together = mean_of(reports)
+        found: dict[str, Any] = {"layer_losses": together.mean_losses}
+        if busiest := together.largest:
+            found["expert_imbalance"] = busiest.ratio
+            found["busiest_layer"], found["busiest_expert"] = busiest.layer, busiest.expert
+        if self._config.log.moe_per_layer_logging:
+            found["layers"] = tuple(_layers(together))
+        return found
 
     def _clock(self) -> float:
         """Return the current time in seconds, less all pauses."""
         return time.perf_counter() - sum(self._paused.values())
+
+
+def _layers(report: LayerReport) -> Iterator[LayerFigures]:
+    """Yield the figures of every layer that has some."""
+    imbalances = {own.layer: own for own in report.imbalances}
+    for layer in sorted({layer for layer, _ in report.losses} | imbalances.keys()):
+        losses = {name: loss for (own, name), loss in report.losses.items() if own == layer}
+        imbalance = imbalances.get(layer)
+        yield LayerFigures(
+            layer,
+            losses,
+            None if imbalance is None else imbalance.ratio,
+            None if imbalance is None else imbalance.expert,
+        )

@@ -4,11 +4,29 @@ docs/metrics.md defines every value. ``None`` stands for a value that this run d
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from megatron.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """One layer in an iteration.
+
+    Attributes:
+        layer: index in the whole model.
+        losses: of its own, by name.
+        expert_imbalance: tokens of its busiest expert divided by the mean over its experts.
+        busiest_expert: this expert.
+    """
+
+    layer: int
+    losses: Mapping[str, float]
+    expert_imbalance: float | None = None
+    busiest_expert: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,11 @@ class Step:
     num_zeros: int | None = None
     loss_scale: float | None = None
     mtp_losses: tuple[float, ...] = ()
+    layer_losses: Mapping[str, float] = field(default_factory=dict)
+    expert_imbalance: float | None = None
+    busiest_layer: int | None = None
+    busiest_expert: int | None = None
+    layers: tuple[LayerFigures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,11 @@ class Interval:
     ranks: tuple[RankFigures, ...] = ()
     loss_scale: float | None = None
     mtp_losses: tuple[float, ...] = ()
+    layer_losses: Mapping[str, float] = field(default_factory=dict)
+    expert_imbalance: float | None = None
+    busiest_layer: int | None = None
+    busiest_expert: int | None = None
+    layers: tuple[LayerFigures, ...] = ()
 
     @property
     def idle(self) -> tuple[float, ...]:

@@ -146,10 +146,23 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel)}{eight_bits}{apart}"
+        f"{_shared(parallel)}{_spread(config)}{eight_bits}{apart}"
         f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"
+    )
+
+
+def _spread(config: RunConfig) -> str:
+    """Return a line on experts that are spread over ranks, if any, and their assumed balance."""
+    size, asked = config.parallel.experts.size, config.dry_run
+    if size == 1 or asked is None:
+        return ""
+    factor = asked.expert_imbalance
+    tokens = f"{factor:g} times the mean" if factor > 1 else "as many as every other"
+    return (
+        f"experts spread over {size} ranks: the busiest is assumed to have {tokens} of tokens "
+        "(--dry-run-expert-imbalance)\n"
     )
 
 

@@ -83,8 +83,7 @@ class RunForecast:
     @property
     def uneven(self) -> float:
         """By how much the largest part of a replica exceeds the mean, as a share of the mean."""
-        replicas = self.config.parallel.replicas.size
-        return max((own.fullest * replicas / own.padded - 1 for own in self.buckets), default=0.0)
+        return max((own.fullest / own.mean - 1 for own in self.buckets), default=0.0)
 
 
 def forecast_run(
@@ -108,7 +107,7 @@ def forecast_run(
     cluster = cluster or cluster_of(parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
-    buckets = run_buckets(config, run_plan) if parallel.replicas.size > 1 else []
+    buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
     program, costs, kept = _priced(config, run_plan, cluster, costs, exchanges, free=free)
@@ -170,10 +169,11 @@ def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops:
 
 def replicas_of(config: RunConfig) -> Replicas:
     """Return the replicas of a run: their number, sharding, and bytes per exchanged gradient."""
-    replicas = config.parallel.replicas
+    replicas, parallel = config.parallel.replicas, config.parallel
     narrow = torch.bfloat16 in (replicas.reduce_dtype, config.train.gradient_dtype)
+    alike = replicas.size if replicas.size > 1 else parallel.expert_copies
     return Replicas(
-        replicas.size,
+        alike,
         sharded=replicas.shard_optimizer,
         gradient_bytes=2 if narrow else 4,
     )
@@ -194,12 +194,12 @@ def link_of(config: RunConfig, cluster: Cluster) -> Path:
 def _exchanges(
     config: RunConfig, cluster: Cluster, buckets: Sequence[RankBuckets], step: Sequence[float]
 ) -> Exchanges:
-    replicas = config.parallel.replicas
+    replicas, found = config.parallel.replicas, replicas_of(config)
     return Exchanges(
-        replicas_of(config),
+        found,
         link_of(config, cluster),
         [own.buckets for own in buckets],
-        [own.padded for own in buckets],
+        [own.passed_on * found.count / (found.count - 1) for own in buckets],
         step,
         Overlap(
             reduce=replicas.overlap,

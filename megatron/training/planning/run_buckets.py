@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import BucketLayout
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
+from megatron.parallel.experts import ExpertParallel, spread_experts
+from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import described, make_buckets
@@ -33,6 +35,8 @@ class RankBuckets:
         padded: elements of all buckets, padding included.
         largest: elements of the largest bucket, padding included.
         fullest: elements that the replica with the largest part updates.
+        mean: elements that a replica updates in the mean.
+        passed_on: elements that a rank sends along a ring to sum all gradients up once.
     """
 
     buckets: list[Bucket]
@@ -40,6 +44,8 @@ class RankBuckets:
     padded: int
     largest: int
     fullest: int
+    mean: float
+    passed_on: float
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
@@ -53,7 +59,7 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     device = torch.device("meta")
     axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
     tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
-    site = Site(device, config.train.dtype, tensor=tensor)
+    site = Site(device, config.train.dtype, tensor=tensor, given_experts=_experts(parallel))
     model = RankModel(config.model, placement, site)
     replicas = parallel.replicas
     whole = keeps_whole(config.optimizer)
@@ -67,7 +73,19 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
         sum(layout.size for layout in layouts),
         max(layout.size for layout in layouts),
         _most_updated(buckets, layouts),
+        sum(layout.size / len(layout.sizes) for layout in layouts),
+        sum(layout.size * (1 - 1 / len(layout.sizes)) for layout in layouts),
     )
+
+
+def _experts(parallel: ParallelConfig) -> ExpertParallel | None:
+    """Return the ranks that have the experts, as the first rank of a stage sees them."""
+    grid = parallel.grid
+    if not grid.spreads_experts:
+        return None
+    names: tuple[AxisName, ...] = ("experts", "expert_tensor", "expert_data")
+    experts, tensor, data = (ConnectedAxis(name, 0, grid.axis(name, 0).ranks) for name in names)
+    return spread_experts(experts, tensor, data, parallel.experts.dispatcher)
 
 
 def _most_updated(

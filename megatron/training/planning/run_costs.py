@@ -20,6 +20,8 @@ _AXES: dict[SpreadAxis, AxisName] = {
     "context": "context",
     "column": "pipeline",
     "data": "data",
+    "experts": "experts",
+    "expert_tensor": "expert_tensor",
 }
 
 

@@ -112,10 +112,9 @@ def _parameter_bytes(
     a copy of the optimizer's state, to undo steps.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
-    replicas = config.parallel.replicas
-    share = padded / max(1, parameters.all) if replicas.shard_optimizer else 1.0
-    states = matrix.state * parameters.matrices + other.state * parameters.others
-    states *= (share + keeps_copy) / (replicas.size if replicas.shard_optimizer else 1)
+    sharded = config.parallel.replicas.shard_optimizer
+    share = padded / max(1, parameters.all) if sharded else 1.0
+    states = _per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
     weights = config.train.dtype.itemsize * share * parameters.all
     return weights + other.gradient * padded + states
 
@@ -123,17 +122,25 @@ def _parameter_bytes(
 def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:
     """Return the bytes that the optimizer's step moves on every rank."""
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
-    replicas = config.parallel.replicas
-    parts = replicas.size if replicas.shard_optimizer else 1
-    moved = [
-        (matrix.moved * own.parameters.matrices + other.moved * own.parameters.others) / parts
-        for own in counts
-    ]
+    moved = [_per_element(config, own.parameters, matrix.moved, other.moved) for own in counts]
     if config.optimizer.post_validation:  # to copy the state is a read and a write
         for rank, own in enumerate(counts[:-1]):
-            held = matrix.state * own.parameters.matrices + other.state * own.parameters.others
-            moved[rank] += 2 * held / parts
+            moved[rank] += 2 * _per_element(config, own.parameters, matrix.state, other.state)
     return moved
+
+
+def _per_element(
+    config: RunConfig, parameters: Parameters, of_matrix: float, of_other: float
+) -> float:
+    """Return what a rank has for the parameters that it updates, given what it has for each.
+
+    With a sharded optimizer, the ranks with the same parameters share them.
+    """
+    parallel = config.parallel
+    sharded = parallel.replicas.shard_optimizer
+    parts, copies = (parallel.replicas.size, parallel.expert_copies) if sharded else (1, 1)
+    usual = of_matrix * parameters.matrices + of_other * parameters.others
+    return usual / parts + of_matrix * parameters.experts / copies
 
 
 def _reduced_copy(config: RunConfig, buckets: RankBuckets) -> float:

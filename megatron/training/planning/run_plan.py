@@ -186,9 +186,14 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         _check_file(request, config.train.recomputation)
     one = _one_microbatch(config, request)
     spread, measured = config.parallel.layers, _measured(config, request, one)
-    if spread.kind == "redis":
+    if spread.needs_times:
         known = measured or stage_costs(config, one, _even(config, one))
-        layers = known.balanced(config.model.num_layers, spread.last)
+        number, further = config.model.num_layers, config.model.mtp_num_layers
+        layers = (
+            known.alike(number, further)
+            if spread.kind == "cost"
+            else known.balanced(number, spread.last)
+        )
     else:
         layers = distribute(spread, config.model.num_layers, len(one.stages))
     if not one.treatment.is_sharded:
@@ -208,7 +213,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
     Raises:
         ValueError: the layers cannot be spread over the stages.
     """
-    if config.parallel.layers.kind != "redis" and request.file is None:
+    if not config.parallel.layers.needs_times and request.file is None:
         # A plan of many stages takes long to make, so a wrong number of layers is told first.
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)

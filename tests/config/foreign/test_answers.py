@@ -247,9 +247,17 @@ def test_conditions_on_a_line() -> None:
         ("--position-embedding-type learned_absolute --no-position-embedding", 1, 1, 1),
         ("--trust-remote-code", 1, 1, 0),
         ("--tiktoken-other v", 1, 0, 1),
-        ("--moe-expert-capacity-factor 2", 1, 1, 0),
-        ("--moe-expert-capacity-factor 2 --num-experts 8", 1, 0, 1),
+        ("--moe-extended-tp", 1, 1, 0),
+        ("--moe-extended-tp --num-experts 8", 1, 0, 1),
         ("--moe-grouped-gemm --num-experts 8", 1, 1, 0),
+        ("--moe-layer-recompute --recompute-granularity full", 1, 1, 0),
+        ("--moe-layer-recompute --recompute-modules mlp", 1, 0, 1),
+        ("--norm-topk-prob --num-experts 8", 1, 1, 0),
+        ("--norm-topk-prob --num-experts 8 --moe-router-pre-softmax", 1, 0, 1),
+        ("--deterministic-mode --device cpu", 1, 1, 0),
+        ("--deterministic-mode", 1, 0, 1),
+        ("--dist-ckpt-strictness log_all --load x", 1, 1, 0),
+        ("--dist-ckpt-strictness raise_all --load x", 1, 0, 1),
         ("--zero-bubble-max-pending-backward auto", 1, 1, 0),
         ("--zero-bubble-max-pending-backward auto --enable-zero-bubble", 1, 0, 1),
         ("--zero-bubble-max-pending-backward auto --zero-bubble-v-schedule", 1, 1, 0),
@@ -322,6 +330,41 @@ def test_the_answer_depends_on_other_flags(
             "--zero-bubble-pipeline-timers-start-iter 5 --train-iters 8",
             "--profile-schedule-start 5 --replan --train-iters 8",
         ),
+        (
+            "--moe-layer-recompute --recompute-activations",
+            "--recompute-modules core_attn moe --recompute-activations",
+        ),
+        (
+            "--moe-layer-recompute --num-experts 8",
+            "--recompute-granularity selective --recompute-modules moe --num-experts 8",
+        ),
+        (
+            "--num-layers 8 --moe-layer-freq -1 --first-k-dense-replace 3",
+            "--num-layers 8 --moe-layer-freq [0]*3+[1]*5",
+        ),
+        (
+            "--num-layers 8 --moe-layer-freq 2 --first-k-dense-replace 3",
+            "--num-layers 8 --moe-layer-freq [0,0,0,0,1,0,1,0]",
+        ),
+        (
+            "--num-layers 8 --first-k-dense-replace -1",
+            "--num-layers 8 --moe-layer-freq [0]*0+[1]*8",
+        ),
+        ("--moe-layer-freq -1", "--moe-layer-freq 1"),
+        (
+            "--n-shared-experts 2 --moe-ffn-hidden-size 96 --ffn-hidden-size 64",
+            "--moe-shared-expert-intermediate-size 192 --moe-ffn-hidden-size 96 "
+            "--ffn-hidden-size 64",
+        ),
+        (
+            "--n-shared-experts 2 --ffn-hidden-size 64",
+            "--moe-shared-expert-intermediate-size 128 --ffn-hidden-size 64",
+        ),
+        (
+            "--n-shared-experts 1 --moe-intermediate-size 96",
+            "--moe-shared-expert-intermediate-size 96 --moe-ffn-hidden-size 96",
+        ),
+        ("--router-gating-in-fp32", "--moe-router-dtype fp32"),
         (
             "--allow-padding-num-layers --num-layers 7 --pipeline-model-parallel-size 2",
             "--layer-distribution remainder --num-layers 7 --pipeline-model-parallel-size 2",

@@ -11,7 +11,8 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.order import Order, times_chosen
 from megatron.layers.experts.router import RouterOptions, Score, choose
-from megatron.layers.forward_pass import ForwardPass, LayerLosses
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.left_losses import LayerLosses
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
@@ -51,7 +52,7 @@ def test_an_order_has_every_choice_once_and_experts_in_a_row(
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(batch, length, experts, generator=generator)
     chosen_bsk = scores.topk(topk).indices
-    order = Order.by_expert(chosen_bsk, experts)
+    order = Order.by_expert(chosen_bsk, experts, ReferenceKernels())
     assert order.choice_z.sort().values.tolist() == list(range(batch * length * topk))
     assert order.slot_bsk.flatten()[order.choice_z].tolist() == list(range(batch * length * topk))
     in_slots = chosen_bsk.flatten()[order.choice_z]
@@ -68,10 +69,14 @@ def test_an_order_has_every_choice_once_and_experts_in_a_row(
 def test_joining_is_the_adjoint_of_spreading(seed: int, topk: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     chosen_bsk = torch.rand(2, 5, 4, generator=generator).topk(topk).indices
-    order = Order.by_expert(chosen_bsk, 4)
+    kernels = ReferenceKernels()
+    order = Order.by_expert(chosen_bsk, 4, kernels)
     x_bsh = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     y_zh = torch.randn(10 * topk, 3, generator=generator, dtype=torch.float64)
-    left, right = (order.spread(x_bsh) * y_zh).sum(), (x_bsh * order.join(y_zh)).sum()
+    left, right = (
+        (order.spread(x_bsh, kernels) * y_zh).sum(),
+        (x_bsh * order.join(y_zh, kernels)).sum(),
+    )
     assert left.item() == pytest.approx(right.item(), rel=1e-12)
 
 
@@ -115,7 +120,7 @@ def test_all_tokens_may_choose_one_expert_and_the_others_have_no_gradient() -> N
 
 
 def test_the_balancing_loss_is_least_where_experts_have_equally_many_tokens() -> None:
-    made = mixture(RouterOptions(4, 1, balance_coeff=0.5))
+    made = mixture(RouterOptions(4, 1, balances=(("aux_loss", 0.5),)))
 
     def loss(logits_for: torch.Tensor) -> float:
         with torch.no_grad():
@@ -125,8 +130,8 @@ def test_the_balancing_loss_is_least_where_experts_have_equally_many_tokens() ->
         x_buh[0, torch.arange(8), logits_for] = 30.0
         losses = LayerLosses()
         made(x_buh, ForwardPass(losses=losses))
-        [left] = losses.close()
-        return left.item()
+        [left], _ = losses.close()
+        return left.loss.item()
 
     assert loss(torch.arange(8) % 4) == pytest.approx(0.5)
     assert loss(torch.zeros(8, dtype=torch.int64)) == pytest.approx(0.5 * 4)

@@ -25,6 +25,7 @@ KINDS: list[CollectiveKind] = [
     "reduce_scatter",
     "broadcast",
     "reduce",
+    "all_to_all",
 ]
 GPU = GPUS["A100"]
 
@@ -34,6 +35,19 @@ def test_more_bytes_take_longer(kind: CollectiveKind, ranks: int, size: int, mor
     for together in (1, 2, 8, ranks):
         times = [LINKS.collective(kind, ranks, each, together) for each in (size, size + more)]
         assert LAUNCH < times[0] <= times[1]
+
+
+@pytest.mark.parametrize(("ranks", "together", "near", "far"), [(8, 8, 7, 0), (8, 2, 1, 6)])
+def test_an_exchange_sends_each_part_straight_to_its_rank(
+    ranks: int, together: int, near: int, far: int
+) -> None:
+    size = ranks * 1e9
+    found = FREE.collective("all_to_all", ranks, size, together)
+    slower = max(near * 1e9 / FREE.link.bandwidth, far * 1e9 / FREE.network.bandwidth)
+    assert found == pytest.approx(LAUNCH + slower)
+    assert FREE.collective("all_to_all", ranks, size, together, most=1e9) == pytest.approx(
+        LAUNCH + max(near, far)
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

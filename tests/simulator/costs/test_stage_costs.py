@@ -81,6 +81,31 @@ def test_redis_takes_layers_from_the_last_stage() -> None:
     assert even_layers(34, 4) == (8, 8, 9, 9)
 
 
+def test_redis_knows_which_layers_are_fast() -> None:
+    """Two layers in three have a window, so the first stages get more of them."""
+    local = replace(MODEL, num_layers=12, seq_length=512, max_position_embeddings=512)
+    local = replace(local, window_size=16, window_pattern=(1,) * 6 + (0,) * 6)
+    redis = by_flops(local, STAGES["two"], "redis")
+    times = redis.of_layers(12)
+    assert times[0] < times[-1]
+    first, last = redis.balanced(12)
+    output = sum(redis.extras[-1].values())
+
+    def slowest(first: int) -> float:
+        return max(sum(times[:first]), sum(times[first:]) + output)
+
+    assert first > last
+    assert slowest(first) == pytest.approx(min(map(slowest, range(13))), rel=1e-3)
+
+
+def test_layers_of_equal_cost_on_every_stage_do_not_depend_on_the_vocabulary() -> None:
+    deep = replace(LLAMA, num_layers=6)
+    for treatment in ("none", "vocab-2"):
+        spread = by_flops(deep, STAGES["two"], treatment)
+        assert spread.alike(6) == (3, 3)
+        assert spread.alike(7, further=1) == (4, 3), "a further token's layer is the last stage's"
+
+
 T = TypeVar("T")
 
 STAGES: dict[str, Stages] = {

@@ -145,6 +145,35 @@ def test_the_last_stage_may_be_decided() -> None:
     assert make_run_plan(in_a_v).layers == (0, 3, 3, 2), "rank 0 has the vocabulary too"
 
 
+def mixture(layers: str, distribution: LayerDistribution) -> RunConfig:
+    """Return a run of a mixture whose dense layers (0) are four times as wide as an expert."""
+    run = config("1f1b", "vocab-2", layers=len(layers), distribution=distribution)
+    return replace(
+        run,
+        model=replace(
+            run.model,
+            num_experts=8,
+            moe_layer_pattern=tuple(map(int, layers)),
+            moe_ffn_hidden_size=512,
+            moe_router_topk=1,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [("00111111", (3, 5)), ("1111111", (3, 4)), ("01010101", (4, 4)), ("11111100", (5, 3))],
+)
+def test_a_mixture_is_spread_by_the_cost_of_its_layers(
+    layers: str, expected: tuple[int, int]
+) -> None:
+    by_cost = mixture(layers, LayerDistribution("cost"))
+    found = make_run_plan(by_cost)
+    assert found.layers == expected
+    even = make_run_plan(mixture(layers, LayerDistribution("remainder")))
+    assert max(rank_times(found)) <= max(rank_times(even)) * 1.001
+
+
 EMPTY_RANKS = [
     (
         {"ranks": 3, "layers": 2, "distribution": LayerDistribution("explicit", counts=(1, 0, 1))},

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _gelu(x):
+def gelu_of(x):
     """Return value and slope of GELU by its tanh approximation."""
     # (1 + tanh(u / 2)) / 2 is the sigmoid of u
     inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)
@@ -27,7 +27,7 @@ def activation(out_n, x_n, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
     inside = place < n
     x = tl.load(x_n + place, mask=inside, other=0.0).to(tl.float32)
     if GELU:
-        out, _ = _gelu(x)
+        out, _ = gelu_of(x)
     else:
         out = tl.where(x < 0.0, 0.0, x)  # what is no number stays so
         out *= out
@@ -63,7 +63,7 @@ def activation_backward(
         kept = tl.load(kept_rf + place, mask=here, other=0.0).to(tl.float32)
         grad = tl.load(grad_rf + place, mask=here, other=0.0).to(tl.float32)
         if GELU:
-            _, slope = _gelu(kept)
+            _, slope = gelu_of(kept)
         else:  # the root of a square that was rounded is the number itself, once it is rounded too
             slope = 2.0 * tl.sqrt(kept).to(kind).to(tl.float32)
         x_grad = grad * slope
@@ -74,10 +74,10 @@ def activation_backward(
 
 
 @triton.jit
-def _gate(x, GELU: tl.constexpr):
+def gate_of(x, GELU: tl.constexpr):
     """Return the gate's value and slope: silu, or GELU by its tanh approximation."""
     if GELU:
-        value, slope = _gelu(x)
+        value, slope = gelu_of(x)
     else:
         sigmoid = 1.0 / (1.0 + tl.exp(-x))
         value = x * sigmoid
@@ -93,7 +93,7 @@ def gated(out_rf, gate_up_rf, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
     inside = channel < f
     gate = tl.load(gate_up_rf + 2 * row * f + channel, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_rf + (2 * row + 1) * f + channel, mask=inside, other=0.0).to(tl.float32)
-    value, _ = _gate(gate, GELU)
+    value, _ = gate_of(gate, GELU)
     tl.store(out_rf + row * f + channel, (value * up).to(out_rf.dtype.element_ty), mask=inside)
 
 
@@ -109,7 +109,7 @@ def gated_backward(
     gate = tl.load(gate_up_rf + first, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_rf + first + f, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_rf + row * f + channel, mask=inside, other=0.0).to(tl.float32)
-    value, slope = _gate(gate, GELU)
+    value, slope = gate_of(gate, GELU)
     kind = gate_up_grad_rf.dtype.element_ty
     tl.store(gate_up_grad_rf + first, (grad * up * slope).to(kind), mask=inside)
     tl.store(gate_up_grad_rf + first + f, (grad * value).to(kind), mask=inside)

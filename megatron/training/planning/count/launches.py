@@ -36,9 +36,20 @@ _ROWS_OF_TOKENS: Final = {
 """Operations that touch one row of a matrix for every index, with the names of their arguments for
 the matrix and the indices. A Triton program skips rows of other shards; the count includes them."""
 
+_GROUPED: Final = {
+    "_grouped_mm": ("self", "mat2", "offs"),
+    "grouped_product": ("x_si", "weight_gio", "ends_g"),
+    "grouped_weight_product": ("grad_so", "x_si", "ends_g"),
+    "add_grouped_weight_product_": ("grad_so", "x_si", "ends_g"),
+}
+"""Products of groups of rows, with the names of their factors and of the groups' ends."""
+
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
 """Arguments that an in-place operation writes without reading them."""
 
+
+_WINDOWED: Final = {"_flash_attention_forward": 2, "_flash_attention_backward": 5}
+"""Flash attention that takes a window, and the matrix products of its forward or backward."""
 
 _EXECUTED_PRODUCTS: Final = 5
 _COUNTED_PRODUCTS: Final = 4
@@ -63,8 +74,11 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     if not moved:
         return None  # the operation only asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
-    if name == "_grouped_mm":
-        return _grouped(size, args)
+    if name in _GROUPED:
+        left, right, ends_g = (given[key] for key in _GROUPED[name])
+        return _grouped(name, size, left, right, len(ends_g))
+    if name in _WINDOWED:
+        return _windowed(name, size, given)
     counter = flop_registry.get(function.overloadpacket)
     if counter is None:
         return Launch(name, size)
@@ -113,26 +127,46 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
     return None
 
 
-def _grouped(size: int, args: Any) -> Launch:
-    """Return the launch of one matrix product per group; groups count as equally large.
+def _grouped(name: str, size: int, left: Tensor, right: Tensor, groups: int) -> Launch:
+    """Return the launch of one product per group; groups of rows count as equally large.
 
     Args:
+        name: of the operator.
         size: bytes that the launch moves.
-        args: the left factor, the right factor, and the ends of the groups. If the right factor has
-            a matrix for each group, the groups are rows of the left factor. Otherwise they are
-            columns of the left factor.
+        left: a factor with the rows of all groups.
+        right: a matrix for each group, or for gradients of weights a factor with the same rows.
+        groups: number of groups.
     """
-    left, right, ends_g = args
-    (m, k), n, groups = left.shape, right.shape[-1], len(ends_g)
-    flops = 2 * int(m) * int(n) * int(k)
-    by_rows = right.dim() == 3
-    product = Product(
-        -(-int(m) // groups) if by_rows else int(m),
-        int(n),
-        int(k) if by_rows else -(-int(k) // groups),
-        groups,
-    )
-    return Launch("_grouped_mm", size, flops, product, flops)
+    (rows, i), o = left.shape, right.shape[-1]
+    flops, rows_of_group = 2 * int(rows) * int(i) * int(o), -(-int(rows) // groups)
+    m, k = (rows_of_group, int(i)) if right.dim() == 3 else (int(i), rows_of_group)
+    return Launch(name, size, flops, Product(m, int(o), k, groups), flops)
+
+
+def _windowed(name: str, size: int, given: dict[str, Any]) -> Launch:
+    """Return the launch of flash attention with a window.
+
+    Causal attention without a window counts the products of all positions and executes half of
+    them. With a window it counts and executes the products of the positions that are seen.
+
+    Args:
+        name: of the operation.
+        size: bytes that the launch moves.
+        given: arguments by name; heads are [b, s, a, d], or [n, a, d] of packed samples.
+    """
+    query, key = given["query"], given["key"]
+    (queries, heads, channels), keys = query.shape[-3:], int(key.shape[-3])
+    queries, window = int(queries), int(given["window_size_left"])
+    one = 2 * prod(query.shape[:-3]) * int(heads) * int(channels) * _WINDOWED[name]
+    if window < 0 or window >= keys - 1:
+        flops = one * queries * (2 * keys - queries)
+        executed = flops // 2
+    else:
+        behind = range(keys - queries, keys)
+        flops = executed = one * sum(min(position, window) + 1 for position in behind)
+    if name.endswith("_backward"):
+        flops = flops * _COUNTED_PRODUCTS // _EXECUTED_PRODUCTS
+    return Launch(name, size, flops, None, executed)
 
 
 def _with_later_positions(flops: int, given: dict[str, Any]) -> int:

@@ -1,9 +1,10 @@
 """One pipeline rank on the ``meta`` device: its model, its passes and its communications."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Final
 
 import torch
 
@@ -17,6 +18,7 @@ from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.context import ContextParallel
+from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import Groups, connect_grid
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorParallel
@@ -37,9 +39,17 @@ from megatron.simulator.costs.count import (
     Work,
     in_order,
 )
+from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
+
+_OF_USES: Final[Mapping[str, CountedAxis]] = {
+    "context": "context",
+    "experts": "experts",
+    "expert_tensor": "expert_tensor",
+}
+"""Uses of groups that a single axis has."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,9 @@ class CountedRank:
             META,
             subject.dtype,
             tensor=self._tensor(),
-            context=ContextParallel(self._groups.context),
+            context=ContextParallel(self._groups.context, subject.context_exchange, self._lane),
+            data=self._groups.data,
+            given_experts=self._spread_experts(),
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
@@ -92,6 +104,16 @@ class CountedRank:
             return ALONE
         split = self._subject.sequence_parallel
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
+
+    def _spread_experts(self) -> ExpertParallel | None:
+        """Return how tokens travel to experts that are spread."""
+        groups, dispatcher = self._groups, self._subject.experts.dispatcher
+        if not groups.grid.spreads_experts:
+            return None
+        exchanges = dispatcher == "alltoall" and groups.experts.size > 1
+        kind = AssumedExchange if exchanges else AssumedGathering
+        axes = groups.experts, groups.expert_tensor, groups.expert_gradients
+        return kind(*axes, self._recorder, self._subject.expert_imbalance)
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""
@@ -223,8 +245,10 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
     """Return the number of elements of the parameters, padding included."""
-    matrices = sum(own.parameter.numel() for own in owned if takes_muon(own))
-    return Parameters(matrices, sum(own.parameter.numel() for own in owned) - matrices)
+    usual = [own for own in owned if own.axis is None]
+    experts = sum(own.parameter.numel() for own in owned if own.axis is not None)
+    matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
+    return Parameters(matrices, sum(own.parameter.numel() for own in usual) - matrices, experts)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:
@@ -254,8 +278,8 @@ def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Grou
     rows = set(grid.groups("tensor"))
 
     def connect(use: str, tiling: Tiling) -> ListedGroup:
-        axis: CountedAxis = "context" if use == "context" else "column"
-        if rows.issuperset(tiling):
+        axis: CountedAxis = _OF_USES.get(use, "column")
+        if use not in _OF_USES and rows.issuperset(tiling):
             axis = "tensor"
         ranks = next((ranks for ranks in tiling if own in ranks), tiling[0])
         return ListedGroup(recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks))

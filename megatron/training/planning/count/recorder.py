@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.parallel.lanes import Pending
 from megatron.simulator.costs.count import (
     AWAIT,
+    HOST_WAIT,
     Begin,
     Collective,
     CollectiveKind,
@@ -94,6 +95,10 @@ class Recorder(TorchDispatchMode):
     def await_lane(self) -> None:
         """Note that the pass waits for all work of the lane."""
         self._steps.append(AWAIT)
+
+    def let_the_host_wait(self) -> None:
+        """Note that the host waits for the device."""
+        self._steps.append(HOST_WAIT)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -191,8 +196,8 @@ class ListedGroup(dist.ProcessGroup):
         self._axis: CountedAxis = axis
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
-        """Send to another rank."""
-        return self._list("send", tensors, tensors)
+        """Send to another rank; on the context axis all ranks do so at once, along a ring."""
+        return self._list("shift" if self._axis == "context" else "send", tensors, tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _ListedWork:
         """Receive from another rank."""
@@ -225,6 +230,13 @@ class ListedGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
         """Compute the sum, and give every rank its part."""
         return self._list("reduce_scatter", [tensor], [output, tensor])
+
+    def all_to_all_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> _ListedWork:
+        """Send every rank its part; the larger of what leaves and what arrives takes the time."""
+        more = max(output, tensor, key=Tensor.numel)
+        return self._list("all_to_all", [more], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)

@@ -5,11 +5,13 @@ A count lists the work, messages and memory of passes.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.run_config import RunConfig
 from megatron.data.config import DocumentsConfig
 from megatron.kernels.documents import Documents
@@ -17,6 +19,7 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
+from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
@@ -30,6 +33,7 @@ class Subject(NamedTuple):
 
     The stream is the activations between layers. With ``documents`` every sample counts as one
     document, which is the most work that documents can make. ``None``: samples are not divided.
+    ``expert_imbalance`` is as in ``DryRun``.
     """
 
     model: ModelConfig
@@ -44,6 +48,9 @@ class Subject(NamedTuple):
     tensor_size: int
     sequence_parallel: bool
     context_size: int
+    experts: ExpertRanks
+    expert_imbalance: float
+    context_exchange: ContextExchange
     documents: DocumentsConfig | None
 
     @classmethod
@@ -68,12 +75,27 @@ class Subject(NamedTuple):
             tensor_size=parallel.tensor_size,
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
+            experts=parallel.experts,
+            expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
+            context_exchange=parallel.context_exchange,
             documents=documents,
         )
 
     def grid(self, ranks: int) -> Grid:
-        """Return the ranks of one replica with ``ranks`` pipeline ranks."""
-        return Grid(self.tensor_size, 1, ranks, context_size=self.context_size)
+        """Return the ranks of one replica with ``ranks`` pipeline ranks.
+
+        If its ranks exchange tokens with those of other replicas, these are there too.
+        """
+        tensor, experts = self.tensor_size, self.experts
+        block = experts.size * (experts.tensor_size or tensor)
+        return Grid(
+            tensor,
+            block // gcd(block, tensor * self.context_size),
+            ranks,
+            context_size=self.context_size,
+            expert_size=experts.size,
+            given_expert_tensor_size=experts.tensor_size,
+        )
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
         """Return the parts of the model on the first of the ranks with pipeline rank ``rank``."""

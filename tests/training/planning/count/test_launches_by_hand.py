@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.counted import counted_kernels
+from megatron.kernels.scores import Scores
 from megatron.simulator.costs.count import Launch, Product
 from megatron.training.planning.count.recorder import Recorder
 
@@ -108,3 +109,26 @@ def test_causal_attention_does_half_of_the_flops_that_count() -> None:
     assert forward.bytes == 4 * size + statistics + seeds
     assert (backward.flops, backward.executed) == (4 * one, 5 * one // 2)
     assert backward.bytes == (5 + 3) * size + statistics + seeds
+
+
+@pytest.mark.parametrize(("window", "seen"), [(None, None), (2, 1 + 2 + 6 * 3)])
+def test_attention_with_sinks_counts_the_positions_that_a_window_shows(
+    window: int | None, seen: int | None
+) -> None:
+    """Flash attention, and what the sinks add: bytes of sums and outputs, and no products."""
+    heads, tokens, channels = 2, 8, 16
+    q, k, v = (made(1, heads, tokens, channels).requires_grad_() for _ in range(3))
+    sinks = made(heads).requires_grad_()
+    pairs = tokens * tokens if seen is None else seen
+    one = 2 * heads * pairs * channels
+
+    def both() -> None:
+        out = counted_kernels(BF16).causal_attention(
+            q, k, v, dropout=0.0, scores=Scores(window=window), sinks_a=sinks
+        )
+        out.backward(made(*out.shape))
+
+    forward, backward = (each for each in launched(both) if each.flops)
+    halved = 2 if seen is None else 1
+    assert (forward.flops, forward.executed) == (2 * one, 2 * one // halved)
+    assert (backward.flops, backward.executed) == (4 * one, 5 * one // halved)

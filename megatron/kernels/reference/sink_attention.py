@@ -1,0 +1,101 @@
+"""Attention with sinks by PyTorch's flash attention, which knows no sinks; see ``kernels.sinks``.
+
+Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
+"""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.autograd import apply, once_differentiable
+from megatron.kernels.documents import Documents
+from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, knows_packed
+from megatron.kernels.scores import Scores
+from megatron.kernels.sinks import sinks_gradient, with_sinks
+
+_aten = torch.ops.aten
+
+
+def can_sink(
+    q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
+) -> bool:
+    """Whether the GPU has the kernel, and the kernel computes this attention."""
+    return (
+        q_basd.is_cuda
+        and knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+        and torch.cuda.get_device_capability(q_basd.device) >= LEAST_CAPABILITY
+    )
+
+
+def knows_sinks(
+    q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
+) -> bool:
+    """Whether the kernel, if it is here, computes this attention: scale, window and documents."""
+    fits = documents is None or documents.are_of(q_basd, k_bgsd)
+    return fits and knows_packed(q_basd, scores, dropout)
+
+
+def sink_attention(
+    q_basd: Tensor,
+    k_bgsd: Tensor,
+    v_bgsd: Tensor,
+    sinks_a: Tensor,
+    scores: Scores,
+    documents: Documents | None,
+) -> Tensor:
+    """See ``Kernels.causal_attention``."""
+    heads = [t.transpose(1, 2) for t in (q_basd, k_bgsd, v_bgsd)]
+    options = {
+        "scale": scores.scale_of(q_basd.shape[3]),
+        "window_size_left": -1 if scores.window is None else scores.window,
+        "window_size_right": 0,
+    }
+    bounds: _Bounds
+    if documents is None:
+        bounds = None, None, q_basd.shape[2], k_bgsd.shape[2]
+        return apply(_SinkAttention, *heads, sinks_a, bounds, options).transpose(1, 2)
+    packed = [t.flatten(0, 1) for t in heads]
+    bounds = documents.bounds_k, documents.bounds_k, documents.longest, documents.longest
+    out_nad = apply(_SinkAttention, *packed, sinks_a, bounds, options)
+    out_bsad: Tensor = out_nad.unflatten(0, (len(q_basd), -1))
+    return out_bsad.transpose(1, 2)
+
+
+_Bounds: TypeAlias = tuple[Tensor | None, Tensor | None, int, int]
+"""Where documents begin, for queries and for keys, and the longest of each."""
+
+
+class _SinkAttention(torch.autograd.Function):
+    """Attention of heads [b, s, a, d], or of packed documents [n, a, d]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks_a: Tensor,
+        bounds: "_Bounds",
+        options: dict[str, Any],
+    ) -> Tensor:
+        out, lse, seed, offset, _ = _aten._flash_attention_forward(
+            q, k, v, *bounds, 0.0, True, False, **options
+        )
+        ctx.dropout_state = seed, offset  # without dropout nothing reads it
+        by_head, lse = with_sinks(out.transpose(-3, -2), lse, sinks_a)
+        out = by_head.transpose(-3, -2)
+        ctx.save_for_backward(q, k, v, out, lse, sinks_a)
+        ctx.bounds, ctx.options = bounds, options
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, sinks_a = ctx.saved_tensors
+        grad = grad.contiguous()
+        gradients = _aten._flash_attention_backward(
+            grad, q, k, v, out, lse, *ctx.bounds, 0.0, True, *ctx.dropout_state, **ctx.options
+        )
+        grad, out = grad.transpose(-3, -2), out.transpose(-3, -2)
+        return *gradients, sinks_gradient(grad, out, lse, sinks_a), None, None

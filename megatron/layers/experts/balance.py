@@ -1,0 +1,110 @@
+"""Losses that balance the experts of a layer, and the one that keeps its logits small.
+
+The balancing loss is e times the sum over experts of their share of choices times their mean score
+(arXiv 2101.03961, equation 4). It is 1 if all experts have equally many tokens. Choices are by the
+scores alone, without groups and without the expert bias, as in Megatron. Shares are of the tokens
+of a microbatch, of every sequence (arXiv 2412.19437, equation 17), or of the global batch so far
+(arXiv 2501.11873). They are counted over all ranks that have such tokens, and have no gradient.
+Mean scores are of this rank's tokens.
+
+Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, e experts.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+from torch import Tensor
+
+from megatron.layers.experts.order import times_chosen
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.site import Site
+from megatron.parallel import collectives
+
+Balance: TypeAlias = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
+"""What balances the experts: a loss that compares the tokens of a microbatch, of every sequence or
+of the global batch; the way in which tokens choose (``sinkhorn``); or nothing."""
+
+LOSS_NAMES: Final[Mapping[Balance, str]] = {
+    "aux_loss": "load_balancing_loss",
+    "seq_aux_loss": "seq_load_balancing_loss",
+    "global_aux_loss": "global_load_balancing_loss",
+}
+"""The names of balancing losses in the log, as in Megatron."""
+
+Z_LOSS: Final = "z_loss"
+
+LEAST: Final = 1e-20
+"""Is added to sums that weights are divided by, as in Megatron."""
+
+
+def leave_balancing_losses(
+    scores_bue: Tensor,
+    topk: int,
+    balances: Mapping[Balance, float],
+    forward_pass: ForwardPass,
+    site: Site,
+) -> None:
+    """Leave every balancing loss of a layer.
+
+    Args:
+        scores_bue: adding up to 1 for every token.
+        topk: experts that a token chooses.
+        balances: coefficients of the losses.
+        forward_pass: gets the losses.
+        site: says which ranks have other tokens.
+    """
+    experts = scores_bue.shape[-1]
+    chosen_buk = scores_bue.detach().topk(topk, dim=-1).indices
+    own_be, means_be = times_chosen(chosen_buk.flatten(1), experts), scores_bue.mean(1)
+    times_be = None
+    if "aux_loss" in balances or "seq_aux_loss" in balances:
+        times_be = over_sequence(own_be, site)
+    for balance, coefficient in balances.items():
+        if balance == "seq_aux_loss":
+            loss = imbalance(times_be, means_be)
+        elif balance == "aux_loss":
+            assert times_be is not None
+            loss = imbalance(times_be.sum(0, keepdim=True), means_be.mean(0, keepdim=True))
+        else:
+            so_far_1e = _so_far(own_be.sum(0, keepdim=True), forward_pass, site)
+            loss = imbalance(so_far_1e, means_be.mean(0, keepdim=True))
+        forward_pass.leave_loss(LOSS_NAMES[balance], loss, coefficient)
+
+
+def imbalance(times_xe: Tensor | None, scores_xe: Tensor) -> Tensor:
+    """Return the balancing loss, the mean over x.
+
+    Args:
+        times_xe: int64, how often every expert is chosen.
+        scores_xe: mean scores of every expert.
+    """
+    assert times_xe is not None
+    shares_xe = times_xe / times_xe.sum(-1, keepdim=True)
+    return times_xe.shape[-1] * (shares_xe.to(scores_xe.dtype) * scores_xe).sum(-1).mean()
+
+
+def over_sequence(summand: Tensor, site: Site) -> Tensor:
+    """Return the sum over the ranks that have other tokens of the same sequences."""
+    summand = _over_tensor(summand, site)
+    if site.context.size == 1:
+        return summand
+    return collectives.all_reduce(summand.clone(), collectives.SUM, site.context.axis)
+
+
+def _over_tensor(summand: Tensor, site: Site) -> Tensor:
+    if site.tensor.sequence_parts == 1:
+        return summand
+    return site.tensor.all_gather(summand).sum(0)
+
+
+def _so_far(own_1e: Tensor, forward_pass: ForwardPass, site: Site) -> Tensor:
+    """Return the choices of the global batch in this microbatch and in all earlier ones."""
+
+    def everywhere() -> Tensor:
+        times_1e = _over_tensor(own_1e, site)
+        if site.data.size > 1:
+            times_1e = collectives.all_reduce(times_1e, collectives.SUM, site.data)
+        return times_1e
+
+    assert forward_pass.losses is not None, "only training has losses"
+    return forward_pass.losses.choices_so_far(forward_pass.layer, everywhere)

@@ -1,0 +1,206 @@
+"""The route of tokens to the slots of this rank's experts, and of what they make of them back.
+
+A *slot* is a row of a rank's experts: one token, for one of the experts that it has chosen. The
+tokens of a rank's slots come from all ranks that share the experts with it. How they come is up to
+the site's ``ExpertParallel``; here its steps are joined with the local order of slots
+(``order.py``). ``dispatch`` and ``combine`` are each other's adjoint, so that the backward of one
+is the other; the same holds for weights.
+
+Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, k choices of a token,
+z slots of this rank, h any width, E experts of a layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.face import Kernels
+from megatron.layers.experts.order import Order
+from megatron.parallel.experts import (
+    ExchangingExperts,
+    ExpertParallel,
+    GatheringExperts,
+    Journey,
+)
+
+
+class Route(Protocol):
+    """How the tokens of one microbatch come to the slots of this rank, and back.
+
+    All ranks that share the experts call the methods in the same order.
+    """
+
+    @property
+    def ends(self) -> Tensor:
+        """The end of the slots of each of this rank's experts, int32."""
+        ...
+
+    @property
+    def keeps_arrived(self) -> bool:
+        """Whether W keeps slots; otherwise it keeps tokens, and dispatches them again."""
+        ...
+
+    def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., "Route"]]:
+        """Return the tensors of the route, and a function that makes the route from them again.
+
+        Autograd then keeps the tensors, and recomputation can leave them out as all others.
+        """
+        ...
+
+    def dispatch(self, x_buh: Tensor) -> Tensor:
+        """Return the token of every slot, [z, h]."""
+        ...
+
+    def combine(self, y_zh: Tensor) -> Tensor:
+        """Return the sums of all slots of this rank's tokens, on any rank, [b, u, h]."""
+        ...
+
+    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+        """Return the weight of every slot, [z]."""
+        ...
+
+    def combine_weights(self, y_z: Tensor) -> Tensor:
+        """Return a number for every choice of this rank's tokens, [b, u, k]: sums over ranks."""
+        ...
+
+
+def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel, kernels: Kernels) -> Route:
+    """Return the route of a microbatch; all ranks that share the experts call it.
+
+    Args:
+        experts_buk: the experts that every token of this rank has chosen.
+        experts: E.
+        ranks: which ranks have which experts.
+        kernels: of the layer.
+    """
+    if isinstance(ranks, ExchangingExperts):
+        return _exchange(Order.by_expert(experts_buk, experts, kernels), ranks, kernels)
+    experts_bsk, own = ranks.gather(experts_buk), ranks.own_experts(experts)
+    if isinstance(ranks, GatheringExperts) and ranks.size > 1:
+        order = Order.by_expert(  # own ones first
+            (experts_bsk - own.start) % experts, experts, kernels
+        )
+        slots = ranks.own_slots(order.ends[len(own) - 1], len(order.choice_z))
+        return Gathering(order.first(len(own), slots), ranks, kernels)
+    return Gathering(Order.by_expert(experts_bsk, experts, kernels), ranks, kernels)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering:
+    """A ``Route``: the tokens of all ranks are here, and those of this rank's experts have slots.
+
+    Attributes:
+        order: of the slots.
+        ranks: have the tokens.
+        kernels: of the layer.
+    """
+
+    order: Order
+    ranks: ExpertParallel
+    kernels: Kernels
+
+    @property
+    def ends(self) -> Tensor:
+        """See ``Route``."""
+        return self.order.ends
+
+    @property
+    def keeps_arrived(self) -> bool:
+        """See ``Route``."""
+        return self.ranks.keeps_arrived
+
+    def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
+        """See ``Route``."""
+        ranks, kernels = self.ranks, self.kernels
+        return tuple(self.order), lambda *tensors: Gathering(Order(*tensors), ranks, kernels)
+
+    def dispatch(self, x_buh: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.order.spread(self.ranks.gather(x_buh), self.kernels)
+
+    def combine(self, y_zh: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.ranks.reduce(self.order.join(y_zh, self.kernels))
+
+    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.order.slots_of(self.ranks.gather(weights_buk))
+
+    def combine_weights(self, y_z: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.ranks.reduce(self.order.choices_of(y_z))
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A ``Route``: every token is sent to the ranks of its experts.
+
+    Attributes:
+        leaving: the order in which this rank's tokens leave, by expert of the layer.
+        arrived: the order of the slots. Here a token is a row that has arrived, in one sample, and
+            its only choice is the expert that it has come for.
+        journey: how many rows go where.
+        ranks: exchange the rows.
+        kernels: of the layer.
+    """
+
+    leaving: Order
+    arrived: Order
+    journey: Journey
+    ranks: ExchangingExperts
+    kernels: Kernels
+
+    keeps_arrived = True
+
+    @property
+    def ends(self) -> Tensor:
+        """See ``Route``."""
+        return self.arrived.ends
+
+    def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
+        """See ``Route``."""
+        journey, ranks, kernels = self.journey, self.ranks, self.kernels
+
+        def again(*tensors: Tensor) -> Route:
+            return Exchange(Order(*tensors[:3]), Order(*tensors[3:]), journey, ranks, kernels)
+
+        return (*self.leaving, *self.arrived), again
+
+    def dispatch(self, x_buh: Tensor) -> Tensor:
+        """See ``Route``."""
+        rows = self._sent(self.leaving.spread(x_buh, self.kernels))
+        return self.arrived.spread(rows.unsqueeze(0), self.kernels)
+
+    def combine(self, y_zh: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.leaving.join(self._from_slots(y_zh), self.kernels)
+
+    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.arrived.slots_of(self._sent(self.leaving.slots_of(weights_buk)))
+
+    def combine_weights(self, y_z: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.leaving.choices_of(self._from_slots(y_z))
+
+    def _sent(self, rows: Tensor) -> Tensor:
+        return self.ranks.send_to_experts(rows, self.journey)
+
+    def _from_slots(self, of_slots: Tensor) -> Tensor:
+        rows = self.arrived.choices_of(of_slots).flatten(0, 2)
+        return self.ranks.send_home(rows, self.journey)
+
+
+def _exchange(leaving: Order, ranks: ExchangingExperts, kernels: Kernels) -> Exchange:
+    times_e = leaving.times
+    arriving = ranks.tell(times_e)
+    journey = ranks.journey(times_e, arriving, len(leaving.choice_z))
+    own = arriving.shape[-1]
+    ends = arriving.flatten().cumsum(0)
+    rows = torch.arange(journey.arrived, device=ends.device)
+    experts_1r1 = (torch.searchsorted(ends, rows, right=True) % own).view(1, -1, 1)
+    arrived = Order.by_expert(experts_1r1, own, kernels)
+    return Exchange(leaving, arrived, journey, ranks, kernels)

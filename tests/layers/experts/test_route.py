@@ -1,0 +1,164 @@
+"""Tokens reach the slots of their experts on other ranks, and what comes back is summed at home.
+
+Each row is told apart by its values, so that the test knows where every slot came from.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from correctness.rank_runs import CPU
+from harness.rank_pool import RankPool
+from torch import Tensor
+
+from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.layers.experts.route import route_of
+from megatron.parallel import collectives
+from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
+
+KERNELS = ReferenceKernels()
+EXPERTS, WIDTH, BATCH, LENGTH = 8, 3, 2, 4
+DISPATCHERS: tuple[Dispatcher, ...] = ("allgather", "alltoall")
+CHOICES = ("random", "one expert", "first rank only")
+
+
+def groups_of(rank: int, grid: Grid) -> Groups:
+    def connect(use: str, tiling: Any) -> Any:
+        own = [dist.new_group(list(ranks)) for ranks in tiling]
+        return next((g for g, ranks in zip(own, tiling, strict=True) if rank in ranks), None)
+
+    return connect_grid(grid, rank, CPU, (0, 0), connect)
+
+
+def tokens_of(rank: int, choices: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of a rank, the experts that they choose, and the weights of their choices."""
+    generator = torch.Generator().manual_seed(rank)
+    x_buh = torch.randn(BATCH, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
+    open_to = {"random": EXPERTS, "one expert": 1, "first rank only": 2}[choices]
+    topk = 1 if open_to == 1 else 2
+    scores = torch.rand(BATCH, LENGTH, open_to, generator=generator)
+    first = EXPERTS - 1 if choices == "one expert" else 0
+    experts_buk = scores.topk(topk).indices + first
+    weights = torch.randn(BATCH, LENGTH, topk, generator=generator, dtype=torch.float64)
+    return x_buh, experts_buk, weights
+
+
+@dataclass
+class Visit:
+    """What came to a rank: slots of its experts, their weights, and what came home to its tokens.
+
+    ``sent`` are the bytes that it has sent in every exchange of rows, by place.
+    """
+
+    experts: range
+    slots: list[Tensor]
+    weights: list[Tensor]
+    combined: Tensor
+    of_weights: Tensor
+    sent: list[list[int]]
+
+
+Visits = dict[tuple[Dispatcher, str], Visit]
+
+
+def visit_all(rank: int, world_size: int, *, grid: Grid) -> Visits:
+    """Dispatch and combine a rank's tokens, for every choice and both dispatchers."""
+    groups = groups_of(rank, grid)
+    axes = groups.experts, groups.expert_tensor, groups.expert_gradients
+    return {
+        (dispatcher, choices): visit(rank, spread_experts(*axes, dispatcher), choices)
+        for dispatcher in DISPATCHERS
+        for choices in CHOICES
+    }
+
+
+def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
+    """Dispatch tokens; combine the squares of the slots, times the numbers of their experts."""
+    sent: list[list[int]] = []
+    send = collectives.all_to_all
+
+    def watched(rows: Tensor, axis: ConnectedAxis, *sizes: Any) -> Tensor:
+        if sizes:
+            width = rows[:1].numel() * rows.element_size() if len(rows) else 0
+            sent.append([width * count for count in sizes[0]])
+        return send(rows, axis, *sizes)
+
+    with patch.object(collectives, "all_to_all", watched):
+        x_buh, experts_buk, weights = tokens_of(rank, choices)
+        route = route_of(experts_buk, EXPERTS, ranks, KERNELS)
+        slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
+        own, ends = ranks.own_experts(EXPERTS), route.ends.tolist()
+        bounds = list(zip([0, *ends], ends, strict=False))
+        numbers = torch.cat(
+            [torch.full((b - a, 1), float(e + 1)) for e, (a, b) in zip(own, bounds, strict=True)]
+        )
+        combined = route.combine(slots**2 * numbers / ranks.tensor_size)
+        of_weights = route.combine_weights(of_slots / ranks.tensor_size)
+    return Visit(
+        own,
+        [slots[a:b] for a, b in bounds],
+        [of_slots[a:b] for a, b in bounds],
+        combined,
+        of_weights,
+        sent,
+    )
+
+
+def rows_in_any_order(rows: Tensor) -> list[list[float]]:
+    return sorted(rows.reshape(len(rows), WIDTH if rows.dim() > 1 else 1).tolist())
+
+
+GRIDS = [
+    Grid(data_size=4, expert_size=2),
+    Grid(data_size=4, expert_size=4),
+    Grid(data_size=4, expert_size=2, given_expert_tensor_size=2),
+    Grid(data_size=4, expert_size=1, given_expert_tensor_size=4),
+    Grid(data_size=2, context_size=2, expert_size=4),
+]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"e{grid.expert_size}-{grid.expert_block}")
+def test_every_choice_has_a_slot_on_each_rank_of_its_expert(grid: Grid, ranks: RankPool) -> None:
+    by_rank: list[Visits] = ranks.run(visit_all, 4, grid=grid)
+    for at in range(0, 4, grid.expert_block):
+        block = range(at, at + grid.expert_block)
+        for dispatcher, choices in by_rank[0]:
+            tokens = [tokens_of(rank, choices) for rank in block]
+            for rank in block:
+                check(by_rank[rank][dispatcher, choices], tokens, tokens_of(rank, choices))
+
+
+def check(
+    own: Visit, tokens: list[tuple[Tensor, Tensor, Tensor]], at_home: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Check what came to a rank from the ranks with ``tokens``, and what came home to its own."""
+    for place, expert in enumerate(own.experts):
+        rows = torch.cat([x_buh[(chosen == expert).any(-1)] for x_buh, chosen, _ in tokens])
+        numbers = torch.cat([weights[chosen == expert] for _, chosen, weights in tokens])
+        assert rows_in_any_order(own.slots[place]) == rows_in_any_order(rows)
+        assert rows_in_any_order(own.weights[place]) == rows_in_any_order(numbers)
+    x_buh, experts_buk, weights = at_home
+    wanted = x_buh**2 * (experts_buk + 1).sum(-1, keepdim=True)
+    torch.testing.assert_close(own.combined, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(own.of_weights, weights, rtol=1e-12, atol=1e-12)
+
+
+def test_an_exchange_sends_what_routing_says(ranks: RankPool) -> None:
+    by_rank: list[Visits] = ranks.run(visit_all, 4, grid=Grid(data_size=4, expert_size=4))
+    for choices in CHOICES:
+        chosen = [tokens_of(rank, choices)[1] // 2 for rank in range(4)]
+        for rank, visits in enumerate(by_rank):
+            to = [int((chosen[rank] == place).sum()) for place in range(4)]
+            back = [int((chosen[place] == rank).sum()) for place in range(4)]
+            rows, weights = WIDTH * 8, 8
+            assert visits["alltoall", choices].sent == [
+                [rows * count for count in to],
+                [weights * count for count in to],
+                [rows * count for count in back],
+                [weights * count for count in back],
+            ]
