@@ -58,6 +58,19 @@ _YARN: Final = {
     "beta_slow": 0.5,
 }
 
+_DEEPSEEK: Final[dict[str, Any]] = _SIZES | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 9,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
+
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
         "GPT2Config",
@@ -108,6 +121,30 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "OlmoeConfig",
         _SIZES | {"num_experts": 8, "num_experts_per_tok": 3, "router_aux_loss_coef": 0.02},
     ),
+    "deepseek v2": (
+        "DeepseekV2Config",
+        _DEEPSEEK
+        | {"q_lora_rank": 12, "n_group": 4, "topk_group": 3, "num_experts_per_tok": 3}
+        | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+    ),
+    "deepseek v2 lite": (
+        "DeepseekV2Config",
+        _DEEPSEEK
+        | {"q_lora_rank": None, "num_experts_per_tok": 3}
+        | {"rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek v3": (
+        "DeepseekV3Config",
+        _DEEPSEEK
+        | {"q_lora_rank": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+        | {"rope_scaling": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "moonlight": (
+        "DeepseekV3Config",
+        _DEEPSEEK
+        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
+        | {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446, "rope_theta": 50000.0},
+    ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (
         "Gemma2Config",
@@ -154,6 +191,9 @@ def random_model(family: str) -> Any:
                 parameter.copy_(noise * (1.5 / parameter.shape[1] ** 0.5))
             else:
                 parameter.add_(0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

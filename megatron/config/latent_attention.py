@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from megatron.flags.declare import WIDTH, flag
+from megatron.flags.declare import POSITIVE, WIDTH, flag
 from megatron.flags.groups import Flags
 
 _LATENT: Final = "--multi-latent-attention"
@@ -20,7 +20,7 @@ class LatentFlags:
         "Needs --position-embedding-type rope. --qk-layernorm normalises these vectors.",
         needs="--position-embedding-type rope",
         lack="rotates a part of queries and keys, so it has no other positions",
-        excludes="--group-query-attention or --fp8-format or --softmax-type learnable or "
+        excludes="--group-query-attention or --softmax-type learnable or "
         "--softmax-type off-by-one or --qk-layernorm-across-heads")
     q_lora_rank: int | None = flag(None, "Width of the vector of which queries are made.", WIDTH,
         unset="queries are one product of the layer's input", idle_without=_LATENT)
@@ -32,6 +32,9 @@ class LatentFlags:
         "Channels of a head's queries and keys that RoPE turns, neighbours together. All heads "
         "share those of the keys.", WIDTH, idle_without=_LATENT)
     v_head_dim: int = flag(128, "Channels of a head's values.", WIDTH, idle_without=_LATENT)
+    latent_norm_epsilon: float | None = flag(None,
+        "Epsilon of the norms of these vectors.", POSITIVE, unset="--norm-epsilon",
+        idle_without=_LATENT)
 # fmt: on
 
 

@@ -1,6 +1,6 @@
 """Multi-latent attention of a model, as data that builds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -62,10 +62,13 @@ def latent_spec(config: ModelConfig, scores: Scores) -> LatentSpec:
         config.qk_pos_emb_head_dim,
         config.v_head_dim,
     )
+    norm, epsilon = norm_spec(config), config.latent_norm_epsilon
+    if epsilon is not None:
+        norm = replace(norm, epsilon=epsilon)
     return LatentSpec(
         shape,
         bias=config.add_bias_linear,
         dropout=config.attention_dropout,
-        norm=norm_spec(config) if config.qk_layernorm else None,
+        norm=norm if config.qk_layernorm else None,
         scores=scores,
     )

@@ -204,7 +204,7 @@ def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None 
 def plain_last_only(logits_bse: Tensor, options: Any, bias_e: Tensor) -> Tensor:
     weights_bse = torch.exp(logits_bse) / torch.exp(logits_bse).sum(-1, keepdim=True)
     is_last = torch.arange(options.num_experts) == options.num_experts - 1
-    return weights_bse * is_last
+    return weights_bse.where(is_last, 0)
 
 
 CHANGES: dict[str, tuple[Any, str, object]] = {

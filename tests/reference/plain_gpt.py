@@ -9,7 +9,7 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -54,6 +54,7 @@ class GPTOptions:
         qk_head_dim: channels of a query that do not turn.
         qk_pos_emb_head_dim: channels that turn.
         v_head_dim: channels of a value.
+        latent_norm_epsilon: epsilon of the latents' norms, if it is another.
         rotary_seq_len_interpolation_factor: positions are divided by it.
         rotary_base_local: RoPE theta of the layers with a window, which scale nothing.
         no_rope_pattern: by layer, over and over: 1 does not rotate.
@@ -74,6 +75,9 @@ class GPTOptions:
         embed_layernorm: a norm of the embeddings.
         embedding_multiplier: factor of the embeddings.
         geglu: ``gelu(gate) * up``.
+        quick_geglu: ``gate * sigmoid(1.702 gate) * (up + offset)``.
+        activation_func_clamp_value: bound of that gate, and of up on both sides.
+        glu_linear_offset: the offset.
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
@@ -136,6 +140,7 @@ class GPTOptions:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
     rotary_base_local: int | None = None
     no_rope_pattern: tuple[int, ...] = ()
@@ -155,6 +160,9 @@ class GPTOptions:
     embed_layernorm: bool = False
     embedding_multiplier: float = 1.0
     geglu: bool = False
+    quick_geglu: bool = False
+    activation_func_clamp_value: float | None = None
+    glu_linear_offset: float = 0.0
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
@@ -278,13 +286,13 @@ def _has_bias(name: str, options: GPTOptions) -> bool:
     if options.add_qkv_bias and name.endswith("linear_qkv"):
         return True
     of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
-    return options.add_bias_linear and not of_latents
+    return options.add_bias_linear and not of_latents and name != "mlp.shared_gate"
 
 
 def _mlp_shapes(
     name: str, f: int, h: int, is_there: bool, options: GPTOptions, copies: int = 1
 ) -> dict[str, tuple[bool, tuple[int, ...]]]:
-    halves = 2 if options.swiglu or options.geglu else 1
+    halves = 2 if options.swiglu or options.geglu or options.quick_geglu else 1
     return {
         f"{name}.linear_fc1": (is_there, (copies * halves * f, h)),
         f"{name}.linear_fc2": (is_there, (copies * h, f)),
@@ -383,12 +391,14 @@ def _layer(
     )
     attention = f"{layer}.self_attention"
     if options.multi_latent_attention:
+        epsilon = options.latent_norm_epsilon or options.norm_epsilon
+        of_latents = replace(options, norm_epsilon=epsilon)
         attended_bsh = plain_latent.attention(
             parameters,
             attention,
             input_normed_bsh,
             options,
-            lambda name, x: _norm(parameters, name, x, options),
+            lambda name, x: _norm(parameters, name, x, of_latents),
         )
     else:
         attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)
@@ -435,6 +445,13 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
     elif options.geglu:
         gate, up = inner.chunk(2, dim=-1)
         inner = F.gelu(gate, approximate="tanh") * up
+    elif options.quick_geglu:
+        gate, up = inner.chunk(2, dim=-1)
+        most = options.activation_func_clamp_value
+        if most is not None:
+            gate = torch.where(gate > most, most, gate)
+            up = torch.where(up > most, most, torch.where(up < -most, -most, up))
+        inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + options.glu_linear_offset)
     elif options.squared_relu:
         inner = torch.where(inner > 0, inner**2, 0.0)
     else:

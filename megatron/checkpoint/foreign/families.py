@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from megatron.checkpoint.foreign.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from megatron.checkpoint.foreign.family import Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
@@ -16,12 +17,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
-        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
 
-_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
+_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3)
 
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Fields that say how many experts a layer has."""

@@ -142,7 +142,7 @@ def _write_olmoe(model: ModelConfig) -> Values:
     }
 
 
-def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
+def experts_table(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
     """Return the layouts of a router and of experts; the arguments are their names."""
 
     def of_expert(name: str) -> str:
@@ -155,7 +155,7 @@ def _experts(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
     }
 
 
-_QWEN: Final[Table] = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_QWEN: Final[Table] = experts_table("mlp", "gate_proj", "up_proj", "down_proj")
 _SHARED: Final = "model.layers.{}.mlp.shared_expert"
 _QWEN2: Final[Table] = {
     **_QWEN,
@@ -172,7 +172,7 @@ MIXTRAL: Final = llama_like(
     NORMS,
     _read_mixtral,
     _write_mixtral,
-    more=_experts("block_sparse_moe", "w1", "w3", "w2"),
+    more=experts_table("block_sparse_moe", "w1", "w3", "w2"),
 )
 QWEN2_MOE: Final = llama_like(
     "qwen2_moe", "Qwen2Moe", NORMS, _read_qwen2, _write_qwen2, more=_QWEN2

@@ -2,8 +2,10 @@
 
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
+from reference import plain_experts
 from reference.plain_gpt import GPTOptions, Parameters, logits
 
 from megatron.checkpoint.boxed import BoxedTensor
@@ -18,7 +20,12 @@ def our_logits(where: Path, tokens_bs: torch.Tensor) -> torch.Tensor:
     model, parameters = read_model(where), weights(where)
     known = {field.name for field in fields(GPTOptions)}
     options = GPTOptions(**{n: value for n, value in vars(model).items() if n in known})
-    return logits(parameters, tokens_bs, options)
+    ending = ".router.expert_bias"
+    biases = {
+        name.removesuffix(ending): parameters[name] for name in parameters if name.endswith(ending)
+    }
+    with patch.dict(plain_experts.biases, biases):
+        return logits(parameters, tokens_bs, options)
 
 
 def weights(where: Path) -> Parameters:
