@@ -85,10 +85,11 @@ def play(rank: int, meeting_place: str) -> None:
     """Be one rank: meet the others, run the output layer, and print the line."""
     dist.init_process_group("gloo", f"file://{meeting_place}", rank=rank, world_size=RANKS)
     loss, x_gradient, weight_gradient = differences(rank, RANKS)
-    print(
+    line = (
         f"rank {rank} of {RANKS}: differs from cross_entropy by {loss:.0e} in the loss, "
         f"{x_gradient:.0e} in the gradient of x, {weight_gradient:.0e} in that of its rows"
     )
+    print(f"{line}\n", end="", flush=True)  # one write, which no other rank's write can cut
     dist.destroy_process_group()
 
 

@@ -84,7 +84,8 @@ def play(rank: int, folder: str) -> None:
     """Be one rank: meet the other, run the iteration, and print the line."""
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     fault = gradient_fault(rank, RANKS, f"{folder}/plan.csv")
-    print(f"rank {rank} of {RANKS}: gradients differ by {fault:.0e} from those of one process")
+    line = f"rank {rank} of {RANKS}: gradients differ by {fault:.0e} from those of one process"
+    print(f"{line}\n", end="", flush=True)  # one write, which no other rank's write can cut
     dist.destroy_process_group()
 
 

@@ -78,6 +78,10 @@ class LogFlags:
     dry_run_replica_latency: float | None = flag(None,
         "Microseconds that a step from a rank to its replica takes besides the time of its bytes.",
         NOT_NEGATIVE, unset="10", needs="--dry-run-replicas")
+    dry_run_expert_imbalance: float = flag(1.0,
+        "Tokens at the experts of a stage's busiest rank, divided by the mean of all ranks. Every "
+        "microbatch and layer counts so.", COUNT, needs="--dry-run",
+        idle_without="--expert-model-parallel-size")
 # fmt: on
 
 
@@ -101,11 +105,13 @@ class DryRun:
         replica_bandwidth: bytes/s in one direction from a rank to its replica; ``None``: the
             bandwidth that machines with this GPU usually have.
         replica_latency: seconds of a step from a rank to its replica; ``None``: the usual time.
+        expert_imbalance: tokens at the experts of the busiest rank, divided by the mean of ranks.
     """
 
     gpu: str
     replica_bandwidth: float | None = None
     replica_latency: float | None = None
+    expert_imbalance: float = 1.0
 
 
 def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
@@ -127,12 +133,13 @@ def log_config(flags: LogFlags, records: RecordConfig) -> LogConfig:
 
 
 def dry_run_config(flags: LogFlags) -> DryRun:
-    """Return the GPU and the link between replicas to predict for."""
+    """Return what to predict for: the GPU, the link between replicas, the balance of experts."""
     bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
     return DryRun(
         flags.dry_run_gpu or DRY_RUN_GPU,
         None if bandwidth is None else 1e9 * bandwidth,
         None if latency is None else 1e-6 * latency,
+        flags.dry_run_expert_imbalance,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron.config.experts import experts_of
 from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags
@@ -15,7 +16,6 @@ EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """The flags with which every layer is computed again, from its input."""
 
 _ELSEWHERE: Final = {
-    "moe_act": "take moe, which computes all of a mixture again",
     "shared_experts": "take moe, which computes all of a mixture again",
 }
 """For each module of Megatron-LM that models do not have here, the way out or the reason."""
@@ -36,9 +36,9 @@ class RecomputeFlags:
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
         "projections; mla_up_proj: the heads of multi-latent attention; layernorm: the two norms; "
-        "mlp: the MLP; moe: the mixture of experts in its place.",
-        unset="core_attn", metavar="{" + ",".join(PARTS) + "} ...",
-        idle_without=_SELECTIVE)
+        "mlp: the MLP; moe: the mixture of experts in its place; moe_act: only the activation "
+        "functions of its experts.", unset="core_attn",
+        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
         "the first --recompute-num-layers layers of every chunk, one by one.",
@@ -92,4 +92,18 @@ def _method(flags: Flags) -> Iterator[str]:
         )
 
 
+def _twice(flags: Flags) -> Iterator[str]:
+    own = flags[RecomputeFlags]
+    if is_selective(own) and {"moe", "moe_act"} <= set(own.recompute_modules):
+        yield "--recompute-modules moe_act changes nothing beside moe, which computes it again too"
+
+
+def _no_experts(flags: Flags) -> Iterator[str]:
+    own = flags[RecomputeFlags]
+    for name in own.recompute_modules if is_selective(own) else ():
+        if name.startswith("moe") and experts_of(flags) is None:
+            yield f"--recompute-modules {name} changes nothing without --num-experts"
+
+
 RECOMPUTE_RULES: Final = (_modules, _method)
+RECOMPUTE_NOTES: Final = (_twice, _no_experts)

@@ -46,7 +46,7 @@ from megatron.config.optimizer_kind import (
 from megatron.config.parallelism import CONTEXT_RULES, TENSOR_NOTES, TENSOR_RULES, ParallelFlags
 from megatron.config.pipeline import PIPELINE_NOTES, PIPELINE_RULES, PLAN_RULES
 from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, PrecisionFlags
-from megatron.config.recompute import RECOMPUTE_RULES, RecomputeFlags
+from megatron.config.recompute import RECOMPUTE_NOTES, RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
@@ -117,6 +117,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *LAYER_NOTES,
     *EXPERT_NOTES,
     *BALANCING_NOTES,
+    *RECOMPUTE_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,

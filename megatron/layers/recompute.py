@@ -26,10 +26,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.kernels.autograd import apply
 
-Part: TypeAlias = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe"]
+Part: TypeAlias = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act"]
 """A part of a layer by Megatron's name: attention between its two projections, the heads that
 multi-latent attention makes of its latents, the norms before attention and before the MLP, the MLP,
-or the mixture of experts in its place."""
+the mixture of experts in its place, or only the activation functions of its experts."""
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
@@ -66,7 +66,7 @@ class Recomputation:
         Such a layer must keep its input before the product is formed, so that computing again ends
         before the product. (Autograd's own layer keeps its input after the product.)
         """
-        return bool(self.group) or "mlp" in self.parts
+        return bool(self.group) or not self.parts.isdisjoint(("mlp", "moe"))
 
     def run(
         self,

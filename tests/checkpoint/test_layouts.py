@@ -62,6 +62,9 @@ def everything(state: TrainState) -> Pieces:
         for kind, tensor in state.optimizer.tensors_of(part.name).items():
             boxes = [(piece.box, tensor[piece.local.slices].clone()) for piece in part.pieces]
             held[f"{kind}.{part.name}"] = part.global_shape, boxes
+    for own in state.pipeline.model.owned_buffers():
+        shape = tuple(own.buffer.shape)
+        held[f"weight.{own.name}"] = shape, [(Box.whole(shape), own.buffer.clone())]
     return held
 
 

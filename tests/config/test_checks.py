@@ -273,9 +273,9 @@ def refusal(
             "--recompute-method uniform --recompute-granularity selective leave",
         ),
         (
-            "--recompute-activations --recompute-modules core_attn moe_act",
+            "--recompute-activations --recompute-modules core_attn shared_experts",
             1,
-            "--recompute-modules moe_act: moe core_attn",
+            "--recompute-modules shared_experts: moe core_attn",
         ),
         (
             "--recompute-activations --recompute-modules softmax",

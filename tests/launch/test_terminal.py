@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,49 @@ from training.metrics.screen import Screen
 
 ROWS, COLUMNS = 40, 120
 DISPLAY = re.compile(r"^iteration \d+/\d+  ━", re.MULTILINE)
+WHOLE = re.compile(r"^iteration \d+/\d+  ━.*^idle [\d.]+% of the time[^\n]*\n\Z", re.M | re.S)
+"""A screen that ends with a whole display."""
+SILENCE = 1.0
+"""Seconds without output after which a process that is stopped has no output on its way."""
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+
+
+class Terminal:
+    """One end of a terminal, and what it shows; the other end is a job's.
+
+    The screen knows no other control than those of the display, and fails at any that would have to
+    be switched off.
+
+    Attributes:
+        screen: what whole lines of output have made of it.
+        displayed: whether a display was ever on it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.screen = Screen()
+        self.displayed = False
+        self._descriptor = descriptor
+        self._raw = b""
+
+    def read(self, seconds: float) -> bool:
+        """Take the output of at most so many seconds; return whether there was any."""
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return False
+        *lines, self._raw = (self._raw + os.read(self._descriptor, 1 << 16)).split(b"\n")
+        for line in lines:
+            self.screen.feed(f"{line.decode()}\n")
+            self.displayed = self.displayed or DISPLAY.search(self.screen.shown) is not None
+        return True
+
+    @property
+    def shows_a_run(self) -> bool:
+        """Whether five iterations were printed, and a whole display stands below them."""
+        shown = self.screen.shown
+        return len(ITERATION_LINE.findall(shown)) >= 5 and WHOLE.search(shown) is not None
+
+    def close(self) -> None:
+        """Take what has no end of a line."""
+        self.screen.feed(self._raw.decode())
 
 
 @dataclass
@@ -38,14 +80,13 @@ class Ended:
 
     Attributes:
         code: its exit code.
-        seen: what the terminal showed before the last act.
-        shown: what the terminal shows at the end; this kind knows no other control than those of
-            the display, and fails at any that would have to be switched off.
+        displayed: whether a display was ever on the terminal.
+        shown: what the terminal shows at the end.
         settings: of the terminal, before and after.
     """
 
     code: int
-    seen: str
+    displayed: bool
     shown: str
     settings: tuple[Any, Any]
 
@@ -58,9 +99,10 @@ def on_terminal(
     Args:
         flags: of the job.
         ranks: one, or two under torchrun.
-        act: is done once five iterations have been printed.
+        act: is done once, when the terminal shows a whole display below five iterations. A job of
+            one rank is halted meanwhile, so that a signal finds nothing half written.
     """
-    terminal, inner = pty.openpty()
+    outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     before = termios.tcgetattr(inner)
     launcher = () if ranks == 1 else (*TORCHRUN, "--rdzv-endpoint", "localhost:0")
@@ -75,21 +117,31 @@ def on_terminal(
         stderr=inner,
         start_new_session=True,
     )
-    screen, seen, raw = Screen(), "", b""
+    terminal = Terminal(outer)
     end = time.monotonic() + PATIENCE
-    with closing_all(terminal, inner), guarded(job):
-        while job.poll() is None or select.select([terminal], [], [], 0.2)[0]:
-            assert time.monotonic() < end, screen.shown
-            if select.select([terminal], [], [], 0.2)[0]:
-                raw += os.read(terminal, 1 << 16)
-                whole = raw.rfind(b"\n") + 1
-                screen.feed(raw[:whole].decode())
-                raw = raw[whole:]
-            if act is not None and not seen and len(ITERATION_LINE.findall(screen.shown)) >= 5:
-                seen = screen.shown
-                act(job)
-        screen.feed(raw.decode())
-        return Ended(job.returncode, seen, screen.shown, (before, termios.tcgetattr(inner)))
+    with closing_all(outer, inner), guarded(job):
+        while terminal.read(0.2) or job.poll() is None:
+            assert time.monotonic() < end, terminal.screen.shown
+            if act is not None and terminal.shows_a_run:
+                with halted(job, terminal) if ranks == 1 else nullcontext():
+                    if terminal.shows_a_run:
+                        act(job)
+                        act = None
+        terminal.close()
+        shown, settings = terminal.screen.shown, (before, termios.tcgetattr(inner))
+        assert act is None, shown
+        return Ended(job.returncode, terminal.displayed, shown, settings)
+
+
+@contextmanager
+def halted(job: subprocess.Popen[bytes], terminal: Terminal) -> Iterator[None]:
+    """Halt a job within the context, with all its output on the terminal."""
+    job.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    while terminal.read(SILENCE):
+        pass
+    yield
+    job.send_signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -113,20 +165,21 @@ def test_at_the_end_there_are_lines_only_and_an_error_is_the_last_of_them() -> N
 
 @pytest.mark.full
 def test_a_display_that_is_gone_leaves_the_lines() -> None:
-    ended = on_terminal("--train-iters 300 --lr 1e-2", act=lambda job: None)
+    ended = on_terminal("--train-iters 60 --lr 1e-2")
     assert ended.code == 0, ended.shown
-    assert DISPLAY.search(ended.seen)
+    assert ended.displayed
     assert not DISPLAY.search(ended.shown)
     found = [int(line["iteration"]) for line in ITERATION_LINE.finditer(ended.shown)]
-    assert found == list(range(1, 301))
+    assert found == list(range(1, 61))
     assert ended.settings[0] == ended.settings[1]
 
 
 @pytest.mark.full
 def test_nobody_must_have_a_display() -> None:
-    ended = on_terminal("--train-iters 8 --lr 1e-2 --no-live-display", act=lambda job: None)
+    ended = on_terminal("--train-iters 8 --lr 1e-2 --no-live-display")
     assert ended.code == 0, ended.shown
-    assert not DISPLAY.search(ended.seen + ended.shown)
+    assert len(ITERATION_LINE.findall(ended.shown)) == 8
+    assert not ended.displayed
 
 
 @pytest.mark.full

@@ -98,6 +98,12 @@ class PretendedNccl(dist.ProcessGroup):
         """Its part of the sum for everybody."""
         return self._issue("reduce_scatter", -1, [tensor], [output], options.asyncOp)
 
+    def all_to_all_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> PretendedWork:
+        """Everybody's part for everybody."""
+        return self._issue("all_to_all", -1, [tensor], [output], options.asyncOp)
+
     def _issue(
         self,
         kind: str,

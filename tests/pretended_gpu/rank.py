@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -14,11 +14,13 @@ from pretended_gpu.deadlock import name_of
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl
 from pretended_gpu.order import Issued, Step
+from torch import Tensor
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.context import own_positions
+from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -29,6 +31,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.open_data import Data
+from megatron.training.planning.count.assumed_routes import assumed_journey
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
@@ -140,9 +143,23 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     return printed.getvalue(), gpu.faults
 
 
-def _alone() -> AbstractContextManager[object]:
-    """Return a context in which all ranks answer what this one says."""
-    return patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size)
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let all ranks answer what this one says, and every expert have equally many tokens.
+
+    A fake tensor cannot say how many tokens an expert has. On a GPU the host waits for it there, as
+    a count says.
+    """
+
+    def journey(ranks: ExchangingExperts, times_e: Tensor, arriving: Tensor, rows: int) -> Journey:
+        return assumed_journey(rows, ranks.rank, ranks.size, ranks.tensor_size, 1.0)
+
+    with (
+        patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),
+        patch.object(GatheringExperts, "own_slots", lambda self, last, slots: slots // self.size),
+        patch.object(ExchangingExperts, "journey", journey),
+    ):
+        yield
 
 
 class _Loader(MicrobatchLoader):

@@ -163,6 +163,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, "none", replicas=2, experts=2),
+        Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall", sharded=True),
+        Layout(1, "none", tensor=2, sequence=True, experts=2, expert_tensor=1),
+        Layout(1, "none", replicas=4, experts=2, expert_tensor=2, dispatcher="alltoall"),
+    ],
+    ids=str,
+)
+def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
+    config = Job(options, microbatches=4).config(layout, torch.bfloat16)
+    assert_sound(gpus.map(run, config, ranks=layout.world_size))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("treatment", ["vocab-2", "vocab-1", "naive"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
@@ -459,12 +476,17 @@ def test_memory_is_what_a_dry_run_says(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("schedule", "again"),
-    [("1f1b", NO_RECOMPUTATION), ("zb-h1", NO_RECOMPUTATION), ("zb-h1", Recomputation(group=1))],
+    "layout",
+    [
+        Layout(2, "vocab-2"),
+        Layout(2, "vocab-2", "zb-h1"),
+        Layout(2, "vocab-2", "zb-h1", recomputation=Recomputation(group=1)),
+        Layout(2, "vocab-2", replicas=2, experts=2),
+        Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall"),
+    ],
     ids=str,
 )
-def test_memory_of_a_mixture(schedule: str, again: Recomputation, gpus: GpuPool) -> None:
-    layout = Layout(2, "vocab-2", schedule, recomputation=again)
+def test_memory_of_a_mixture(layout: Layout, gpus: GpuPool) -> None:
     config = paper_config(layout, 32_000, layers=4)
     mixture = replace(
         config.model,

@@ -12,7 +12,6 @@ e experts of this rank, i input features, o output features.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -30,10 +29,11 @@ Way: TypeAlias = Literal["spreads", "joins"]
 
 
 class GroupedLinear(nn.Module):
-    """One matrix for each expert, without biases.
+    """One matrix for each expert, and maybe one bias, which the caller adds (``biases.py``).
 
     The matrices lie one below the other in one parameter of the model, [e o, i], so that ranks and
-    replicas can divide its rows like the rows of any matrix.
+    replicas can divide its rows like the rows of any matrix. Biases lie one after the other, [e o].
+    If the layer joins, every rank has the biases of all experts of the layer.
 
     Args:
         experts: number of experts of the layer, on all ranks.
@@ -43,9 +43,10 @@ class GroupedLinear(nn.Module):
             inputs.
         site: device, dtype, ranks and kernels of the layer.
         fused: number of layers of equal size whose outputs lie one after the other.
+        bias: whether there are biases.
 
     Attributes:
-        holdings: how the ranks hold the weight; see ``SaysHoldings``.
+        holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: see ``DefersWeightGradients``.
     """
 
@@ -60,6 +61,7 @@ class GroupedLinear(nn.Module):
         site: Site,
         *,
         fused: int = 1,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         ranks, own = site.experts, site.experts.own_experts(experts)
@@ -75,6 +77,13 @@ class GroupedLinear(nn.Module):
         self.holdings: Mapping[str, Holding] = {"weight": held}
         weight_oi = torch.empty(len(own) * outputs, inputs, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_oi)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            length = len(weight_oi) if way == "spreads" else experts * outputs
+            self.bias = nn.Parameter(weight_oi.new_empty(length))
+            if way == "spreads":
+                self.holdings = {"weight": held, "bias": held}
+        self._keeps_first = way == "joins" and site.recomputation.repeats_products
 
     @property
     def deferred(self) -> Sequence[Tensor]:
@@ -92,7 +101,28 @@ class GroupedLinear(nn.Module):
             Slots [z, o] if the layer spreads, else tokens [b, u, o].
         """
         defer = self.defer if self.weight.requires_grad else None
-        return apply(_GroupedLinear, x, self.weight, route, self, defer)
+        early = None
+        if self._keeps_first and self.weight.requires_grad:
+            # The slots are kept before the product, so that recomputation can end before it.
+            early = list[Any]()
+            x = apply(_KeptSlots, x, route, early)
+        return apply(_GroupedLinear, x, self.weight, route, early, self, defer)
+
+
+class _KeptSlots(torch.autograd.Function):
+    """Keeps slots and route for a ``_GroupedLinear`` that joins, before its product is formed."""
+
+    @staticmethod
+    def forward(ctx: Any, x_zi: Tensor, route: Route, early: list[Any]) -> Tensor:
+        tensors, _ = route.taken_apart()
+        ctx.save_for_backward(x_zi, *tensors)
+        early.append(ctx)
+        return x_zi.view_as(x_zi)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None, None
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -100,13 +130,21 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, route: Route, layer: GroupedLinear, defer: Defer | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        route: Route,
+        early: list[Any] | None,
+        layer: GroupedLinear,
+        defer: Defer | None,
     ) -> Tensor:
         ctx.weight, ctx.layer, ctx.defer = weight, layer, defer
         tensors, ctx.route_of = route.taken_apart()
         spreads = layer.way == "spreads"
         x_zi = route.dispatch(x) if spreads else x
-        ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
+        ctx.keeper = early[0] if early else ctx
+        if not early:
+            ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
         y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, route.ends)
         return y_zo if spreads else route.combine(y_zo)
@@ -115,7 +153,7 @@ class _GroupedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layer, weight, spreads = ctx.layer, ctx.weight, ctx.layer.way == "spreads"
-        x, *of_route = (tensor.detach() for tensor in ctx.saved_tensors)
+        x, *of_route = (tensor.detach() for tensor in ctx.keeper.saved_tensors)
         route, grad = ctx.route_of(*of_route), grad.contiguous()
         grad_zo = grad if spreads else route.dispatch(grad)
         x_grad = weight_grad = None
@@ -125,52 +163,59 @@ class _GroupedLinear(torch.autograd.Function):
             x_grad = route.combine(x_grad) if spreads else x_grad
         factors = _Factors(layer, route, grad_zo if route.keeps_arrived else grad, x)
         if ctx.defer is not None:
-            ctx.defer(partial(_add_product, factors, weight))
+            ctx.defer(factors.add_product)
         elif ctx.needs_input_grad[1]:
+            now = _Factors(layer, route, grad_zo, factors.x_of_slots(), of_slots=True)
             if has_main_grad(weight):
-                _add_product(factors, weight)
+                now.add_product()
             else:
-                weight_grad = factors.product()
-        return x_grad, weight_grad, None, None, None
+                weight_grad = now.product()
+        return x_grad, weight_grad, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """The factors of a weight gradient, as W keeps them.
+    """The factors of a weight gradient.
 
     Attributes:
         layer: whose weight it is.
         route: of the layer's tokens.
         grad: gradient of the layer's outputs.
-        x: the layer's inputs. It and ``grad`` are those of slots, or, unless the route keeps what
-            has arrived, those of tokens where the layer has tokens.
+        x: the layer's inputs.
+        of_slots: both are those of slots. Otherwise they are as W keeps them: those of slots, or,
+            unless the route keeps what has arrived, those of tokens where the layer has tokens.
     """
 
     layer: GroupedLinear
     route: Route
     grad: Tensor
     x: Tensor
-
-    def of_slots(self) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the outputs and the inputs of every slot, [z, o] and [z, i]."""
-        grad_zo, x_zi, route = self.grad, self.x, self.route
-        if not route.keeps_arrived and self.layer.way == "spreads":
-            x_zi = route.dispatch(x_zi)
-        elif not route.keeps_arrived:
-            grad_zo = route.dispatch(grad_zo)
-        return grad_zo, x_zi
+    of_slots: bool = False
 
     def product(self) -> Tensor:
         """Return the gradient of the matrices, [e o, i]."""
-        kernels = self.layer.kernels
-        return kernels.grouped_weight_product(*self.of_slots(), self.route.ends).flatten(0, 1)
+        kernels, ends = self.layer.kernels, self.route.ends
+        factors = self._grad_of_slots(), self.x_of_slots()
+        return kernels.grouped_weight_product(*factors, ends).flatten(0, 1)
 
+    def add_product(self) -> None:
+        """Add the gradient of the matrices to the weight's ``main_grad``."""
+        layer, factors = self.layer, (self._grad_of_slots(), self.x_of_slots())
+        total, begins = take_main_grad(layer.weight)
+        total_eoi = total.unflatten(0, (layer.experts, -1))
+        layer.kernels.accumulate_grouped_product_(
+            total_eoi, *factors, self.route.ends, begins=begins
+        )
 
-def _add_product(factors: _Factors, weight: Tensor) -> None:
-    """Add a gradient of the matrices to the weight's ``main_grad``."""
-    layer, (grad_zo, x_zi) = factors.layer, factors.of_slots()
-    total, begins = take_main_grad(weight)
-    total_eoi = total.unflatten(0, (layer.experts, -1))
-    layer.kernels.accumulate_grouped_product_(
-        total_eoi, grad_zo, x_zi, factors.route.ends, begins=begins
-    )
+    def x_of_slots(self) -> Tensor:
+        """Return the inputs of every slot, [z, i]."""
+        has_tokens = self.layer.way == "spreads" and not self._is_of_slots
+        return self.route.dispatch(self.x) if has_tokens else self.x
+
+    def _grad_of_slots(self) -> Tensor:
+        has_tokens = self.layer.way == "joins" and not self._is_of_slots
+        return self.route.dispatch(self.grad) if has_tokens else self.grad
+
+    @property
+    def _is_of_slots(self) -> bool:
+        return self.of_slots or self.route.keeps_arrived

@@ -14,6 +14,9 @@ from torch import Tensor
 TOLERANCE: Final = 1e-4
 """Scaling ends when the factors of experts change by less in the mean."""
 
+MOST_ROUNDS: Final = 100
+"""Scaling ends after so many rounds, because factors of hardly liked experts may never settle."""
+
 _LEAST: Final = 1e-8
 
 
@@ -30,10 +33,11 @@ def balanced(logits_ne: Tensor, tokens: int, over_ranks: Callable[[Tensor], Tens
     scores_ne = (logits_ne - logits_ne.amax(1, keepdim=True)).exp()
     of_experts_e = scores_ne.new_ones(experts)
     of_tokens_n = scores_ne.new_zeros(len(scores_ne))
-    while True:
+    for _ in range(MOST_ROUNDS):
         of_tokens_n = 1 / (tokens * ((of_experts_e * scores_ne).sum(1) + _LEAST))
         sums_e = over_ranks((of_tokens_n[:, None] * scores_ne).sum(0))
         earlier_e, of_experts_e = of_experts_e, 1 / (experts * (sums_e + _LEAST))
-        # Without values, as where work is counted, one round stands for all.
-        if scores_ne.is_meta or bool((earlier_e - of_experts_e).abs().mean() <= TOLERANCE):
-            return of_experts_e * scores_ne * of_tokens_n[:, None]
+        # Without values, as where work is counted, one round stands for all. NaN ends them too.
+        if scores_ne.is_meta or not (earlier_e - of_experts_e).abs().mean() > TOLERANCE:
+            break
+    return of_experts_e * scores_ne * of_tokens_n[:, None]

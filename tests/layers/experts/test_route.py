@@ -5,6 +5,7 @@ Each row is told apart by its values, so that the test knows where every slot ca
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from correctness.rank_runs import CPU
 from harness.rank_pool import RankPool
 from torch import Tensor
 
-from megatron.kernels.choose import kernels_for
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.experts.route import route_of
 from megatron.parallel import collectives
 from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
 
+KERNELS = ReferenceKernels()
 EXPERTS, WIDTH, BATCH, LENGTH = 8, 3, 2, 4
 DISPATCHERS: tuple[Dispatcher, ...] = ("allgather", "alltoall")
 CHOICES = ("random", "one expert", "first rank only")
@@ -86,10 +88,9 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
             sent.append([width * count for count in sizes[0]])
         return send(rows, axis, *sizes)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "all_to_all", watched)
+    with patch.object(collectives, "all_to_all", watched):
         x_buh, experts_buk, weights = tokens_of(rank, choices)
-        route = route_of(experts_buk, EXPERTS, ranks, kernels_for(x_buh.device, x_buh.dtype))
+        route = route_of(experts_buk, EXPERTS, ranks, KERNELS)
         slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
         own, ends = ranks.own_experts(EXPERTS), route.ends.tolist()
         bounds = list(zip([0, *ends], ends, strict=False))

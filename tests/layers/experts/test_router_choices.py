@@ -151,6 +151,15 @@ def test_sinkhorn_balances_skewed_tokens(topk: int) -> None:
     assert largest(TRAINING) < 1.3
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), 100.0])
+def test_scaling_ends_whatever_the_logits_are(wrong: float) -> None:
+    made = router(RouterOptions(8, 1, balances=(("sinkhorn", 0.0),)))
+    x_buh = numbers(1, 50, 8)
+    x_buh[0, :25, 3] = wrong
+    chosen_buk = made(x_buh, TRAINING).experts_buk
+    assert ((chosen_buk >= 0) & (chosen_buk < 8)).all()
+
+
 def core() -> Any:
     needs_core()
     with core_on_cpu():

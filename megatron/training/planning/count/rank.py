@@ -39,7 +39,7 @@ from megatron.simulator.costs.count import (
     Work,
     in_order,
 )
-from megatron.training.planning.count.balanced import BalancedExchange, BalancedGathering
+from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
@@ -106,14 +106,14 @@ class CountedRank:
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
 
     def _spread_experts(self) -> ExpertParallel | None:
-        """Return how tokens travel to experts that are spread: as many to each."""
+        """Return how tokens travel to experts that are spread."""
         groups, dispatcher = self._groups, self._subject.experts.dispatcher
         if not groups.grid.spreads_experts:
             return None
         exchanges = dispatcher == "alltoall" and groups.experts.size > 1
-        kind = BalancedExchange if exchanges else BalancedGathering
+        kind = AssumedExchange if exchanges else AssumedGathering
         axes = groups.experts, groups.expert_tensor, groups.expert_gradients
-        return kind(*axes, self._recorder)
+        return kind(*axes, self._recorder, self._subject.expert_imbalance)
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""
@@ -127,11 +127,11 @@ class CountedRank:
         self._divide(between=True)
         with self._recorder:
             self._begin()
-            narrow = self._subject.eight_bits is not None
-            first = self._layers() if narrow else {}  # this round makes the weights in 8 bits
+            rounds = self._subject.eight_bits is not None
+            first = self._layers() if rounds else {}  # this round makes the weights in 8 bits
             kinds = self._layers()
             held = self._dropped()
-        once = _more([first["F"]], [kinds["F"]]) if narrow else NO_WORK
+        once = _more([first["F"]], [kinds["F"]]) if rounds else NO_WORK
         return Segment(kinds, self._parameters, held, once)
 
     def _layers(self) -> dict[PassKind, Work]:
@@ -194,8 +194,8 @@ class CountedRank:
         with self._recorder as recorder:
             self._begin()
             held = recorder.held
-            narrow = self._subject.eight_bits is not None
-            first = self._row(program, communicator) if narrow else None  # makes weights in 8 bits
+            rounds = self._subject.eight_bits is not None
+            first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             reused = recorder.held - held

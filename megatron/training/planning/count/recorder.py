@@ -234,8 +234,9 @@ class ListedGroup(dist.ProcessGroup):
     def all_to_all_single(  # type: ignore[override]  # see broadcast
         self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
     ) -> _ListedWork:
-        """Send every rank its part."""
-        return self._list("all_to_all", [tensor], [output, tensor])
+        """Send every rank its part; the larger of what leaves and what arrives takes the time."""
+        more = max(output, tensor, key=Tensor.numel)
+        return self._list("all_to_all", [more], [output, tensor])
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)

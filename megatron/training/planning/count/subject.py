@@ -33,6 +33,7 @@ class Subject(NamedTuple):
 
     The stream is the activations between layers. With ``documents`` every sample counts as one
     document, which is the most work that documents can make. ``None``: samples are not divided.
+    ``expert_imbalance`` is as in ``DryRun``.
     """
 
     model: ModelConfig
@@ -48,15 +49,16 @@ class Subject(NamedTuple):
     sequence_parallel: bool
     context_size: int
     experts: ExpertRanks
+    expert_imbalance: float
     context_exchange: ContextExchange
     documents: DocumentsConfig | None
 
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
         """Return the settings of a run that decide its count."""
-        train, parallel, narrow = config.train, config.parallel, config.train.eight_bits
-        if narrow is not None:  # a count needs no Transformer Engine
-            narrow = replace(narrow, transformer_engine=False)
+        train, parallel, eight_bits = config.train, config.parallel, config.train.eight_bits
+        if eight_bits is not None:  # a count needs no Transformer Engine
+            eight_bits = replace(eight_bits, transformer_engine=False)
         documents = config.data.documents
         if documents is not None:
             documents = replace(documents, eod_token=0)
@@ -66,7 +68,7 @@ class Subject(NamedTuple):
             dtype=train.dtype,
             gradient_dtype=train.gradient_dtype,
             wide_stream=train.wide_stream,
-            eight_bits=narrow,
+            eight_bits=eight_bits,
             recomputation=train.recomputation,
             vocab_recompute=train.vocab_recompute,
             padded_vocab_size=parallel.padded_vocab_size,
@@ -74,6 +76,7 @@ class Subject(NamedTuple):
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
             experts=parallel.experts,
+            expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
             context_exchange=parallel.context_exchange,
             documents=documents,
         )

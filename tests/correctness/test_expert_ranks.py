@@ -1,0 +1,256 @@
+"""Experts on ranks of their own train the same mixture as experts with their layer.
+
+The reference is that of ``test_experts``: every expert for every token, masked, in float64.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import pytest
+import torch
+from correctness.cover import Case, cover, pairs_of
+from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.short_runs import Job, Layout
+from correctness.test_experts import (
+    DEEPSEEK,
+    MIXTRAL,
+    PARTS,
+    QWEN2,
+    WHOLE,
+    compare,
+    moved_by_one,
+    trained,
+)
+from correctness.test_replica_cover import errors
+from harness.rank_pool import RankPool
+from reference import plain_experts, plain_loss
+from reference.plain_gpt import GPTOptions, Parameters
+from reference.plain_training import Training
+from torch import Tensor
+
+from megatron.layers.experts import router as routers
+from megatron.layers.experts.order import Order
+from megatron.layers.experts.router import Choice, RouterOptions
+from megatron.layers.recompute import NO_RECOMPUTATION
+from megatron.layers.tensor_cut import OfExperts
+
+MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
+
+CASES = [
+    ("mixtral", Layout(1, "none", replicas=2, experts=2)),
+    ("qwen2", Layout(1, "none", tensor=2, sequence=True, expert_tensor=1)),
+    (
+        "mixtral",
+        Layout(1, "none", context=2, experts=2, dispatcher="alltoall", recomputation=PARTS),
+    ),
+    (
+        "deepseek",
+        Layout(
+            1, "vocab-1", "zb-h1", replicas=4, experts=2, dispatcher="alltoall", sharded=True,
+            overlap=True, bucket_size=500,
+        ),
+    ),
+    ("deepseek", Layout(1, "none", replicas=4, expert_tensor=2, experts=2, dispatcher="alltoall")),
+    (
+        "qwen2",
+        Layout(
+            2, "vocab-2", "zb-v", replicas=2, experts=2, dispatcher="alltoall", order="tp-pp-dp",
+            sharded=True, recomputation=WHOLE,
+        ),
+    ),
+]  # fmt: skip
+
+
+def job_of(options: GPTOptions) -> Job:
+    return Job(
+        options,
+        micro_batch_size=2,
+        microbatches=8,
+        masked_out=(1, 3, 5, 7),
+        iterations=3,
+        warmup=1,
+        sequence=8,
+    )
+
+
+Known = Callable[[str, int], tuple[Parameters, Training]]
+
+
+@pytest.fixture(scope="module")
+def known(ranks: RankPool) -> Known:
+    """Of a model and a number of replicas: initial weights, and what the reference makes of them.
+
+    The loss that compares the global batch so far is that of the replicas' microbatches.
+    """
+    done: dict[tuple[str, int], tuple[Parameters, Training]] = {}
+
+    def of(name: str, replicas: int) -> tuple[Parameters, Training]:
+        if "global_aux_loss" not in plain_experts.types(MODELS[name]):
+            replicas = 1
+        if (name, replicas) not in done:
+            with patch.object(plain_loss, "replicas", replicas):
+                done[name, replicas] = of_reference(ranks, job_of(MODELS[name]))
+        return done[name, replicas]
+
+    return of
+
+
+def of_reference(ranks: RankPool, job: Job) -> tuple[Parameters, Training]:
+    config = job.config(Layout(1, "none"))
+    [own] = ranks.run(train_on_rank, 1, config=config, batches=job.batches()[:1])
+    start = assemble([own.initial])
+    return start, job.reference({name: value.double() for name, value in start.items()})
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
+def test_spread_experts_train_the_plain_mixture(
+    name: str, layout: Layout, ranks: RankPool, known: Known
+) -> None:
+    job = job_of(MODELS[name])
+    compare(job, trained(ranks, job, layout), *known(name, layout.replicas))
+
+
+FACTORS: Final = {
+    "experts": (1, 2, 4),
+    "tensor": (1, 2),
+    "expert_tensor": (1, 2),
+    "replicas": (1, 2, 4),
+    "ranks": (1, 2, 4),
+    "sharded": (False, True),
+    "dispatcher": ("allgather", "alltoall"),
+    "schedule": ("1f1b", "interleaved", "zb-h1", "zb-v", "v-half"),
+    "treatment": ("none", "vocab-1", "vocab-2"),
+    "again": (NO_RECOMPUTATION, PARTS, WHOLE),
+    "model": tuple(MODELS),
+}
+
+
+def allowed(case: Case) -> bool:
+    """Whether 8 ranks and 4 layers are enough, and experts fold over the ranks of a stage."""
+    of_stage = case["tensor"] * case["replicas"]
+    chunks = 1 if case["schedule"] in ("1f1b", "zb-h1") else 2
+    return bool(
+        of_stage * case["ranks"] <= 8
+        and case["ranks"] * chunks <= 4
+        and of_stage % (case["experts"] * case["expert_tensor"]) == 0
+        and (case["replicas"] > 1 or not case["sharded"])
+    )
+
+
+COVER = cover(FACTORS, allowed)
+
+
+def layout_of(case: Case) -> Layout:
+    return Layout(
+        case["ranks"],
+        case["treatment"],
+        case["schedule"],
+        replicas=case["replicas"],
+        sharded=case["sharded"],
+        overlap=case["sharded"],
+        tensor=case["tensor"],
+        sequence=case["tensor"] > 1,
+        experts=case["experts"],
+        expert_tensor=case["expert_tensor"],
+        dispatcher=case["dispatcher"],
+        recomputation=case["again"],
+    )
+
+
+def test_every_pair_that_ranks_allow_occurs() -> None:
+    """What is left out needs more than 8 ranks, more than 4 layers, or replicas to shard over."""
+    found = set().union(*map(pairs_of, COVER))
+    for first in ("experts", "expert_tensor", "dispatcher", "tensor"):
+        for second in ("schedule", "treatment", "sharded", "again", "dispatcher"):
+            if first == second:
+                continue
+            for one in FACTORS[first]:
+                for other in FACTORS[second]:
+                    pair = tuple(sorted(((first, one), (second, other)), key=lambda item: item[0]))
+                    assert pair in found, pair
+
+
+@pytest.fixture(scope="module")
+def eight_ranks() -> Iterator[RankPool]:
+    with RankPool(8) as pool:
+        yield pool
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", COVER, ids=lambda case: f"{case['model']}-{layout_of(case)}")
+def test_every_pair_trains_the_plain_mixture(
+    case: Case, eight_ranks: RankPool, known: Known
+) -> None:
+    job, wanted = job_of(MODELS[case["model"]]), known(case["model"], case["replicas"])
+    compare(job, trained(eight_ranks, job, layout_of(case)), *wanted)
+
+
+def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> RankRun:
+    """Train as ``train_on_rank`` does, with one thing changed."""
+    owner, name, other = CHANGES[change]
+    with patch.object(owner, name, other):
+        return train_on_rank(rank, world_size, **kwargs)
+
+
+def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
+    """All tokens choose the last expert."""
+    shape = (*logits_bue.shape[:2], 1)
+    experts_buk = torch.full(shape, options.experts - 1, device=logits_bue.device)
+    return Choice(experts_buk, logits_bue.softmax(-1)[..., -1:])
+
+
+def plain_last_only(logits_bse: Tensor, options: Any, bias_e: Tensor) -> Tensor:
+    weights_bse = torch.exp(logits_bse) / torch.exp(logits_bse).sum(-1, keepdim=True)
+    is_last = torch.arange(options.num_experts) == options.num_experts - 1
+    return weights_bse.where(is_last, 0)
+
+
+CHANGES: dict[str, tuple[Any, str, object]] = {
+    "all to the last expert": (routers, "choose", last_only),
+    "last expert moved by one": (Order, "by_expert", classmethod(moved_by_one)),
+    "summed over all replicas": (OfExperts, "axis", None),
+}
+
+ALL_TO_ONE = replace(
+    QWEN2,
+    moe_expert_capacity_factor=None,
+    moe_shared_expert_intermediate_size=0,
+    moe_shared_expert_gate=False,
+)
+
+
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+def test_all_tokens_may_choose_one_expert(dispatcher: Any, ranks: RankPool) -> None:
+    """The other experts get no token: their gradients are 0, and their moments and weights decay.
+
+    One of the two ranks has no token at all.
+    """
+    job = job_of(ALL_TO_ONE)
+    layout = Layout(1, "none", "zb-h1", replicas=2, experts=2, dispatcher=dispatcher)
+    with patch.object(plain_experts, "weights", plain_last_only):
+        start, wanted = of_reference(ranks, job)
+        runs = ranks.run(
+            train_changed,
+            2,
+            config=job.config(layout),
+            batches=job.batches(),
+            evaluation_batches=job.batches(seed=1),
+            evaluate_after=(job.iterations - 1,),
+            change="all to the last expert",
+        )
+        compare(job, runs, start, wanted)
+
+
+@pytest.mark.parametrize("fault", ["last expert moved by one", "summed over all replicas"])
+def test_a_fault_of_spread_experts_is_seen(fault: str, ranks: RankPool, known: Known) -> None:
+    """Else the comparison above would show nothing."""
+    _, wanted = known("mixtral", 2)
+    job = job_of(MIXTRAL)
+    layout = Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall")
+    runs = ranks.run(
+        train_changed, 2, config=job.config(layout), batches=job.batches()[:1], change=fault
+    )
+    gradients = assemble([own.first_gradients for own in runs])
+    assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3

@@ -1,0 +1,70 @@
+"""How many tokens a count assumes at the experts of the busiest rank."""
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training.planning.count.counting import LLAMA, counted, run_of
+
+from megatron.config.expert_ranks import ExpertRanks
+from megatron.config.log import DryRun
+from megatron.parallel.experts import Dispatcher
+from megatron.schedules.passes import PassKind
+from megatron.simulator.costs.count import Collective, RankCount
+from megatron.training.planning.count.assumed_routes import assumed_journey, busiest
+
+MIXTURE: Final = replace(
+    LLAMA, num_layers=2, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2
+)
+RANKS: Final = 4
+
+
+@given(st.integers(0, 100), st.integers(1, 6), st.floats(1, 9), st.data())
+def test_every_rank_sends_all_its_rows_and_keeps_what_comes_from_itself(
+    leaving: int, ranks: int, imbalance: float, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, ranks - 1))
+    found = assumed_journey(leaving, rank, ranks, 2, imbalance)
+    if ranks > 1:
+        assert sum(found.sent) == leaving
+    assert found.received == (found.sent[rank],) * ranks
+    assert found.of_places == (sum(found.received),) * 2
+    others = [*found.sent[:rank], *found.sent[rank + 1 :]]
+    assert all(found.sent[rank] >= other - 1 for other in others)
+    assert busiest(leaving, ranks, imbalance) == found.sent[rank] <= leaving
+
+
+def of(dispatcher: Dispatcher, imbalance: float) -> RankCount:
+    """Return the count of a rank whose experts are spread over ``RANKS`` replicas."""
+    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(RANKS, 1, dispatcher)})
+    [found] = counted(replace(run, dry_run=DryRun("H100", expert_imbalance=imbalance)), (2,))
+    return found
+
+
+def exchanged(count: RankCount) -> int:
+    """Return the bytes of rows that F exchanges."""
+    steps = (step for work, _ in count.passes["F", 0].parts for step in work.steps)
+    return sum(s.bytes for s in steps if isinstance(s, Collective) and s.kind == "all_to_all")
+
+
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+def test_the_busiest_rank_multiplies_and_holds_more_by_the_factor(dispatcher: Dispatcher) -> None:
+    usual, more = (of(dispatcher, factor) for factor in (1.0, 1.5))
+    slots = 2 * MIXTURE.seq_length
+    per_slot = 2 * 3 * MIXTURE.hidden_size * 32
+    products: dict[PassKind, int] = {"F": 1, "B": 2}
+    for kind, times in products.items():
+        grown = more.passes[kind, 0].flops - usual.passes[kind, 0].flops
+        assert grown == MIXTURE.num_layers * times * per_slot * slots // 2
+    assert more.passes["F", 0].left > usual.passes["F", 0].left
+    assert more.parameters == usual.parameters
+
+
+def test_more_rows_take_longer_to_arrive() -> None:
+    """Rows of activations go there and back; their weights, in fp32, only there."""
+    hidden = 2 * MIXTURE.hidden_size * 2 * MIXTURE.seq_length
+    grown = exchanged(of("alltoall", 1.5)) - exchanged(of("alltoall", 1.0))
+    weights = 2 * MIXTURE.seq_length * 4
+    assert grown == MIXTURE.num_layers * (2 * hidden + weights) // 2
