@@ -44,6 +44,20 @@ MIXTURE: Final = replace(
     moe_shared_expert_intermediate_size=16,
 )
 
+LATENTS: Final = replace(
+    LLAMA,
+    position_embedding_type="rope",
+    multi_latent_attention=True,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_head_dim=16,
+    qk_pos_emb_head_dim=8,
+    v_head_dim=16,
+    kv_channels=24,
+    num_query_groups=LLAMA.num_attention_heads,
+    qk_layernorm=True,
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -76,6 +90,13 @@ CASES: Final = {
     "mixture with a wide router": Case(replace(MIXTURE, moe_router_in_fp32=True)),
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
+    ),
+    "latents": Case(LATENTS),
+    "latents in fp32, without a rank of queries": Case(
+        replace(LATENTS, q_lora_rank=None), torch.float32
+    ),
+    "heads of latents again": Case(
+        LATENTS, options={"recomputation": Recomputation(frozenset(("mla_up_proj", "layernorm")))}
     ),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
