@@ -44,6 +44,18 @@ MIXTURE: Final = replace(
     moe_shared_expert_intermediate_size=16,
 )
 
+GPT_OSS: Final = replace(
+    MIXTURE,
+    swiglu=False,
+    quick_geglu=True,
+    activation_func_clamp_value=7.0,
+    glu_linear_offset=1.0,
+    add_bias_linear=True,
+    softmax_type="learnable",
+    window_size=8,
+    window_pattern=(1, 0),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -75,6 +87,8 @@ CASES: Final = {
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),
+    "gpt-oss": Case(GPT_OSS),
+    "gpt-oss in fp32": Case(GPT_OSS, torch.float32),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
 }
