@@ -190,6 +190,14 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
 
 
 @pytest.mark.full
+def test_no_host_waits_for_a_mixture_in_fp32(gpus: GpuPool) -> None:
+    """For products of groups in this type PyTorch's own function would wait."""
+    options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2", "zb-h1"), torch.float32)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("treatment", ["vocab-2", "vocab-1", "naive"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> None:
