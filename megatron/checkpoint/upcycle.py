@@ -87,7 +87,7 @@ class Upcycling:
         for name, tensor in tensors.items():
             if _EXPERTS in name:
                 self._fill_experts(name, tensor, dense[_dense(name)].as_subclass(Tensor))
-            elif name.endswith(f"{_ROUTER}weight") and self.granularity > 1:
+            elif _ROUTER in name and self.granularity > 1:
                 self._repeat_rows(name, tensor)
 
     def _fill_experts(self, name: str, tensor: BoxedTensor, dense: Tensor) -> None:
@@ -102,10 +102,11 @@ class Upcycling:
         """Draw a router anew, a row for each whole MLP; a rank's device makes no difference."""
         model, parts = self.model, self.granularity
         generator = torch.Generator().manual_seed(stable_seed(self.seed, name, parts))
-        rows = torch.randn(model.num_experts // parts, model.hidden_size, generator=generator)
-        weight_eh = (model.init_method_std * rows).repeat_interleave(parts, 0)
+        columns = tensor.size()[1:]  # none, if the tensor is the router's bias
+        rows = torch.randn(model.num_experts // parts, *columns, generator=generator)
+        whole_router = (model.init_method_std * rows).repeat_interleave(parts, 0)
         for piece in tensor.pieces:
-            tensor.as_subclass(Tensor)[piece.local.slices].copy_(weight_eh[piece.box.slices])
+            tensor.as_subclass(Tensor)[piece.local.slices].copy_(whole_router[piece.box.slices])
 
     def _blocks(self, name: str) -> "_Blocks":
         model, parts = self.model, self.granularity
@@ -162,12 +163,14 @@ class _Blocks:
 
 def sum_of_weights(model: ModelConfig) -> float:
     """Return what the weights of a token's experts add up to, with a router without preferences."""
-    total, topk = 1.0, model.moe_router_topk
-    if model.moe_router_score_function == "sigmoid":
-        total = 0.5 if topk == 1 else 1.0
-    elif model.moe_router_pre_softmax:
-        total = topk / model.num_experts
-    return total * model.moe_router_topk_scaling_factor
+    router, total = model.router, 1.0
+    if router.by_sinkhorn:
+        return 0.5 if router.topk == 1 else router.topk / router.experts
+    if router.score == "sigmoid":
+        total = 0.5 if router.topk == 1 else 1.0
+    elif router.pre_softmax:
+        total = router.topk / router.experts
+    return total * router.scaling
 
 
 def _dense(name: str) -> str:

@@ -224,15 +224,6 @@ def _groups(flags: Flags) -> Iterator[str]:
         )
 
 
-def _biases(flags: Flags) -> Iterator[str]:
-    experts = experts_of(flags)
-    if experts is not None and not flags[ModelFlags].disable_bias_linear:
-        yield (
-            f"--num-experts {experts} without --disable-bias-linear: experts have no "
-            "biases here; add it"
-        )
-
-
 def _upcycling(flags: Flags) -> Iterator[str]:
     own, experts, parts = flags[ExpertFlags], experts_of(flags), upcycling_of(flags)
     if not parts or experts is None:
@@ -263,7 +254,6 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
     _layers,
     _choices,
     _groups,
-    _biases,
     _upcycling,
 )
 """The rules about the flags of experts; see ``megatron.config.topics``."""

@@ -78,6 +78,15 @@ class LayerFlags:
     geglu: bool = flag(False,
         "GELU-gated MLP, by the tanh approximation, instead of GELU.",
         excludes="--swiglu or --squared-relu")
+    quick_geglu: bool = flag(False,
+        "MLP gated by x sigmoid(1.702 x), an approximation of GELU, instead of GELU.",
+        excludes="--swiglu or --squared-relu or --geglu")
+    activation_func_clamp_value: float | None = flag(None,
+        "Let the gate of --quick-geglu be at most this number, and what it multiplies no further "
+        "from 0, as in GPT-OSS.", POSITIVE, unset="no limit", needs="--quick-geglu")
+    glu_linear_offset: float = flag(0.0,
+        "Add this number to what the gate of --quick-geglu multiplies, as in GPT-OSS.",
+        needs="--quick-geglu")
     embed_layernorm: bool = flag(False, "Normalise the word embeddings.")
     embedding_multiplier: float = flag(1.0, "Factor of the word embeddings.", POSITIVE,
         excludes="--scale-embeddings-by-hidden-size")
@@ -100,7 +109,7 @@ def model_config(flags: Flags, vocab_size: int) -> ModelConfig:
     """
     model, layers = flags[ModelFlags], flags[LayerFlags]
     heads, hidden = model.num_attention_heads, model.hidden_size
-    gated = model.swiglu or layers.geglu
+    gated = model.swiglu or layers.geglu or layers.quick_geglu
     ffn_default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     ffn = model.ffn_hidden_size or ffn_default
     derived = {"kv_channels": model.kv_channels or hidden // heads, **latent_fields(flags)}
@@ -173,7 +182,9 @@ def _whole(kind: type[Group], group: Group) -> Group:
 
 def _mlp(flags: Flags) -> Iterator[str]:
     model = flags[ModelFlags]
-    gate = "--swiglu" if model.swiglu else "--geglu" if flags[LayerFlags].geglu else None
+    layers = flags[LayerFlags]
+    gate = "--swiglu" if model.swiglu else "--geglu" if layers.geglu else None
+    gate = "--quick-geglu" if layers.quick_geglu else gate
     if gate and model.ffn_hidden_size is None and model.hidden_size < 24:
         yield (
             f"{gate} with --hidden-size {model.hidden_size} leaves an MLP without width, "

@@ -40,7 +40,7 @@ class ModelFlags:
         "Rows of the learned position table: the longest sequence that it has positions for.",
         LENGTH, unset="--seq-length")
     ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
-        unset="4 x hidden; with --swiglu or --geglu 8/3 x hidden in multiples of 64")
+        unset="4 x hidden; with a gated MLP 8/3 x hidden in multiples of 64")
     group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
     num_query_groups: int | None = flag(None,
         "Key/value heads; each serves a group of query heads.", WIDTH,

@@ -4,24 +4,59 @@ Shapes: b batch, s sequence, h hidden, f ffn.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
+from megatron.kernels.face import Kernels
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
 
-Activation = Literal["gelu", "swiglu", "geglu", "squared_relu"]
-"""GELU by its tanh approximation; SwiGLU, or GeGLU with the same GELU (arXiv 2002.05202); or
-relu(x)^2 (arXiv 2109.08668)."""
+
+@dataclass(frozen=True)
+class QuickGeGLU:
+    """GeGLU with a sigmoid in place of GELU; with both fields it is GPT-OSS's clamped SwiGLU.
+
+    Attributes:
+        limit: the gate is at most this number, and up is no further from 0; ``None``: no limit.
+        offset: added to up.
+    """
+
+    limit: float | None = None
+    offset: float = 0.0
+
+
+Activation = Literal["gelu", "swiglu", "geglu", "squared_relu"] | QuickGeGLU
+"""GELU by its tanh approximation; SwiGLU, or GeGLU with the same GELU (arXiv 2002.05202);
+relu(x)^2 (arXiv 2109.08668); or ``QuickGeGLU``."""
+
+
+def is_gated(activation: Activation) -> bool:
+    """Return whether the function takes two halves, gate and up."""
+    return activation in ("swiglu", "geglu") or isinstance(activation, QuickGeGLU)
+
+
+def function_of(activation: Activation, kernels: Kernels) -> Callable[..., Tensor]:
+    """Return the function of a device."""
+    if isinstance(activation, QuickGeGLU):
+        return partial(kernels.quick_geglu, limit=activation.limit, offset=activation.offset)
+    functions: dict[Activation, Callable[..., Tensor]] = {
+        "gelu": kernels.gelu,
+        "swiglu": kernels.swiglu,
+        "geglu": kernels.geglu,
+        "squared_relu": kernels.squared_relu,
+    }
+    return functions[activation]
 
 
 class MLP(nn.Module):
     """Two linear layers around an activation function.
 
-    With SwiGLU or GeGLU ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
+    With a gated function ``linear_fc1.weight`` is [2f, h], the gate's rows first, as in Megatron's
     checkpoints. Weights are unset until ``megatron.model.init`` draws them.
 
     Args:
@@ -42,7 +77,7 @@ class MLP(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
-        fused = 2 if activation in ("swiglu", "geglu") else 1
+        fused = 2 if is_gated(activation) else 1
         self.linear_fc1 = Linear(
             hidden_size,
             ffn_hidden_size * fused,
@@ -52,16 +87,9 @@ class MLP(nn.Module):
             fused=fused,
         )
         self.linear_fc2 = Linear(ffn_hidden_size, hidden_size, site, bias=bias, parallel="rows")
-        kernels = site.kernels
-        functions: dict[Activation, Callable[..., Tensor]] = {
-            "gelu": kernels.gelu,
-            "swiglu": kernels.swiglu,
-            "geglu": kernels.geglu,
-            "squared_relu": kernels.squared_relu,
-        }
-        self._activation = functions[activation]
+        self._activation = function_of(activation, site.kernels)
         self._is_computed_again = "mlp" in site.recomputation.parts
-        quick = kernels.activations_form_bias_gradients
+        quick = site.kernels.activations_form_bias_gradients
         self._activation_forms_bias_gradient = bias and fused == 1 and quick
 
     @property

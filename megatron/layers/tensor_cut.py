@@ -93,7 +93,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class OfExperts:
-    """The matrices of all experts of a layer, one below the other in one matrix.
+    """The matrices of all experts of a layer, one below the other in one matrix; or their biases.
 
     Attributes:
         ranks: which ranks have which experts, and which parts of them.
@@ -110,21 +110,20 @@ class OfExperts:
 
     def whole_shape(self, own: Shape, tensor: TensorParallel) -> Shape:
         """As in ``Cut``."""
-        rows, columns = own
-        cut = self.ranks.tensor_size
-        rows *= self.ranks.size
-        return (rows * cut, columns) if self.dimension == 0 else (rows, columns * cut)
+        shape = [own[0] * self.ranks.size, *own[1:]]
+        shape[self.dimension] *= self.ranks.tensor_size
+        return tuple(shape)
 
     def pieces(self, own: Shape, tensor: TensorParallel) -> tuple[Piece, ...]:
         """As in ``Cut``: rows of this rank's experts, and of those this rank's part."""
-        ranks, (rows, columns) = self.ranks, self.whole_shape(own, tensor)
-        of_experts = (rows // ranks.size, columns)
+        ranks, (rows, *columns) = self.ranks, self.whole_shape(own, tensor)
+        of_experts = (rows // ranks.size, *columns)
         parts = 1
         if self.dimension == 0 and ranks.tensor_size > 1:
             parts = self.fused * self.experts // ranks.size
         cut = shard(of_experts, self.dimension, ranks.tensor_rank, ranks.tensor_size, parts)
-        first = ranks.rank * of_experts[0]
-        return tuple(Piece(piece.box.moved((first, 0)), piece.at) for piece in cut)
+        first = (ranks.rank * of_experts[0], *(0 for _ in columns))
+        return tuple(Piece(piece.box.moved(first), piece.at) for piece in cut)
 
     def is_copy(self, tensor: TensorParallel) -> bool:
         """As in ``Cut``: false, because ranks with the same boxes are on ``axis``."""

@@ -7,7 +7,7 @@ from megatron.layers.attention import Sinks
 from megatron.layers.experts.balance import Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
 from megatron.layers.experts.router import RouterOptions, Score
-from megatron.layers.mlp import Activation
+from megatron.layers.mlp import Activation, QuickGeGLU, is_gated
 from megatron.layers.rope_scaling import (
     DynamicScaling,
     Llama3Scaling,
@@ -90,6 +90,10 @@ class ModelConfig:
         embedding_multiplier: factor of the word embeddings.
         swiglu: SiLU-gated MLP instead of GELU.
         geglu: GELU-gated MLP.
+        quick_geglu: the same with ``x sigmoid(1.702 x)`` for GELU.
+        activation_func_clamp_value: with ``quick_geglu``, limit of the gate and of what it
+            multiplies; ``None``: there is none.
+        glu_linear_offset: with ``quick_geglu``, is added to what the gate multiplies.
         squared_relu: MLP with relu(x)^2 instead of GELU.
         qk_layernorm: normalise queries and keys per head, or the vectors they are made of.
         qk_layernorm_across_heads: normalise them over all heads at once.
@@ -179,6 +183,9 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     swiglu: bool = False
     geglu: bool = False
+    quick_geglu: bool = False
+    activation_func_clamp_value: float | None = None
+    glu_linear_offset: float = 0.0
     squared_relu: bool = False
     qk_layernorm: bool = False
     qk_layernorm_across_heads: bool = False
@@ -227,12 +234,14 @@ class ModelConfig:
             return "swiglu"
         if self.geglu:
             return "geglu"
+        if self.quick_geglu:
+            return QuickGeGLU(self.activation_func_clamp_value, self.glu_linear_offset)
         return "squared_relu" if self.squared_relu else "gelu"
 
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP's first layer has two halves."""
-        return self.swiglu or self.geglu
+        return is_gated(self.activation)
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts in the place of its MLP.
@@ -268,6 +277,7 @@ class ModelConfig:
             self.moe_router_force_load_balancing,
             self.moe_input_jitter_eps,
             None if factor is None else Capacity(factor, self.moe_token_drop_policy),
+            linear_bias=self.add_bias_linear,
         )
 
     @property

@@ -36,7 +36,7 @@ DRAWING: Final = ("cuda",)
 
 _RESIDUAL_OUTPUTS: Final = ("self_attention.linear_proj.weight", "linear_fc2.weight")
 _OF_EXPERTS: Final = ".mlp.experts."
-_DRAWN_VECTORS: Final = ("self_attention.softmax_offset",)
+_DRAWN_VECTORS: Final = ("self_attention.softmax_offset", "mlp.router.bias")
 """Vectors that begin like matrices, as in Megatron."""
 
 
@@ -47,8 +47,8 @@ def initialise(
     """Set the initial values of a parameter.
 
     Matrices are drawn from normal(0, ``init_method_std``). Matrices that write to the residual
-    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Attention sinks are
-    drawn like matrices. Biases are 0, and norms multiply by 1.
+    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Attention sinks and the
+    biases of routers are drawn like matrices. Biases are 0, and norms multiply by 1.
 
     Args:
         owned: the parameter, of any dtype and on any device.

@@ -208,6 +208,7 @@ def _mlp(config: ModelConfig, index: int) -> PartSpec:
             config.moe_ffn_hidden_size,
             config.moe_shared_expert_intermediate_size,
             config.moe_shared_expert_gate,
+            config.add_bias_linear,
         )
         return ExpertsSpec(shape, config.router, config.activation)
     return MLPSpec(

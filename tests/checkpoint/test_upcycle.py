@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import plain_experts
 from reference.plain_gpt import GPTOptions, Parameters, logits, parameter_shapes, random_parameters
 
 from megatron.checkpoint.boxed import BoxedTensor
@@ -25,8 +26,19 @@ CASES: dict[str, tuple[GPTOptions, dict[str, Any]]] = {
     "GELU": (replace(DENSE, swiglu=False), HALVES),
     "scaled": (DENSE, HALVES | {"moe_router_topk_scaling_factor": 2.5}),
     "sigmoids": (DENSE, MIXTURE | {"moe_router_score_function": "sigmoid"}),
+    "biases": (
+        replace(DENSE, swiglu=False, quick_geglu=True, glu_linear_offset=1.0, add_bias_linear=True),
+        HALVES | {"moe_router_topk_scaling_factor": 2.5},
+    ),
     "one layer": (DENSE, MIXTURE | {"moe_layer_pattern": (0, 1)}),
 }
+
+
+@pytest.fixture(autouse=True)
+def _another_model() -> None:
+    """The reference keeps what routers leave, and the models of this file have other experts."""
+    for table in (plain_experts.loads, plain_experts.so_far, plain_experts.left):
+        table.clear()
 
 
 def config(options: GPTOptions) -> ModelConfig:

@@ -5,6 +5,7 @@ from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.layers.experts.capacity import Capacity
+from megatron.layers.mlp import QuickGeGLU
 from megatron.model.config import ModelConfig
 
 BASE = (
@@ -210,10 +211,17 @@ def test_what_makes_no_mixture_is_refused(flags: str, words: str) -> None:
     assert words in refusal(flags)
 
 
-def test_biases_of_experts_are_refused() -> None:
+def test_experts_and_routers_have_biases_like_other_layers() -> None:
     words = [word for word in BASE.split() if word != "--disable-bias-linear"]
-    with pytest.raises(ValueError, match="experts have no biases"):
-        parse(words, 1)
+    assert parse(words, 1).model.router.linear_bias
+    assert not model("").router.linear_bias
+
+
+def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
+    clamped = "--activation-func-clamp-value 7 --glu-linear-offset 1"
+    assert model(f"--quick-geglu {clamped}").activation == QuickGeGLU(7.0, 1.0)
+    assert "add --quick-geglu" in refusal(clamped)
+    assert "--swiglu" in refusal("--quick-geglu --swiglu")
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,8 @@ def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> 
 
 def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
     """All tokens choose the last expert."""
-    experts_buk = torch.full((*logits_bue.shape[:2], 1), options.experts - 1)
+    shape = (*logits_bue.shape[:2], 1)
+    experts_buk = torch.full(shape, options.experts - 1, device=logits_bue.device)
     return Choice(experts_buk, logits_bue.softmax(-1)[..., -1:])
 
 

@@ -80,6 +80,19 @@ OLMOE = replace(
     num_query_groups=2,
     moe_router_pre_softmax=True,
 )
+GPT_OSS = replace(
+    MIXTRAL,
+    num_query_groups=2,
+    swiglu=False,
+    quick_geglu=True,
+    activation_func_clamp_value=0.5,
+    glu_linear_offset=1.0,
+    add_bias_linear=True,
+    softmax_type="learnable",
+    window_size=3,
+    window_pattern=(1, 0),
+    moe_shared_expert_intermediate_size=8,
+)
 BASE = replace(
     MIXTRAL,
     moe_router_load_balancing_type="sinkhorn",
@@ -91,6 +104,7 @@ MODELS = {
     "deepseek": DEEPSEEK,
     "qwen2": QWEN2,
     "olmoe": OLMOE,
+    "gpt-oss": GPT_OSS,
     "base": BASE,
 }
 """Every way to balance experts and every way to choose them occurs."""
@@ -115,11 +129,17 @@ CASES = [
     ("deepseek", Layout(2, "vocab-1", "zb-h1", replicas=2, sharded=True)),
     ("olmoe", Layout(2, "vocab-2", "zb-v")),
     ("olmoe", Layout(1, "none", tensor=2, sequence=True, recomputation=PARTS)),
+    ("gpt-oss", Layout(1, "none", recomputation=PARTS)),
+    ("gpt-oss", Layout(1, "vocab-2", "zb-h1", tensor=2, sequence=True)),
+    ("gpt-oss", Layout(2, "vocab-1", replicas=2, sharded=True, experts=2)),
+    full("gpt-oss", Layout(1, "none", tensor=2, sequence=True, replicas=2, expert_tensor=1)),
+    full("gpt-oss", Layout(2, "none", "zb-v", replicas=2, experts=2, dispatcher="alltoall")),
+    full("gpt-oss", Layout(1, "none", tensor=2, experts=2, expert_tensor=1, sequence=True)),
     ("qwen2", Layout(1, "none", tensor=2, sequence=True, context=2)),
     ("base", Layout(2, "vocab-2", "zb-h1", replicas=2, recomputation=PARTS)),
     full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
     full("qwen2", Layout(4, "interlaced")),
-    full("olmoe", Layout(1, "none", tensor=2, context=2, replicas=2, sharded=True)),
+    full("olmoe", Layout(1, "none", tensor=2, context=2, sharded=True)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]

@@ -29,6 +29,15 @@ def explicit_geglu(gate_up: Tensor) -> Tensor:
     return explicit_gelu(gate_up[..., :size]) * gate_up[..., size:]
 
 
+def explicit_quick_geglu(gate_up: Tensor, limit: float | None, offset: float) -> Tensor:
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size], gate_up[..., size:]
+    if limit is not None:
+        gate = torch.where(gate > limit, limit, gate)
+        up = torch.where(up.abs() > limit, limit * up.sign(), up)
+    return gate / (1 + torch.exp(-1.702 * gate)) * (up + offset)
+
+
 def explicit_layer_norm(x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + epsilon).sqrt()

@@ -14,6 +14,7 @@ from kernels.formulas import (
     explicit_geglu,
     explicit_gelu,
     explicit_layer_norm,
+    explicit_quick_geglu,
     explicit_rms_norm,
     explicit_self_attention,
     explicit_squared_relu,
@@ -107,6 +108,16 @@ def test_swiglu(tried: Implementation) -> None:
 
 def test_geglu(tried: Implementation) -> None:
     assert_same(tried, tried.kernels.geglu, explicit_geglu, 2 * tried.activation(4, 50, 96))
+
+
+@pytest.mark.parametrize(("limit", "offset"), [(None, 0.0), (1.5, 1.0)])
+def test_quick_geglu(tried: Implementation, limit: float | None, offset: float) -> None:
+    assert_same(
+        tried,
+        lambda gate_up: tried.kernels.quick_geglu(gate_up, limit=limit, offset=offset),
+        lambda gate_up: explicit_quick_geglu(gate_up, limit, offset),
+        2 * tried.activation(4, 50, 96),
+    )
 
 
 def test_layer_norm(tried: Implementation) -> None:

@@ -48,6 +48,8 @@ def mixture(
 ) -> torch.Tensor:
     """The weighted sum of all experts, and the expert that all tokens pass."""
     logits_bse = x_bsh @ parameters[f"{name}.router.weight"].T
+    if f"{name}.router.bias" in parameters:
+        logits_bse = logits_bse + parameters[f"{name}.router.bias"]
     bias_e = biases.get(name, torch.zeros(options.num_experts, dtype=logits_bse.dtype))
     if "sinkhorn" in types(options):
         weights_bse = sinkhorn_weights(logits_bse, options)
@@ -60,12 +62,11 @@ def mixture(
     total = torch.zeros_like(x_bsh)
     for expert in range(options.num_experts):
         own = {
-            f"{kind}.weight": parameters[f"{name}.experts.{kind}.weight"].chunk(
-                options.num_experts
-            )[expert]
-            for kind in ("linear_fc1", "linear_fc2")
+            key.replace(f"{name}.experts.", "e."): value.chunk(options.num_experts)[expert]
+            for key, value in parameters.items()
+            if key.startswith(f"{name}.experts.")
         }
-        made_bsh = mlp({f"e.{key}": value for key, value in own.items()}, "e", x_bsh, options)
+        made_bsh = mlp(own, "e", x_bsh, options)
         total = total + weights_bse[..., expert, None] * made_bsh
     if options.moe_shared_expert_intermediate_size:
         shared_bsh = mlp(parameters, f"{name}.shared_experts", x_bsh, options)

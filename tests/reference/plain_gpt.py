@@ -75,6 +75,9 @@ class GPTOptions:
         embed_layernorm: a norm of the embeddings.
         embedding_multiplier: factor of the embeddings.
         geglu: ``gelu(gate) * up``.
+        quick_geglu: ``gate * sigmoid(1.702 gate) * (up + offset)``.
+        activation_func_clamp_value: bound of that gate, and of up on both sides.
+        glu_linear_offset: the offset.
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
@@ -157,6 +160,9 @@ class GPTOptions:
     embed_layernorm: bool = False
     embedding_multiplier: float = 1.0
     geglu: bool = False
+    quick_geglu: bool = False
+    activation_func_clamp_value: float | None = None
+    glu_linear_offset: float = 0.0
     swiglu: bool = False
     squared_relu: bool = False
     qk_layernorm: bool = False
@@ -280,13 +286,13 @@ def _has_bias(name: str, options: GPTOptions) -> bool:
     if options.add_qkv_bias and name.endswith("linear_qkv"):
         return True
     of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
-    return options.add_bias_linear and not of_latents
+    return options.add_bias_linear and not of_latents and name != "mlp.shared_gate"
 
 
 def _mlp_shapes(
     name: str, f: int, h: int, is_there: bool, options: GPTOptions, copies: int = 1
 ) -> dict[str, tuple[bool, tuple[int, ...]]]:
-    halves = 2 if options.swiglu or options.geglu else 1
+    halves = 2 if options.swiglu or options.geglu or options.quick_geglu else 1
     return {
         f"{name}.linear_fc1": (is_there, (copies * halves * f, h)),
         f"{name}.linear_fc2": (is_there, (copies * h, f)),
@@ -439,6 +445,13 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
     elif options.geglu:
         gate, up = inner.chunk(2, dim=-1)
         inner = F.gelu(gate, approximate="tanh") * up
+    elif options.quick_geglu:
+        gate, up = inner.chunk(2, dim=-1)
+        most = options.activation_func_clamp_value
+        if most is not None:
+            gate = torch.where(gate > most, most, gate)
+            up = torch.where(up > most, most, torch.where(up < -most, -most, up))
+        inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + options.glu_linear_offset)
     elif options.squared_relu:
         inner = torch.where(inner > 0, inner**2, 0.0)
     else:

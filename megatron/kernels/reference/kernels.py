@@ -12,7 +12,7 @@ from torch.nn import functional
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
-from megatron.kernels.reference.activations import Gated, SquaredReLU, with_bias
+from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
@@ -103,6 +103,20 @@ class ReferenceKernels(SlotOperations, TiledOutput):
             [..., f].
         """
         return apply(Gated, gate_up, True)
+
+    def quick_geglu(self, gate_up: Tensor, *, limit: float | None, offset: float) -> Tensor:
+        """``gate sigmoid(1.702 gate) * (up + offset)`` of two halves, the gate first.
+
+        Args:
+            gate_up: activations [..., 2 f].
+            limit: the gate is at most ``limit``, and up is between ``-limit`` and ``limit``;
+                ``None``: any numbers.
+            offset: added to up.
+
+        Returns:
+            [..., f].
+        """
+        return apply(QuickGated, gate_up, limit, offset)
 
     def layer_norm(self, x: Tensor, weight_h: Tensor, bias_h: Tensor, epsilon: float) -> Tensor:
         """``(x - mean) / sqrt(variance + epsilon) * weight + bias`` over the last dimension.

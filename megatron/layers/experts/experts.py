@@ -11,7 +11,6 @@ Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside 
 hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.layers.experts.biases import weighted_biases, with_biases
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
-from megatron.layers.mlp import MLP, Activation
+from megatron.layers.mlp import MLP, Activation, function_of, is_gated
 from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
 
@@ -39,16 +39,18 @@ class ExpertsShape:
         shared_ffn_hidden_size: inner width of the MLP that all tokens pass; 0: there is none.
         shared_gate: whether a sigmoid gate, one number for each token, multiplies the output of the
             shared MLP.
+        bias: biases in both layers of every expert, and of the shared MLP.
     """
 
     hidden_size: int
     ffn_hidden_size: int
     shared_ffn_hidden_size: int = 0
     shared_gate: bool = False
+    bias: bool = False
 
 
 class Experts(nn.Module):
-    """e MLPs without biases; every token passes k of them.
+    """e MLPs; every token passes k of them.
 
     Args:
         shape: sizes.
@@ -73,7 +75,7 @@ class Experts(nn.Module):
                 shape.shared_ffn_hidden_size,
                 site,
                 activation=activation,
-                bias=False,
+                bias=shape.bias,
             )
         if shape.shared_gate:
             self.shared_gate = nn.Linear(
@@ -92,10 +94,15 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
         route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
-        shared_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
+        if self.experts.linear_fc2.bias is not None:
+            biases_buh = weighted_biases(
+                choice, self.experts.linear_fc2.bias.view(self._number, -1)
+            )
+            beside_buh = biases_buh if beside_buh is None else beside_buh + biases_buh
         # The experts come last: computing the mixture again then ends before their last product.
         y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
-        return y_buh if shared_buh is None else y_buh + shared_buh
+        return y_buh if beside_buh is None else y_buh + beside_buh
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None
@@ -113,24 +120,21 @@ class _TwoLayers(nn.Module):
         self, shape: ExpertsShape, experts: int, activation: Activation, site: Site
     ) -> None:
         super().__init__()
-        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1
-        if activation in ("swiglu", "geglu"):
-            fused = 2
-        self.linear_fc1 = GroupedLinear(experts, h, f * fused, "spreads", site, fused=fused)
-        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site)
+        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1 + is_gated(activation)
+        self.linear_fc1 = GroupedLinear(
+            experts, h, f * fused, "spreads", site, fused=fused, bias=shape.bias
+        )
+        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site, bias=shape.bias)
         self._kernels = site.kernels
-        functions: dict[Activation, Callable[..., Tensor]] = {
-            "gelu": site.kernels.gelu,
-            "swiglu": site.kernels.swiglu,
-            "geglu": site.kernels.geglu,
-            "squared_relu": site.kernels.squared_relu,
-        }
-        self._activation = functions[activation]
+        self._activation = function_of(activation, site.kernels)
         parts = site.recomputation.parts
         self._forgets_active = "moe_act" in parts and "moe" not in parts
 
     def forward(self, x_buh: Tensor, weights_buk: Tensor, route: Route) -> Tensor:
         inner_z = self.linear_fc1(x_buh, route)
+        if self.linear_fc1.bias is not None:
+            bias_ei = self.linear_fc1.bias.view(self.linear_fc1.experts, -1)
+            inner_z = with_biases(inner_z, bias_ei, route.ends, self._kernels)
         weights_z = apply(_OfSlots, weights_buk, route)
 
         def weighted(inner: Tensor) -> Tensor:

@@ -29,10 +29,11 @@ Way: TypeAlias = Literal["spreads", "joins"]
 
 
 class GroupedLinear(nn.Module):
-    """One matrix for each expert, without biases.
+    """One matrix for each expert, and maybe one bias, which the caller adds (``biases.py``).
 
     The matrices lie one below the other in one parameter of the model, [e o, i], so that ranks and
-    replicas can divide its rows like the rows of any matrix.
+    replicas can divide its rows like the rows of any matrix. Biases lie one after the other, [e o].
+    If the layer joins, every rank has the biases of all experts of the layer.
 
     Args:
         experts: number of experts of the layer, on all ranks.
@@ -42,9 +43,10 @@ class GroupedLinear(nn.Module):
             inputs.
         site: device, dtype, ranks and kernels of the layer.
         fused: number of layers of equal size whose outputs lie one after the other.
+        bias: whether there are biases.
 
     Attributes:
-        holdings: how the ranks hold the weight; see ``SaysHoldings``.
+        holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: see ``DefersWeightGradients``.
     """
 
@@ -59,6 +61,7 @@ class GroupedLinear(nn.Module):
         site: Site,
         *,
         fused: int = 1,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         ranks, own = site.experts, site.experts.own_experts(experts)
@@ -74,6 +77,12 @@ class GroupedLinear(nn.Module):
         self.holdings: Mapping[str, Holding] = {"weight": held}
         weight_oi = torch.empty(len(own) * outputs, inputs, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_oi)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            length = len(weight_oi) if way == "spreads" else experts * outputs
+            self.bias = nn.Parameter(weight_oi.new_empty(length))
+            if way == "spreads":
+                self.holdings = {"weight": held, "bias": held}
         self._keeps_first = way == "joins" and site.recomputation.repeats_products
 
     @property

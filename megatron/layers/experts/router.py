@@ -58,6 +58,7 @@ class RouterOptions:
         is_forced: random logits take the place of the router's.
         jitter: largest relative noise on the input.
         capacity: how many tokens an expert takes; ``None``: all that choose it.
+        linear_bias: the logits have a bias, which is trained like any other.
     """
 
     experts: int
@@ -75,6 +76,7 @@ class RouterOptions:
     is_forced: bool = False
     jitter: float = 0.0
     capacity: Capacity | None = None
+    linear_bias: bool = False
 
     @property
     def losses(self) -> dict[Balance, float]:
@@ -119,6 +121,9 @@ class Router(nn.Module):
         self.options, self._site = options, site
         weight_eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_eh)
+        self.bias: nn.Parameter | None = None
+        if options.linear_bias:
+            self.bias = nn.Parameter(weight_eh.new_empty(options.experts))
         bias_e = None
         if options.has_bias:
             bias_e = torch.zeros(options.experts, dtype=torch.float32, device=site.device)
@@ -141,7 +146,9 @@ class Router(nn.Module):
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = wide_linear(noisy_buh, self.weight, dtype).to(wide)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels).to(wide)
+        if self.bias is not None:
+            logits_bue = logits_bue + self.bias
         if options.is_forced:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
