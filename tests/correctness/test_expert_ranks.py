@@ -243,14 +243,27 @@ def test_all_tokens_may_choose_one_expert(dispatcher: Any, ranks: RankPool) -> N
         compare(job, runs, start, wanted)
 
 
-@pytest.mark.parametrize("fault", ["last expert moved by one", "summed over all replicas"])
-def test_a_fault_of_spread_experts_is_seen(fault: str, ranks: RankPool, known: Known) -> None:
-    """Else the comparison above would show nothing."""
-    _, wanted = known("mixtral", 2)
+def faulty(ranks: RankPool, fault: str) -> list[RankRun]:
+    """The first iteration of Mixtral on two ranks with a fault."""
     job = job_of(MIXTRAL)
-    layout = Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall")
-    runs = ranks.run(
-        train_changed, 2, config=job.config(layout), batches=job.batches()[:1], change=fault
+    config = job.config(Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall"))
+    runs: list[RankRun] = ranks.run(
+        train_changed, 2, config=config, batches=job.batches()[:1], change=fault
     )
+    return runs
+
+
+def test_a_slot_of_the_wrong_expert_would_be_seen(ranks: RankPool, known: Known) -> None:
+    """Else the comparisons above would show nothing."""
+    _, wanted = known("mixtral", 2)
+    runs = faulty(ranks, "last expert moved by one")
     gradients = assemble([own.first_gradients for own in runs])
     assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3
+
+
+def test_a_sum_of_gradients_of_different_experts_would_be_seen(
+    ranks: RankPool, known: Known
+) -> None:
+    _, wanted = known("mixtral", 2)
+    [norm] = faulty(ranks, "summed over all replicas")[0].gradient_norms
+    assert norm != pytest.approx(wanted.gradient_norms[0], rel=1e-4)

@@ -18,13 +18,13 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     groups, model, train_config = state.groups, config.model, config.train
     groups.world.barrier()  # all ranks measure the peak at the same time, as under load
     peak = peak_of_rank(groups.device, train_config.dtype, config.log.peak_tflops)
-    own = sum(p.parameter.numel() for p in state.parameters if p.counts_in_norm)
-    everywhere = groups.world.all_gather_object(own)
-    counts = [everywhere[rank] for rank in groups.vocabulary.ranks]
+    counts, total = _parameters(config, state)
     flops = iteration_flops(model, 1) * train_config.global_batch_size
     words = vocabulary_words(model.vocab_size, config.data.added_entries)
     schedule = described(config.parallel.pipeline_schedule, state.run_plan)
-    lines = introduction(config.parallel, train_config, words, schedule, counts, flops, peak)
+    lines = introduction(
+        config.parallel, train_config, words, schedule, counts, flops, peak, of_model=total
+    )
     for line in (*config.notes, *lines):
         log.say(line)
     if train_config.eight_bits is not None:
@@ -40,7 +40,7 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
         consumed_samples=start.consumed_samples,
         train_iters=total_iterations(train_config, start),
         world_size=groups.world.size,
-        parameters=sum(counts),
+        parameters=total,
         flops=flops,
         peak_tflops=peak.tflops,
         config=config,
@@ -48,3 +48,18 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
     log.write(started)
     with_ranks = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
     return Meter(started, groups, log, with_ranks=with_ranks)
+
+
+def _parameters(config: RunConfig, state: TrainState) -> tuple[list[int], int]:
+    """Return the parameters of every rank of this replica without copies, and those of the model.
+
+    A replica need not have all experts, if experts are spread over ranks.
+    """
+    groups, sizes = state.groups, [0, 0]
+    for own in state.parameters:
+        if own.counts_in_norm:
+            sizes[own.owned.axis is not None] += own.parameter.numel()
+    everywhere = groups.world.all_gather_object(sizes)
+    of_replica = [everywhere[rank] for rank in groups.vocabulary.ranks]
+    experts = sum(spread for _, spread in everywhere) // config.parallel.expert_copies
+    return [sum(both) for both in of_replica], sum(usual for usual, _ in of_replica) + experts

@@ -21,17 +21,22 @@ def introduction(
     parameters: Sequence[int],
     flops: int,
     peak: Peak,
+    of_model: int | None = None,
 ) -> Iterator[str]:
     """Yield the lines on the layout, the sizes and how FLOPs are counted.
 
     ``parameters`` has a number for every rank of a replica; each parameter counts on one rank only.
-    ``flops`` are the FLOPs of an iteration over all ranks.
+    ``flops`` are the FLOPs of an iteration over all ranks. ``of_model`` is the number of parameters
+    of the model, if other replicas have some of its experts; ``None``: a replica has all.
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
     tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
     tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
     tensor += f" x {parallel.context_size} context-parallel" if parallel.context_size > 1 else ""
+    grid, dispatcher = parallel.grid, parallel.experts.dispatcher
+    if grid.spreads_experts:
+        tensor += f", experts over {grid.expert_size} x {grid.expert_tensor_size} ({dispatcher}),"
     again = " with recomputed logits" if train.vocab_recompute else ""
     yield (
         f"{replicas}pipeline of {parallel.pipeline_size}{tensor} on {parallel.device} "
@@ -44,7 +49,8 @@ def introduction(
         f"{counted(shards, 'shard')} of {parallel.padded_vocab_size // shards}"
     )
     by_rank = ", ".join(f"{count:,}" for count in parameters)
-    yield f"parameters: {sum(parameters):,}; by rank: {by_rank}"
+    whole = sum(parameters) if of_model is None else of_model
+    yield f"parameters: {whole:,}; by rank: {by_rank}"
     yield (
         "model FLOPs = 3 x forward matrix products, causal attention counted in full "
         f"(Megatron-LM counts half), vocabulary without padding; {flops:.3E} per iteration"
