@@ -58,6 +58,18 @@ LATENTS: Final = replace(
     qk_layernorm=True,
 )
 
+GPT_OSS: Final = replace(
+    MIXTURE,
+    swiglu=False,
+    quick_geglu=True,
+    activation_func_clamp_value=7.0,
+    glu_linear_offset=1.0,
+    add_bias_linear=True,
+    softmax_type="learnable",
+    window_size=8,
+    window_pattern=(1, 0),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -98,6 +110,8 @@ CASES: Final = {
     "heads of latents again": Case(
         LATENTS, options={"recomputation": Recomputation(frozenset(("mla_up_proj", "layernorm")))}
     ),
+    "gpt-oss": Case(GPT_OSS),
+    "gpt-oss in fp32": Case(GPT_OSS, torch.float32),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
 }

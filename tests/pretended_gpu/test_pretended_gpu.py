@@ -159,6 +159,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_z_loss_coeff": 0.01,
         "moe_shared_expert_intermediate_size": 16,
     },
+    "gpt-oss": {
+        "quick_geglu": True,
+        "activation_func_clamp_value": 7.0,
+        "glu_linear_offset": 1.0,
+        "softmax_type": "learnable",
+        "window_size": 4,
+        "window_pattern": (1, 0),
+        "num_experts": 4,
+        "moe_ffn_hidden_size": 16,
+    },
 }
 
 
@@ -177,6 +187,14 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
     options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
     config = Job(options, microbatches=4).config(layout, torch.bfloat16)
     assert_sound(gpus.map(run, config, ranks=layout.world_size))
+
+
+@pytest.mark.full
+def test_no_host_waits_for_a_mixture_in_fp32(gpus: GpuPool) -> None:
+    """For products of groups in this type PyTorch's own function would wait."""
+    options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2", "zb-h1"), torch.float32)
+    assert_sound(gpus.map(run, config, ranks=2))
 
 
 @pytest.mark.full
