@@ -78,6 +78,18 @@ def test_lanes_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_the_passes_of_a_pair_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(100)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    recorder = Recorder(5, CPU)
+    with recorder.pair(Pass("F", 3, 1), Pass("B", 1)):
+        pass
+    assert recorder.spans() == [
+        Span(5, "compute", "F3.1", "F", 3, 1, 1.0, 1.5, beside="B1"),
+        Span(5, "compute", "B1", "B", 1, 0, 1.5, 2.0, beside="F3.1"),
+    ]
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_profile_has_the_names(recorded: bool) -> None:
     recorder = Recorder(0, CPU)

@@ -84,7 +84,17 @@ def depends_on_time(config: RunConfig) -> bool:
 
 
 def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
-    """Return the run with the treatment of the vocabulary that its plan has taken."""
+    """Return the run with the treatment of the vocabulary that its plan has taken.
+
+    A note tells if the run asked for pairs and the plan has none.
+    """
+    if config.parallel.experts.overlap and not run_plan.plan.pairs:
+        note = (
+            "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
+            f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
+            "dualpipe-v is made for pairs, and needs a known GPU to tell what they hide"
+        )
+        config = replace(config, notes=(*config.notes, note))
     if not config.alternatives or run_plan.treatment is None:
         return config
     note = f"--vocab-parallel auto takes {run_plan.treatment}"

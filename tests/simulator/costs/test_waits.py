@@ -1,0 +1,55 @@
+"""What of a pass is waiting for tokens follows from the collectives on the axes of experts."""
+
+from megatron.schedules.make_plan import make_plan
+from megatron.simulator.costs.count import (
+    Begin,
+    Collective,
+    PassCount,
+    RankCount,
+    Work,
+    product,
+)
+from megatron.simulator.costs.counted_costs import BY_FLOPS, costs_of
+
+TENSOR, EXPERTS, OF_EXPERT = (
+    Collective("all_gather", "tensor", 2, 1000),
+    Collective("all_gather", "experts", 2, 100),
+    Collective("reduce_scatter", "expert_tensor", 2, 10),
+)
+
+
+class ByBytes:
+    """A price: a launch takes 1, a collective that is waited for takes its bytes."""
+
+    products_alone = False
+
+    def seconds(self, work: Work) -> float:
+        waited = (step.bytes for step in work.steps if isinstance(step, Collective))
+        return float(len(list(work.launches)) + sum(waited))
+
+    def message(self, size: float, *, crossing: bool) -> float:
+        return 0.0
+
+
+def counted() -> RankCount:
+    """F has three such layers and a part without experts; B exchanges on a lane, which hides it."""
+    launch = product(2, 3, 4)
+    layer, rest = Work((launch, EXPERTS, launch, OF_EXPERT)), Work((launch, TENSOR))
+    beside = Work((launch, Begin((EXPERTS,))))
+    return RankCount(
+        {
+            ("F", 0): PassCount.joined([(rest, 1), (layer, 3)]),
+            ("B", 0): PassCount.of(beside),
+        }
+    )
+
+
+def test_a_pass_waits_for_exchanges_of_tokens_alone() -> None:
+    costs = costs_of([counted()], make_plan("1f1b", "none", 1, 1), ByBytes())
+    assert costs.passes == {"F": [[1 + 1000 + 3 * 112]], "B": [[1]]}
+    assert costs.waits == {"F": [[3 * 110]]}
+
+
+def test_by_flops_no_pass_waits() -> None:
+    costs = costs_of([counted()], make_plan("1f1b", "none", 1, 1), BY_FLOPS)
+    assert costs.waits == {"F": [[0]]}
