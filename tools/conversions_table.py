@@ -131,8 +131,9 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "deepseek v2": (
         "DeepseekV2Config",
         _DEEPSEEK
-        | {"q_lora_rank": 12, "n_group": 4, "topk_group": 3, "num_experts_per_tok": 3}
-        | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+        | {"q_lora_rank": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+        | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}
+        | {"n_routed_experts": 16},
     ),
     "deepseek v2 lite": (
         "DeepseekV2Config",

@@ -54,6 +54,10 @@ class ExpertFlags:
         unset="all experts are in one", idle_without=_EXPERTS, needs="--moe-router-group-topk")
     moe_router_group_topk: int | None = flag(None, "Groups that a token may choose from.", COUNT,
         unset="all of them", idle_without=_EXPERTS, needs="--moe-router-num-groups")
+    moe_router_group_best: int | None = flag(None,
+        "Best experts of a group whose scores together are the group's; DeepSeek-V2 has 1.", COUNT,
+        unset="--moe-router-topk / --moe-router-group-topk", idle_without=_EXPERTS,
+        needs="--moe-router-group-topk")
     moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
         POSITIVE, idle_without=_EXPERTS)
     moe_router_dtype: Literal["fp32"] | None = flag(None, "Type of the router's product.",
@@ -117,6 +121,7 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_router_pre_softmax": own.moe_router_pre_softmax,
         "moe_router_num_groups": own.moe_router_num_groups or 1,
         "moe_router_group_topk": own.moe_router_group_topk or 1,
+        "moe_router_group_best": own.moe_router_group_best,
         "moe_router_topk_scaling_factor": own.moe_router_topk_scaling_factor,
         "moe_router_in_fp32": own.moe_router_dtype == "fp32",
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
@@ -229,6 +234,12 @@ def _groups(flags: Flags) -> Iterator[str]:
             f"--moe-router-topk {topk} cannot come from --moe-router-group-topk {chosen} groups of "
             f"{experts // groups} experts, as many from each: choose a multiple of {chosen}, up to "
             f"{chosen * (experts // groups)}"
+        )
+    best = own.moe_router_group_best
+    if best is not None and best > experts // groups:
+        yield (
+            f"--moe-router-group-best {best} is more than the {experts // groups} experts of a "
+            "group: lower it"
         )
 
 

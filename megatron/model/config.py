@@ -116,6 +116,8 @@ class ModelConfig:
         moe_router_pre_softmax: the router's softmax is over all experts, not over the chosen ones.
         moe_router_num_groups: number of groups of experts.
         moe_router_group_topk: number of groups from which a token may choose experts.
+        moe_router_group_best: experts whose scores together are a group's; ``None``:
+            ``moe_router_topk / moe_router_group_topk``.
         moe_router_topk_scaling_factor: factor of the weights of chosen experts.
         moe_router_load_balancing_type: what balances the experts; several may do so together.
         moe_aux_loss_coeff: coefficient of the balancing loss, or one for each type.
@@ -208,6 +210,7 @@ class ModelConfig:
     moe_router_pre_softmax: bool = False
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
+    moe_router_group_best: int | None = None
     moe_router_topk_scaling_factor: float = 1.0
     moe_router_load_balancing_type: Balance | tuple[Balance, ...] = "aux_loss"
     moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
@@ -278,6 +281,7 @@ class ModelConfig:
             self.moe_input_jitter_eps,
             None if factor is None else Capacity(factor, self.moe_token_drop_policy),
             linear_bias=self.add_bias_linear,
+            group_best=self.moe_router_group_best,
         )
 
     @property

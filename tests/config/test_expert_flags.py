@@ -69,6 +69,13 @@ def test_layers_of_two_kinds_are_spread_by_cost_unless_a_flag_spreads_them(
     assert ("layers of equal cost" in "\n".join(found.notes)) == (kind == "cost")
 
 
+def test_a_group_has_as_many_experts_as_make_it_good() -> None:
+    groups = "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk 4"
+    assert model(f"{groups} --moe-router-group-best 1").router.group_best == 1
+    told = refusal(f"{groups} --moe-router-group-best 3")
+    assert "--moe-router-group-best 3 is more than the 2 experts" in told
+
+
 def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
     assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
     assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96

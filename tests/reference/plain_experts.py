@@ -154,7 +154,8 @@ def allowed(scores: torch.Tensor, options: Any) -> torch.Tensor:
         return torch.ones_like(scores, dtype=torch.bool)
     by_group = scores.view(*scores.shape[:-1], groups, -1)
     in_order = by_group.sort(-1, descending=True).values
-    quality = in_order[..., : options.moe_router_topk // best].sum(-1)
+    together = options.moe_router_group_best or options.moe_router_topk // best
+    quality = in_order[..., :together].sum(-1)
     everywhere = torch.ones_like(quality, dtype=torch.bool)
     is_open = chosen(quality, best, everywhere)
     return is_open[..., None].expand_as(by_group).reshape(scores.shape)

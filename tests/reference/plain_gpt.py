@@ -99,6 +99,7 @@ class GPTOptions:
         moe_router_pre_softmax: the softmax is taken before the best are.
         moe_router_num_groups: groups of experts.
         moe_router_group_topk: groups that a token chooses from.
+        moe_router_group_best: experts that make a group good; ``None``: k / those groups.
         moe_router_topk_scaling_factor: of all weights.
         moe_router_load_balancing_type: what balances the experts, or several of it.
         moe_aux_loss_coeff: of that loss, or of each.
@@ -183,6 +184,7 @@ class GPTOptions:
     moe_router_pre_softmax: bool = False
     moe_router_num_groups: int = 1
     moe_router_group_topk: int = 1
+    moe_router_group_best: int | None = None
     moe_router_topk_scaling_factor: float = 1.0
     moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
     moe_aux_loss_coeff: float | tuple[float, ...] = 0.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from megatron.checkpoint.foreign.family import Values, llama_like
 from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import ForeignError, Halves, Same, Table
+from megatron.checkpoint.foreign.layouts import Halves, Same, Table
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.checkpoint.foreign.mixtures import experts_table
 from megatron.model.config import ModelConfig
@@ -83,13 +83,11 @@ def _groups(c: Fields, topk: int, best: int) -> Values:
     groups, chosen = c.whole("n_group", 1), c.whole("topk_group", 1)
     if groups == 1:
         return {}
-    if topk != best * chosen:
-        raise ForeignError(
-            f"{c.origin}: num_experts_per_tok is {topk} and topk_group {chosen}: a group is as "
-            f"good as its {best} best experts together there, and as its num_experts_per_tok / "
-            "topk_group best ones here"
-        )
-    return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+    return {
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": chosen,
+        "moe_router_group_best": None if topk == best * chosen else best,
+    }
 
 
 def _write_common(model: ModelConfig) -> Values:

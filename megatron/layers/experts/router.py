@@ -48,6 +48,7 @@ class RouterOptions:
         pre_softmax: the softmax is over all experts, not over the chosen ones.
         groups: g, of which ``group_topk`` may be chosen from; 1: all experts are in one.
         group_topk: groups that a token may choose from.
+        group_best: experts whose scores together are a group's; ``None``: k / ``group_topk``.
         scaling: factor of the weights.
         balances: what balances the experts, with the coefficient of each loss.
         z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials
@@ -76,6 +77,7 @@ class RouterOptions:
     is_forced: bool = False
     jitter: float = 0.0
     capacity: Capacity | None = None
+    group_best: int | None = None
     linear_bias: bool = False
 
     @property
@@ -228,11 +230,12 @@ def choose(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = N
 def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
     """Return the chosen experts: the best of the best groups, [b, u, k].
 
-    A group is as good as the sum of its best experts, k / ``group_topk`` of them.
+    A group is as good as the sum of its best experts, ``group_best`` of them.
     """
     if options.groups > 1:
         by_group = scores_bue.unflatten(-1, (options.groups, -1))
-        best = by_group.topk(options.topk // options.group_topk, dim=-1).values.sum(-1)
+        experts = options.group_best or options.topk // options.group_topk
+        best = by_group.topk(experts, dim=-1).values.sum(-1)
         chosen_bug = best.topk(options.group_topk, dim=-1).indices
         is_open_bug = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, chosen_bug, True)
         by_group = by_group.masked_fill(~is_open_bug.unsqueeze(-1), -torch.inf)
