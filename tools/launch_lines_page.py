@@ -132,8 +132,8 @@ def told(launch: LaunchList) -> list[Told]:
             (verdict, line) for verdict, some in lines for line in some if _is_of(line, flag[0])
         )
         answers.append(Told(" ".join(flag), *next(said, ("accepted", ""))))
-    known = {answer.line for answer in answers}
-    others = [line for line in found.mistakes if line not in known]
+    listed = [flag[0] for flag in launch.flags]
+    others = [line for line in found.mistakes if not any(_is_of(line, one) for one in listed)]
     return [*answers, *(Told(line.split()[0], "refused", line) for line in others)]
 
 

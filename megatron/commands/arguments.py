@@ -62,6 +62,9 @@ class PlanFlags:
         "a rank may hold so many chunks between R and B.", COUNT, metavar="CHUNKS",
         unset="within B")
     split_backward: bool = flag(False, "Make W a pass of its own.")
+    overlap_moe_expert_parallel_comm: bool = flag(False,
+        "Join each F with a B that stands beside it, where the plan does not become longer. In a "
+        "pair, each pass works while the other one waits (--waits).")
     search_seconds: float | None = flag(None,
         "Time to look for the plan; then the best so far is taken.", NOT_NEGATIVE,
         names=PLAN_FLAGS["seconds"][1:],
@@ -89,6 +92,7 @@ def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> R
         "file": plan.schedule_file,
         "seconds": plan.search_seconds,
         "recompute_ahead": plan.recompute_ahead,
+        "joined": plan.overlap_moe_expert_parallel_comm or None,
     }
     given = {field: value for field, value in asked.items() if value is not None}
     return Request(costs=costs, **{**DEFAULTS, **_of_file(plan.schedule_file), **given})

@@ -1,4 +1,4 @@
-"""Simulate a schedule: its time, its idle share and its microbatches in flight.
+r"""Simulate a schedule: its time, its idle share and its microbatches in flight.
 
 simulate-schedule --pipeline-schedule 1f1b --vocab-parallel vocab-2 -p 4 -m 8 --text
 simulate-schedule --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 8 -m 24 --draw zb-v.svg
@@ -6,6 +6,8 @@ simulate-schedule --pipeline-schedule zb-v -p 8 -m 64 --text --window m20:m24
 simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
 simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
+simulate-schedule --pipeline-schedule dualpipe-v --overlap-moe-expert-parallel-comm \
+  --cost F=1.5,B=1.5,W=1 --waits F=0.5,B=0.5
 simulate-schedule --pipeline-schedule zb-v --replicas 4 --cost F=1,B=1,W=1,RG=4 \
   --overlap-grad-reduce
 simulate-schedule --replicas 64 --parameters 1e9 --replica-bandwidth 50e9 --replica-latency 1e-5 \
@@ -62,6 +64,7 @@ from megatron.simulator.costs.cost_file import (
     check_measured,
     load_costs,
     parse_costs,
+    parse_waits,
 )
 from megatron.simulator.costs.peak_bytes import peak_bytes
 from megatron.simulator.draw.picture import Panel, lay_out
@@ -83,6 +86,10 @@ class CostFlags:
         f"communications ({' '.join(COMM_KINDS)}, and p2p for X and G); F and B are required; if "
         "not given, R takes as long as F and the others no time.", metavar="KIND=TIME,...",
         unset="F=1,B=1,W=1,S=0.25,T=0.25", excludes="--measured-costs")
+    waits: str | None = flag(None,
+        "The part of the times of F, R, B and W in which the pass waits for an exchange of tokens "
+        "with other ranks of its stage. Pairs (--overlap-moe-expert-parallel-comm) hide it.",
+        metavar="KIND=TIME,...", unset="none", needs="--cost", lack="is a part of those times")
     measured_costs: Path | None = flag(None,
         "Costs by rank and chunk, as --save-measured-costs of training saves them, or written by "
         "hand, with bytes: see megatron/simulator/costs/cost_file.py.", metavar="FILE.json",
@@ -155,7 +162,9 @@ def read_costs(flags: CostFlags, vocabulary: str) -> CostFile:
     """
     try:
         if flags.cost is not None:
-            return CostFile(parse_costs(flags.cost), None)
+            costs = parse_costs(flags.cost)
+            waits = {} if flags.waits is None else parse_waits(flags.waits)
+            return CostFile(replace(costs, waits=waits), None)
         if flags.measured_costs is not None:
             return costs_of_file(flags.measured_costs, vocabulary)
     except ValueError as error:
@@ -221,7 +230,7 @@ def figures(
         "peak_in_flight": list(done.in_flight),
         "peak_bytes": held,
         "hidden": {kind: own.share for kind, own in done.hidden.items()},
-        "rows": [" ".join(map(str, row)) for row in done.plan.rows],
+        "rows": [done.plan.row_text(rank) for rank in range(done.plan.ranks)],
     }
 
 

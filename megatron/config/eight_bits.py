@@ -43,7 +43,7 @@ class EightBitFlags:
         "Multiply in 8 bits in the linear layers of attention and MLP. hybrid: inputs and weights "
         "in e4m3, gradients in e5m2; e4m3: all three in e4m3.",
         unset="no product is", needs="--bf16",
-        lack="is for activations in bf16, as in Megatron")
+        lack="is for activations in bf16, as in Megatron", excludes="--multi-latent-attention")
     fp8_recipe: Recipe = flag("delayed",
         "What scales are formed from. delayed: the largest magnitudes of earlier iterations; "
         "tensorwise: each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of it.",

@@ -37,21 +37,25 @@ def expert_ranks(flags: Flags) -> ExpertRanks:
     return ExpertRanks(own.expert_model_parallel_size, own.expert_tensor_parallel_size, dispatcher)
 
 
-def _sizes(flags: Flags) -> tuple[int, int]:
-    """Return e and etp."""
+def sizes_of_experts(flags: Flags) -> tuple[int, int]:
+    """Return e and etp: ranks over which experts are spread, and ranks that share one."""
     own, tensor = flags[ExpertFlags], flags[ParallelFlags].tensor_model_parallel_size
     return own.expert_model_parallel_size, own.expert_tensor_parallel_size or tensor
 
 
 def replicas_exchange(flags: Flags) -> bool:
     """Return whether tokens travel between replicas, to experts."""
-    (size, tensor), sizes = _sizes(flags), flags[ParallelFlags]
+    (size, tensor), sizes = sizes_of_experts(flags), flags[ParallelFlags]
     alike = sizes.tensor_model_parallel_size * sizes.context_parallel_size
     return experts_of(flags) is not None and size * tensor > alike
 
 
 def _spread(flags: Flags) -> Iterator[str]:
-    experts, (size, tensor), sizes = experts_of(flags), _sizes(flags), flags[ParallelFlags]
+    experts, (size, tensor), sizes = (
+        experts_of(flags),
+        sizes_of_experts(flags),
+        flags[ParallelFlags],
+    )
     if experts is None:
         return
     if experts % size:
@@ -70,7 +74,7 @@ def _spread(flags: Flags) -> Iterator[str]:
 
 
 def _width(flags: Flags) -> Iterator[str]:
-    own, (_, ranks) = flags[ExpertFlags], _sizes(flags)
+    own, (_, ranks) = flags[ExpertFlags], sizes_of_experts(flags)
     if experts_of(flags) is None:
         return
     try:
@@ -96,7 +100,7 @@ def _deep_ep(flags: Flags) -> Iterator[str]:
 
 
 def _nobody_to_ask(flags: Flags) -> Iterator[str]:
-    own, (size, _) = flags[ExpertFlags], _sizes(flags)
+    own, (size, _) = flags[ExpertFlags], sizes_of_experts(flags)
     if experts_of(flags) is not None and size == 1 and own.moe_token_dispatcher_type == "alltoall":
         yield (
             "--moe-token-dispatcher-type alltoall changes nothing at --expert-model-parallel-size "

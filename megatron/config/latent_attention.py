@@ -20,7 +20,7 @@ class LatentFlags:
         "Needs --position-embedding-type rope. --qk-layernorm normalises these vectors.",
         needs="--position-embedding-type rope",
         lack="rotates a part of queries and keys, so it has no other positions",
-        excludes="--group-query-attention or --fp8-format or --softmax-type learnable or "
+        excludes="--group-query-attention or --softmax-type learnable or "
         "--softmax-type off-by-one or --qk-layernorm-across-heads")
     q_lora_rank: int | None = flag(None, "Width of the vector of which queries are made.", WIDTH,
         unset="queries are one product of the layer's input", idle_without=_LATENT)

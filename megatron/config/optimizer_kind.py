@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
+from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import experts_of
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
-from megatron.config.parallelism import on_cuda
+from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags, loss_scale_config, narrow_types
 from megatron.config.train import TrainFlags, iterations
 from megatron.flags.declare import option_of
@@ -166,11 +167,14 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 
 
 def _experts(flags: Flags) -> Iterator[str]:
-    experts = experts_of(flags)
-    if flags[OptimizerFlags].optimizer == "muon" and experts is not None:
+    (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
+    is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
+    has_experts = experts_of(flags) is not None
+    if flags[OptimizerFlags].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (
-            f"--optimizer muon with --num-experts {experts}: Muon does not update the matrices of "
-            "experts; take --optimizer adam"
+            f"--optimizer muon with --expert-tensor-parallel-size {tensor} and "
+            f"--expert-model-parallel-size {size}: Muon needs whole matrices, and gathers those of "
+            "experts only where they are with their layer; take --expert-tensor-parallel-size 1"
         )
 
 

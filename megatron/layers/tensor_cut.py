@@ -53,6 +53,9 @@ class Cut:
     axis: ClassVar[None] = None
     """The ranks over which the gradient is summed: those of most parameters."""
 
+    matrices: ClassVar[int] = 1
+    """Number of equal matrices that lie one below the other in the parameter."""
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -82,6 +85,9 @@ class Whole:
         return (tensor.size if self.for_own_heads else tensor.sequence_parts) > 1
 
     axis: ClassVar[None] = None
+    """As in ``Cut``."""
+
+    matrices: ClassVar[int] = 1
     """As in ``Cut``."""
 
 
@@ -131,6 +137,11 @@ class OfExperts:
     def axis(self) -> ConnectedAxis | None:
         """The ranks over which the gradient is summed; ``None``: those of most parameters."""
         return self.ranks.gradients
+
+    @property
+    def matrices(self) -> int:
+        """As in ``Cut``: the experts of which this rank has all, or a part of each."""
+        return len(self.ranks.own_experts(self.experts))
 
 
 Holding: TypeAlias = Cut | Whole | OfExperts

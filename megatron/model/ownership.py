@@ -43,6 +43,8 @@ class OwnedParameter:
         axis: the ranks over which the gradient is summed. They hold the same boxes and have
             different tokens. ``None``: all ranks of the job's axis ``gradients``. Parameters of
             which ranks hold different boxes, such as experts, name fewer ranks.
+        matrices: number of equal matrices that lie one below the other in the tensor, and of each
+            of which this rank holds a part: those of its experts.
     """
 
     name: str
@@ -52,6 +54,7 @@ class OwnedParameter:
     is_copy: bool = False
     is_partial: bool = False
     axis: ConnectedAxis | None = None
+    matrices: int = 1
 
     def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
         """Return the ranks over which the gradient is summed.
@@ -92,6 +95,7 @@ class OwnedParameter:
             how.is_copy(tensor),
             how.is_partial(tensor),
             how.axis,
+            how.matrices,
         )
 
     def parts(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:

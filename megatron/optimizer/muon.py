@@ -4,7 +4,8 @@ An update has the singular vectors of the running mean of gradients, and singula
 (``newton_schulz``). An update therefore needs the whole matrix. Tensor-parallel ranks gather the
 matrices that they share, and with a sharded optimizer each replica has whole matrices
 (``bucket_layouts``). As in Megatron, the fused matrix of queries, keys and values counts as three
-matrices, and the fused matrix of SwiGLU's gate and up projections counts as one.
+matrices, and the fused matrix of SwiGLU's gate and up projections counts as one. The matrices of
+experts lie one below the other in one parameter, and each counts by itself.
 
 Sources: https://kellerjordan.github.io/posts/muon, arXiv 2502.16982 (lengths of updates).
 """
@@ -26,6 +27,10 @@ from megatron.parallel.groups import ConnectedAxis
 
 FUSED_QKV: Final = "self_attention.linear_qkv.weight"
 """End of the name of the fused matrix of queries, keys and values."""
+
+_ELEMENTS_AT_ONCE: Final = 1 << 26
+"""Of matrices of experts that are multiplied together: enough to fill a GPU, and 0.8 GB for the
+largest matrices that the iteration holds at a time."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,18 @@ class Muon:
         direction = momentum
         if config.nesterov:
             direction = master.gradient.lerp(momentum, config.momentum)
-        whole = self._orthogonal(master.name, self._matrices.gathered(master.part, direction))
+        whole = self._orthogonal(master, self._matrices.gathered(master.part, direction))
         return self._matrices.own_part(master.part, whole)
 
-    def _orthogonal(self, name: str, direction: Tensor) -> Tensor:
-        """Return the update of a whole matrix."""
-        if not self._config.split_qkv or not name.endswith(FUSED_QKV):
+    def _orthogonal(self, master: Master, direction: Tensor) -> Tensor:
+        """Return the update of a whole matrix, or of the matrices of experts."""
+        if (matrices := master.owned.matrices) > 1:
+            by_expert = direction.unflatten(0, (matrices, -1))
+            at_once = max(1, _ELEMENTS_AT_ONCE // by_expert[0].numel())
+            return torch.cat([self._scaled(some) for some in by_expert.split(at_once)]).flatten(
+                0, 1
+            )
+        if not self._config.split_qkv or not master.name.endswith(FUSED_QKV):
             return self._scaled(direction)
         rows, columns = self._qkv.split, direction.shape[1]
         by_group = direction.view(-1, sum(rows), columns).split(rows, dim=1)
@@ -106,10 +117,14 @@ class Muon:
         return torch.cat(updates, dim=1).view_as(direction)
 
     def _scaled(self, matrix: Tensor) -> Tensor:
-        """Return the orthogonal matrix near ``matrix``, times the length for its shape."""
+        """Return the orthogonal matrix near ``matrix``, times the length for its shape.
+
+        Args:
+            matrix: [m, n], or several matrices [e, m, n].
+        """
         config = self._config
         length = config.extra_scale_factor * update_length(
-            matrix.shape[0], matrix.shape[1], config.scale_mode
+            matrix.shape[-2], matrix.shape[-1], config.scale_mode
         )
         return orthogonalized(matrix, self._steps, config.fp32_matmul_prec) * length
 

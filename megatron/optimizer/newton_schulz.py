@@ -71,24 +71,26 @@ def orthogonalized(
     """Return a matrix with the singular vectors of ``matrix`` and singular values near 1.
 
     Args:
-        matrix: [m, n], full precision.
+        matrix: [m, n], full precision; or several matrices [e, m, n], each by itself.
         steps: the coefficients of every step.
         precision: of the products.
 
     Returns:
-        [m, n] in the dtype of ``matrix``; zero if ``matrix`` is zero.
+        A tensor of the shape and dtype of ``matrix``; zero where a matrix is zero.
     """
-    tall = matrix.shape[0] > matrix.shape[1]
-    x_mn = matrix.T if tall else matrix  # so that X Xᵀ is the smaller product
-    x_mn = x_mn / torch.linalg.vector_norm(x_mn).clamp_min(EPSILON)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x_mn = matrix.mT if tall else matrix  # so that X Xᵀ is the smaller product
+    norm = torch.linalg.vector_norm(x_mn, dim=(-2, -1), keepdim=True)
+    x_mn = x_mn / norm.clamp_min(EPSILON)
+    add_product = torch.baddbmm if matrix.dim() == 3 else torch.addmm
     if precision == "medium":
         x_mn = x_mn.to(torch.bfloat16)
     with _products_in(precision):
         for a, b, c in steps:
-            a_mm = x_mn @ x_mn.T
-            b_mm = torch.addmm(a_mm, a_mm, a_mm, beta=b, alpha=c)
-            x_mn = torch.addmm(x_mn, b_mm, x_mn, beta=a)
-    return (x_mn.T if tall else x_mn).to(matrix.dtype)
+            a_mm = x_mn @ x_mn.mT
+            b_mm = add_product(a_mm, a_mm, a_mm, beta=b, alpha=c)
+            x_mn = add_product(x_mn, b_mm, x_mn, beta=a)
+    return (x_mn.mT if tall else x_mn).to(matrix.dtype)
 
 
 @contextmanager

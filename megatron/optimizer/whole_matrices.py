@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel import collectives
-from megatron.parallel.box import check_tiling
+from megatron.parallel.box import check_tiling, whole
 from megatron.parallel.groups import ConnectedAxis
 
 
@@ -30,19 +30,24 @@ class WholeMatrices:
 
     def __init__(self, parts: Sequence[ParameterPart], axis: ConnectedAxis) -> None:
         self._axis = axis
-        self._pieces = axis.all_gather_object({part.name: part.pieces for part in parts})
-        for part in parts:
+        shared = [part for part in parts if axis.size > 1 and not _is_here(part)]
+        self._pieces = axis.all_gather_object({part.name: part.pieces for part in shared})
+        self._shared = {part.name for part in shared}
+        for part in shared:
             boxes = [piece.box for pieces in self._pieces for piece in pieces[part.name]]
             check_tiling(part.global_shape, boxes)
 
     def gathered(self, part: ParameterPart, own: Tensor) -> Tensor:
         """Gather a whole tensor from the ranks' parts; all ranks make these calls in one order.
 
+        Matrices that this rank has whole are returned as they are. Of experts that are spread over
+        ranks, they are the matrices of this rank's experts.
+
         Args:
             part: this rank's part of a matrix, which says where the tensor is cut.
             own: this rank's part of the tensor, of the shape of ``part``.
         """
-        if self._axis.size == 1:
+        if part.name not in self._shared:
             return own
         whole = torch.empty(part.global_shape, dtype=own.dtype, device=own.device)
         shares = collectives.all_gather(own.contiguous(), self._axis)
@@ -56,11 +61,16 @@ class WholeMatrices:
 
         Args:
             part: this rank's part of the matrix.
-            whole: the tensor, of the shape of the matrix.
+            whole: the tensor, as ``gathered`` returns it.
         """
-        if self._axis.size == 1:
+        if part.name not in self._shared:
             return whole
         own = torch.empty_like(part.gradient, dtype=whole.dtype)
         for piece in part.pieces:
             own[piece.local.slices] = whole[piece.box.slices]
         return own
+
+
+def _is_here(part: ParameterPart) -> bool:
+    """Return whether this rank has all of a matrix, or all matrices of its experts."""
+    return part.entry.owned.axis is not None or part.pieces == whole(part.global_shape)

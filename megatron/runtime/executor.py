@@ -74,13 +74,14 @@ class Executor:
                 if carried_out or step.comm.kind != "RG":
                     self._communicate(step, under_way, recorder)
             else:
-                if gate is not None and step.item.kind not in BEFORE_GRADIENTS:
+                if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
                     carried_out = gate()
                     gate = None
                     if not carried_out:
                         passes = self._abandon()
-                with _recorded(recorder, step.item):
-                    self._run(passes, step.item)
+                for item in step.passes:
+                    with _recorded(recorder, item):
+                        self._run(passes, item)
         position.at = len(position.row)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out

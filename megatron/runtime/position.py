@@ -74,4 +74,4 @@ class Position:
     def last_pass(self) -> Pass | None:
         """The pass of the row that was finished last; ``None`` if no pass has been finished."""
         done = self.row[: self.at]
-        return next((step.item for step in reversed(done) if isinstance(step, Run)), None)
+        return next((step.passes[-1] for step in reversed(done) if isinstance(step, Run)), None)

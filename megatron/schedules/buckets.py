@@ -153,7 +153,7 @@ def _places(row: Sequence[Instruction], touches: Iterable[Touch]) -> list[int]:
     places = [
         index
         for index, step in enumerate(row)
-        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in wanted
+        if isinstance(step, Run) and any((item.kind, item.chunk) in wanted for item in step.passes)
     ]
     assert places, f"no pass of the row is one of {sorted(wanted)}"
     return places

@@ -31,6 +31,7 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
     _check_header(plan)
     for rank in range(plan.ranks):
         _check_row(plan, rank)
+    _check_pairs(plan)
     _check_deadlock(plan)
     if in_flight_limit is not None:
         for rank, (peak, limit) in enumerate(zip(in_flight(plan), in_flight_limit, strict=True)):
@@ -78,20 +79,48 @@ def _check_row(plan: Plan, rank: int) -> None:
         raise ValueError(f"rank {rank} never runs {names}\n{grid(plan, {rank: len(seen)})}")
 
 
+def _check_pairs(plan: Plan) -> None:
+    """Check that each pair is an F and the B of another microbatch right after it."""
+    found = 0
+    for rank, row in enumerate(plan.rows) if plan.pairs else ():
+        for index, item in enumerate(row):
+            if (rank, item) not in plan.pairs:
+                continue
+            found += 1
+            other = row[index + 1] if index + 1 < len(row) else None
+            if other is None or (item.kind, other.kind) != ("F", "B"):
+                raise ValueError(
+                    f"rank {rank} cannot join {item} with {other or 'the end of its row'}: a pair "
+                    f"is an F and the B right after it\n{grid(plan, {rank: index})}"
+                )
+            if item.microbatch == other.microbatch:
+                raise ValueError(
+                    f"rank {rank} cannot join {item} and {other}: a B waits for every F of its own "
+                    f"microbatch\n{grid(plan, {rank: index})}"
+                )
+    if found < len(plan.pairs):
+        run = {(rank, item) for rank, row in enumerate(plan.rows) for item in row}
+        rank, item = min(plan.pairs - run)
+        raise ValueError(f"rank {rank} joins {item}, which it never runs")
+
+
 def _check_deadlock(plan: Plan) -> None:
     graph = Graph(plan, _NO_TIME)
-    if not walk(graph, [graph.row(rank, row) for rank, row in enumerate(plan.rows)]).stuck:
+    if not walk(graph, graph.rows(plan), graph.pairs(plan)).stuck:
         return
     timing = earliest(plan, _NO_TIME)
     reasons = []
     for rank, index in sorted(timing.stuck.items()):
-        item, done = plan.rows[rank][index], set(plan.rows[rank][:index])
+        row, done = plan.rows[rank], set(plan.rows[rank][:index])
+        step = row[index : index + 1 + ((rank, row[index]) in plan.pairs)]
         missing = [
             str(need)
+            for item in step
             for need in needs(plan, rank, item)
             if (need not in timing.ready if isinstance(need, Comm) else need not in done)
         ]
-        reasons.append(f"rank {rank} waits at {item} for {', '.join(missing)}")
+        name = "|".join(map(str, step))
+        reasons.append(f"rank {rank} waits at {name} for {', '.join(missing)}")
     raise ValueError("the plan deadlocks: " + "; ".join(reasons) + "\n" + grid(plan, timing.stuck))
 
 

@@ -7,7 +7,7 @@ never decide whether a run is correct.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
@@ -48,6 +48,9 @@ class Costs:
             all buckets of a rank together.
         exchanges: times of RG and AG that replace those in ``comms``, for ranks that differ or
             buckets with a latency.
+        waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
+            its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
+            of a pair works meanwhile.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -56,10 +59,12 @@ class Costs:
     passes: Mapping[PassKind, Time]
     comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
+    waits: Mapping[PassKind, Time] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         exchanges = ((kind, (*own.times, own.latency)) for kind, own in self.exchanges.items())
-        for kind, time in [*self.passes.items(), *self.comms.items(), *exchanges]:
+        times = [*self.passes.items(), *self.waits.items(), *self.comms.items(), *exchanges]
+        for kind, time in times:
             for value in _flat(time):
                 if not (isfinite(value) and value >= 0):
                     raise ValueError(
@@ -81,13 +86,46 @@ class Costs:
         """
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
+        parts = self._parts(plan, item)
+        return share * sum(self.time(part, rank, item.chunk) for part in parts)
+
+    def waits_of(self, plan: Plan, rank: int, item: Pass) -> float:
+        """Return the part of the time of ``item`` in which it waits for an exchange.
+
+        Raises:
+            ValueError: if a wait is longer than its pass, or none is known for that rank or chunk.
+        """
+        total = 0.0
+        for part in self._parts(plan, item) if self.waits else ():
+            if part in self.waits:
+                wait = _at(self.waits[part], part, rank, item.chunk)
+                time = self.time(part, rank, item.chunk)
+                if wait > time:
+                    raise ValueError(
+                        f"{part} takes {time:g} and waits {wait:g} of it: the wait is a part of "
+                        "the time"
+                    )
+                total += wait
+        return total
+
+    def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
+        """Return the time of a pair: each pass works while the other one waits for its exchange.
+
+        A pass works for c and waits for x. The exchange of the one runs beside the work of the
+        other, so the pair takes max(c of the first, x of the second) and max(c of the second, x of
+        the first).
+        """
+        one, other = (self.of_pass(plan, rank, item) for item in pair)
+        waits = [self.waits_of(plan, rank, item) for item in pair]
+        return joined_time(one, waits[0], other, waits[1])
+
+    def _parts(self, plan: Plan, item: Pass) -> list[PassKind]:
+        """Return the kinds of passes whose times together are the time of ``item``."""
         kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
-        time = self.time(kind, rank, item.chunk)
-        if kind == "B":
-            within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
-            parts = (part for part, joined in within.items() if joined and part in self.passes)
-            time += sum(self.time(part, rank, item.chunk) for part in parts)
-        return share * time
+        if kind != "B":
+            return [kind]
+        within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
+        return [kind, *(part for part, own in within.items() if own and part in self.passes)]
 
     def of_comm(self, comm: Comm, share: float = 1.0) -> float:
         """Return the time of ``comm``.
@@ -120,11 +158,20 @@ class Costs:
         Raises:
             ValueError: if ``self`` has costs by chunk.
         """
-        passes = dict(self.passes)
-        for kind in CHUNKED_KINDS:
-            if kind in passes:
-                passes[kind] = _divided(passes[kind], chunks)
-        return replace(self, passes=passes)
+        passes, waits = dict(self.passes), dict(self.waits)
+        for times in (passes, waits):
+            for kind in CHUNKED_KINDS:
+                if kind in times:
+                    times[kind] = _divided(times[kind], chunks)
+        return replace(self, passes=passes, waits=waits)
+
+    def without_waits(self) -> "Costs":
+        """Return the costs of passes whose waits are all hidden."""
+        passes = {
+            kind: _less(time, self.waits[kind]) if kind in self.waits else time
+            for kind, time in self.passes.items()
+        }
+        return replace(self, passes=passes, waits={})
 
     def time(self, kind: PassKind, rank: int, chunk: int = 0) -> float:
         """Return the given time of a kind of pass.
@@ -140,17 +187,31 @@ class Costs:
         time = self.passes.get(kind)
         if time is None:
             raise ValueError(f"no cost is given for {kind} passes: give {kind}=TIME")
-        for index, word in ((rank, "rank"), (chunk, "chunk")):
-            if isinstance(time, (int, float)):
-                break
-            if index >= len(time):
-                raise ValueError(
-                    f"{kind} has {len(time)} times and none for {word} {index}: give one time, or "
-                    f"one for each {word}"
-                )
-            time = time[index]
-        assert isinstance(time, (int, float))
-        return time
+        return _at(time, kind, rank, chunk)
+
+
+def joined_time(one: float, one_waits: float, other: float, other_waits: float) -> float:
+    """Return the time of a pair, from the times of its passes and the parts in which they wait."""
+    return max(one - one_waits, other_waits) + max(other - other_waits, one_waits)
+
+
+def _at(time: Time, kind: PassKind, rank: int, chunk: int) -> float:
+    """Return the time of a chunk of a rank.
+
+    Raises:
+        ValueError: if there is none for that rank or chunk.
+    """
+    for index, word in ((rank, "rank"), (chunk, "chunk")):
+        if isinstance(time, (int, float)):
+            break
+        if index >= len(time):
+            raise ValueError(
+                f"{kind} has {len(time)} times and none for {word} {index}: give one time, or "
+                f"one for each {word}"
+            )
+        time = time[index]
+    assert isinstance(time, (int, float))
+    return time
 
 
 def _flat(time: Time) -> Iterator[float]:
@@ -159,6 +220,16 @@ def _flat(time: Time) -> Iterator[float]:
     else:
         for part in time:
             yield from _flat(part)
+
+
+def _less(time: Any, part: Any) -> Any:
+    """Return ``time`` less ``part``: numbers, or lists of them that have the same form."""
+    if isinstance(time, (int, float)):
+        if isinstance(part, (int, float)):
+            return time - part
+        return [_less(time, own) for own in part]
+    parts = [part] * len(time) if isinstance(part, (int, float)) else part
+    return [_less(own, each) for own, each in zip(time, parts, strict=True)]
 
 
 def _divided(time: Time, parts: int) -> Time:

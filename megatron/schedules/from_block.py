@@ -1,6 +1,6 @@
 """The plan of a schedule that has a building block: unroll it, then search and lengthen it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil, floor, inf
 from typing import Final, NamedTuple
@@ -67,6 +67,19 @@ def block_of(request: Request, schedule: Schedule) -> Block:
     """Return the schedule's block without vocabulary passes, with the schedule's own backward."""
     chunks = request.chunks or schedule.chunks
     return schedule.block(request.ranks, request.microbatches, chunks)
+
+
+def orders_of_block(request: Request, schedule: Schedule) -> Iterator[Plan]:
+    """Yield plans in the order of a schedule's block, for pairs, which want results to come late.
+
+    With vocabulary passes there are two: in the second, S waits somewhat longer for its input.
+    """
+    plain = replace(request, shortened=False)
+    yield _unrolled(plain, schedule, request.microbatches)
+    treatment = request.treatment
+    if treatment.is_sharded and not treatment.synchronous:
+        block = with_vocabulary(_own_block(request, schedule), treatment, LATE[1])
+        yield _recomputing(request, unroll(block, request.microbatches))
 
 
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:
@@ -187,16 +200,16 @@ def _searched_within(request: Request, limit: float, sought: _Sought, watch: Wat
 
 def _unrolled(request: Request, schedule: Schedule, microbatches: int) -> Plan:
     """Return the plan in the order of the schedule's block, with the requested treatment."""
-    plan = unroll(_treated_block(request, schedule), microbatches)
+    return _recomputing(request, unroll(_treated_block(request, schedule), microbatches))
+
+
+def _recomputing(request: Request, plan: Plan) -> Plan:
     return plan if request.recompute_ahead is None else with_recomputation(plan)
 
 
 def _treated_block(request: Request, schedule: Schedule) -> Block:
     """Return the schedule's block with the requested treatment and split of the backward."""
-    block = block_of(request, schedule)
-    if request.split_backward and not schedule.split:
-        block = _split(block)
-    treatment = request.treatment
+    block, treatment = _own_block(request, schedule), request.treatment
     if not treatment.is_sharded:
         return block
     if treatment.synchronous:
@@ -204,6 +217,12 @@ def _treated_block(request: Request, schedule: Schedule) -> Block:
     if not request.shortened:
         return with_vocabulary(block, treatment)
     return _with_timely_output(block, request)
+
+
+def _own_block(request: Request, schedule: Schedule) -> Block:
+    """Return the schedule's block with the requested split of the backward."""
+    block = block_of(request, schedule)
+    return _split(block) if request.split_backward and not schedule.split else block
 
 
 def _with_timely_output(block: Block, request: Request) -> Block:

@@ -9,7 +9,7 @@ same formula.
 from collections.abc import Iterable
 from copy import copy
 
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, joined_time
 from megatron.schedules.needs import Comm, needs, participants, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, passes_of
@@ -23,6 +23,7 @@ class Graph:
         ranks: for every pass, its rank.
         passes: for every pass number, the pass of microbatch 0, which gives its kind and chunk.
         times: for every pass, its duration.
+        waits: for every pass, the part of its duration in which it waits for an exchange.
         own_needs: for every pass, the passes of the same rank that it needs.
         comm_needs: for every pass, the communications that it needs.
         feeds: for every pass, the communications that move its result.
@@ -44,6 +45,7 @@ class Graph:
         self.ranks = [rank for rank, _ in places]
         self.passes = [item for _, item in places]
         self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
+        self.waits = [costs.waits_of(plan, rank, item) for rank, item in places]
         self._numbers = {(rank, item.kind, item.chunk): n for n, (rank, item) in enumerate(places)}
         needed = [needs(plan, rank, item) for rank, item in places]
         # Not a set: its order differs from process to process, but all ranks must number alike.
@@ -112,6 +114,21 @@ class Graph:
         """Return the numbers of a rank's passes: ``n * m + i`` for pass n of microbatch i."""
         m, numbers = self.microbatches, self._numbers
         return [numbers[rank, kind, chunk] * m + i for kind, i, chunk in row]
+
+    def rows(self, plan: Plan) -> list[list[int]]:
+        """Return the numbers of the passes of all ranks."""
+        return [self.row(rank, row) for rank, row in enumerate(plan.rows)]
+
+    def pairs(self, plan: Plan) -> list[frozenset[int]]:
+        """Return for every rank the numbers of the F of its pairs."""
+        found: list[set[int]] = [set() for _ in range(plan.ranks)]
+        for rank, item in plan.pairs:
+            found[rank] |= {*self.row(rank, (item,))}
+        return list(map(frozenset, found))
+
+    def pair_time(self, one: int, other: int) -> float:
+        """Return the duration of a pair of two passes, given by their numbers in a microbatch."""
+        return joined_time(self.times[one], self.waits[one], self.times[other], self.waits[other])
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
         """Return the passes that have these numbers: the inverse of ``row``."""

@@ -26,9 +26,25 @@ more collectives of a kind may be started, as long as the oldest is not done in 
 
 
 class Run(NamedTuple):
-    """Execute a pass."""
+    """Execute a pass, or the F and the B of a pair together.
+
+    Attributes:
+        item: the pass, or the F of the pair.
+        joined: the B of the pair; ``None`` if the pass runs by itself.
+    """
 
     item: Pass
+    joined: Pass | None = None
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The pass, or the two passes of the pair."""
+        return (self.item,) if self.joined is None else (self.item, self.joined)
+
+    @property
+    def name(self) -> str:
+        """The text form: ``F5``, or ``F5|B2`` for a pair."""
+        return "|".join(map(str, self.passes))
 
 
 class Start(NamedTuple):
@@ -82,8 +98,8 @@ def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
         costs: durations; they decide only the order of the communications.
     """
     graph = Graph(plan, costs)
-    rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
-    run = walk(graph, rows)
+    rows = graph.rows(plan)
+    run = walk(graph, rows, graph.pairs(plan))
     assert not run.stuck, "lower takes checked plans"
     messages = _Messages(plan, graph, rows, run)
     return Program(plan, tuple(_lower_row(messages, rank) for rank in range(plan.ranks)))
@@ -143,15 +159,18 @@ def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:
     issue = _Issue(messages, rank)
     waited = bytearray(m * len(graph.comms))
     starts, ends = messages.run.starts[rank], messages.run.ends[rank]
-    for index, (item, number) in enumerate(zip(plan.rows[rank], messages.rows[rank], strict=True)):
-        needed = [comm * m + item.microbatch for comm in graph.comm_needs[number // m]]
+    index = 0
+    for step in plan.steps(rank):
+        numbers = messages.rows[rank][index : index + len(step)]
+        needed = [comm * m + n % m for n in numbers for comm in graph.comm_needs[n // m]]
         issue.before(index, ends[index], needed)
         issue.settle(starts[index])
         for comm in needed:
             if not waited[comm] and not messages.blocking[comm // m]:
                 waited[comm] = 1
                 issue.program.append(messages.waits[comm])
-        issue.program.append(Run(item))
+        issue.program.append(Run(*step))
+        index += len(step)
     issue.rest()
     return tuple(issue.program)
 

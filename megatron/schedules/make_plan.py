@@ -11,11 +11,13 @@ from megatron.schedules.counted import counted
 from megatron.schedules.from_block import (
     block_of,
     one_microbatch,
+    orders_of_block,
     plan_from_block,
     plan_within,
     promised,
 )
 from megatron.schedules.held import in_flight
+from megatron.schedules.pairs import joined
 from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
@@ -57,7 +59,8 @@ def find_plan(request: Request, watch: Watch | None = None) -> Found:
             ``optimal`` is requested and OR-Tools is not installed.
     """
     _check_weight_gradient(request)
-    found = _found(request, Watch() if watch is None else watch)
+    find = _found_joined if request.joined else _found
+    found = find(request, Watch() if watch is None else watch)
     if request.schedule != "file":  # load_plan has checked that, with the file's name in the error
         check(found.plan)
     _check_limit(request, found.plan)
@@ -85,7 +88,8 @@ def least_time_of(request: Request) -> float:
     Args:
         request: as for ``one_microbatch_of``.
     """
-    return least_time(one_microbatch_of(request), request.costs, request.microbatches)
+    costs = request.costs.without_waits() if request.joined else request.costs
+    return least_time(one_microbatch_of(request), costs, request.microbatches)
 
 
 def as_compared(request: Request) -> Request:
@@ -151,6 +155,29 @@ def _found(request: Request, watch: Watch) -> Found:
             return Found(plan_within(request, request.memory_limit, watch), "zb-auto")
         case name:
             return Found(plan_from_block(request, SCHEDULES[name], watch), name)
+
+
+def _found_joined(request: Request, watch: Watch) -> Found:
+    """Return the plan with pairs, or the plan without them where no pair leaves it as short.
+
+    The search places passes as if all waits were hidden, because most passes of a plan with pairs
+    are in one. It may part passes that the block has side by side, so the order of the block is
+    tried too.
+    """
+    hidden = replace(request, costs=request.costs.without_waits())
+    found = _found(hidden, watch)
+    costs, tried = request.costs, [found.plan]
+    if request.traits.compares:
+        costs = costs.per_chunk(found.plan.chunks)
+    if found.schedule in SCHEDULES:
+        own = replace(request, schedule=found.schedule, costs=costs)
+        tried.extend(orders_of_block(own, SCHEDULES[found.schedule]))
+    limit = max(in_flight(found.plan, request.traits.kept))
+    plans = [joined(p, costs) for p in tried if max(in_flight(p, request.traits.kept)) <= limit]
+    best = min(plans, key=lambda plan: earliest(plan, costs).end)
+    if not best.pairs:
+        return _found(request, watch)
+    return found._replace(plan=best, bound=None)
 
 
 def _optimum(request: Request, watch: Watch) -> Optimum:

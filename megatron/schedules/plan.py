@@ -5,6 +5,7 @@ communication, and the simulator computes the times.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -28,6 +29,9 @@ class Plan:
         looks_ahead: the last stage also reads embeddings, namely of the tokens that follow
             (multi-token prediction). If the vocabulary is split, CIF and CIB serve the first and
             the last stage.
+        pairs: the rank and the F of every pair. The F is joined with the B that follows it in the
+            row: a rank runs both together, and the exchange within the one beside the work of the
+            other (``schedules.pairs``).
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -36,6 +40,7 @@ class Plan:
     treatment: Treatment = TREATMENTS["none"]
     forward_only: bool = False
     looks_ahead: bool = False
+    pairs: frozenset[tuple[int, Pass]] = frozenset()
 
     @property
     def ranks(self) -> int:
@@ -62,6 +67,16 @@ class Plan:
         """Whether layers are computed again in passes of their own (R), not in B."""
         return any(p.kind == "R" for p in self.rows[0])
 
+    def steps(self, rank: int) -> Iterator[tuple[Pass, ...]]:
+        """Yield the row of a rank in steps: a pass by itself, or the two passes of a pair."""
+        row = iter(self.rows[rank])
+        for item in row:
+            yield (item, next(row)) if (rank, item) in self.pairs else (item,)
+
+    def row_text(self, rank: int) -> str:
+        """Return the text form of a row: ``F5|B2`` is a pair."""
+        return " ".join("|".join(map(str, step)) for step in self.steps(rank))
+
     def to_text(self) -> str:
         """Return the text form: a header and one row of passes per rank."""
         header = [
@@ -73,7 +88,7 @@ class Plan:
             header.append("forward only")
         if self.looks_ahead:
             header.append("looks ahead")
-        rows = (f"{rank}: {' '.join(map(str, row))}" for rank, row in enumerate(self.rows))
+        rows = (f"{rank}: {self.row_text(rank)}" for rank in range(self.ranks))
         return "\n".join([*header, *rows]) + "\n"
 
     @classmethod
@@ -88,13 +103,16 @@ class Plan:
         """
         header: dict[str, str] = {}
         rows: list[tuple[Pass, ...]] = []
-        known: dict[str, Pass] = {}
+        pairs: set[tuple[int, Pass]] = set()
+        known: dict[str, tuple[Pass, ...]] = {}
         for number, raw in enumerate(text.splitlines(), 1):
             line = raw.split("#")[0].strip()
             try:
                 name, _, value = line.partition(" ")
                 if name.endswith(":"):
-                    rows.append(_row(name, value, len(rows), known))
+                    steps = _steps(name, value, len(rows), known)
+                    pairs.update((len(rows), step[0]) for step in steps if len(step) > 1)
+                    rows.append(tuple(item for step in steps for item in step))
                 elif line:
                     _add_header(header, name, value.strip())
             except ValueError as error:
@@ -111,6 +129,7 @@ class Plan:
             treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
             looks_ahead="looks" in header,
+            pairs=frozenset(pairs),
         )
 
 
@@ -176,15 +195,25 @@ def _stages(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(rank), int(chunk)) for rank, _, chunk in places)
 
 
-def _row(name: str, value: str, rank: int, known: dict[str, Pass]) -> tuple[Pass, ...]:
-    """Return the passes of a row; ``known`` has all passes read so far, which rows share."""
+def _steps(
+    name: str, value: str, rank: int, known: dict[str, tuple[Pass, ...]]
+) -> list[tuple[Pass, ...]]:
+    """Return the steps of a row; ``known`` has all steps read so far, which rows share."""
     if name != f"{rank}:":
         raise ValueError(f"expected the row of rank {rank}, got '{name[:40]}'")
     words = value.split()
     for word in words:
         if word not in known:
-            known[word] = Pass.parse(word)
-    return tuple(map(known.__getitem__, words))
+            known[word] = _step(word)
+    return list(map(known.__getitem__, words))
+
+
+def _step(word: str) -> tuple[Pass, ...]:
+    """Return the pass that a word is, or the F and the B of a pair."""
+    step = tuple(map(Pass.parse, word.split("|")))
+    if len(step) > 1 and tuple(item.kind for item in step) != ("F", "B"):
+        raise ValueError(f"'{word[:40]}' is no pair: join an F and a B, the F first, as in F5|B2")
+    return step
 
 
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
@@ -208,7 +237,7 @@ def evaluation_plan(plan: Plan) -> Plan:
     """
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
-    return replace(plan, rows=rows, forward_only=True)
+    return replace(plan, rows=rows, forward_only=True, pairs=frozenset())
 
 
 def plan_of_one(plan: Plan) -> Plan:
@@ -217,7 +246,7 @@ def plan_of_one(plan: Plan) -> Plan:
     No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run.
     """
     rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
-    return replace(plan, rows=rows, microbatches=1)
+    return replace(plan, rows=rows, microbatches=1, pairs=frozenset())
 
 
 def with_recomputation(plan: Plan) -> Plan:
@@ -226,14 +255,17 @@ def with_recomputation(plan: Plan) -> Plan:
     If layers are computed again within B, this work begins only when the gradient has arrived. R,
     as a pass of its own, needs only the F of its chunk. So a rank can run R while it waits for a
     gradient, and the ranks that wait for its B get their gradient earlier. No pass ends later than
-    in ``plan``, where B takes the time of R and B together. A plan that already has R passes is
-    returned unchanged.
+    in ``plan``, where B takes the time of R and B together. R stands before the pair that its B is
+    in. A plan that already has R passes is returned unchanged.
     """
     if plan.recomputes:
         return plan
 
-    def parts(item: Pass) -> tuple[Pass, ...]:
-        return (item._replace(kind="R"), item) if item.kind == "B" else (item,)
+    def parts(step: tuple[Pass, ...]) -> tuple[Pass, ...]:
+        return (*(item._replace(kind="R") for item in step if item.kind == "B"), *step)
 
-    rows = (tuple(part for item in row for part in parts(item)) for row in plan.rows)
+    rows = (
+        tuple(part for step in plan.steps(rank) for part in parts(step))
+        for rank in range(plan.ranks)
+    )
     return replace(plan, rows=tuple(rows))

@@ -17,6 +17,7 @@ PLAN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "file": ("--schedule-file", "--file"),
     "seconds": ("--search-seconds", "--seconds"),
     "recompute_ahead": ("--recompute-ahead",),
+    "joined": ("--overlap-moe-expert-parallel-comm",),
     "costs": ("--measured-costs", "--costs"),
     "layers": ("--num-layers", "--layers"),
     "last_stage_layers": ("--final-stage-num-layers", "--final-stage-layers"),

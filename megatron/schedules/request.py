@@ -56,6 +56,7 @@ class Request:
             separate pass that computes activations again. ``None``: B computes them again.
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
         quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
+        joined: whether to join each F with a B beside it, where the plan does not become longer.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
@@ -76,6 +77,7 @@ class Request:
     recompute_ahead: int | None = None
     shortened: bool = True
     quick: bool = False
+    joined: bool = False
 
     def __post_init__(self) -> None:
         self._refuse_names()

@@ -4,7 +4,7 @@
 all communications into one order for all ranks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
@@ -73,18 +73,26 @@ def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
         costs: durations.
     """
     graph, m = Graph(plan, costs), plan.microbatches
-    run = walk(graph, [graph.row(rank, row) for rank, row in enumerate(plan.rows)])
+    run = walk(graph, graph.rows(plan), graph.pairs(plan))
     ready = {graph.comms[c // m]._replace(microbatch=c % m): run.latest[c] for c in run.complete}
     return Timing(tuple(map(tuple, run.starts)), tuple(map(tuple, run.ends)), ready, run.stuck)
 
 
-def walk(graph: Graph, rows: Sequence[Sequence[int]]) -> "Walk":
+def walk(
+    graph: Graph, rows: Sequence[Sequence[int]], pairs: Sequence[Collection[int]] = ()
+) -> "Walk":
     """Compute the times of ``earliest`` from rows of numbered passes.
+
+    Args:
+        graph: the passes.
+        rows: for every rank the numbers of its passes, in order.
+        pairs: for every rank the numbers of the F of its pairs; empty: the plan has no pairs. A
+            pair starts when the needs of both passes are met, and both end together.
 
     The effort is linear in the number of passes: a rank that waits for a communication is not
     looked at again before this communication is ready.
     """
-    run = Walk(graph, rows)
+    run = Walk(graph, rows, pairs)
     awake = list(range(len(rows)))
     while awake:
         awake.extend(run.advance(awake.pop()))
@@ -102,7 +110,9 @@ class Walk:
             end.
     """
 
-    def __init__(self, graph: Graph, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, graph: Graph, rows: Sequence[Sequence[int]], pairs: Sequence[Collection[int]] = ()
+    ) -> None:
         m = graph.microbatches
         self.starts: list[list[float]] = [[] for _ in rows]
         self.ends: list[list[float]] = [[] for _ in rows]
@@ -110,6 +120,7 @@ class Walk:
         self.complete: list[int] = []
         self._graph = graph
         self._rows = rows
+        self._pairs = pairs or [()] * len(rows)
         self._done = bytearray(m * len(graph.passes))
         self._missing = [count for count in graph.sources for _ in range(m)]
         self._sleepers: dict[int, list[int]] = {}
@@ -120,32 +131,51 @@ class Walk:
         lengths = [(len(ends), len(row)) for ends, row in zip(self.ends, self._rows, strict=True)]
         return {rank: done for rank, (done, length) in enumerate(lengths) if done < length}
 
+    def can_run(self, rank: int, item: int) -> bool:
+        """Return whether ``item`` could run on ``rank`` now, next after what it has run so far."""
+        number, microbatch = divmod(item, self._graph.microbatches)
+        return self._earliest_start(rank, number, microbatch, 0.0) is not None
+
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
-        starts, ends = self.starts[rank], self.ends[rank]
-        m, times, feeds = self._graph.microbatches, self._graph.times, self._graph.feeds
-        missing, latest = self._missing, self.latest
+        ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
+        m, times = self._graph.microbatches, self._graph.times
         woken: list[int] = []
         now = ends[-1] if ends else 0.0
-        row = self._rows[rank]
-        for at in range(len(ends), len(row)):  # a slice would copy the rest of a row at every wait
+        while (at := len(ends)) < len(row):
             item = row[at]
             number, microbatch = divmod(item, m)
             start = self._earliest_start(rank, number, microbatch, now)
             if start is None:
                 break
             now = start + times[number]
-            starts.append(start)
-            ends.append(now)
-            self._done[item] = 1
-            for fed in feeds[number]:
-                comm = fed * m + microbatch
-                if latest[comm] < now:
-                    latest[comm] = now
-                missing[comm] -= 1
-                if not missing[comm]:
-                    self.complete.append(comm)
-                    woken.extend(self._sleepers.pop(comm, ()))
+            step = row[at : at + 1 + (item in pairs)]
+            if len(step) > 1:
+                other, its_microbatch = divmod(step[1], m)
+                start = self._earliest_start(rank, other, its_microbatch, start)
+                if start is None:
+                    break
+                now = start + self._graph.pair_time(number, other)
+            for each in step:
+                woken.extend(self._ended(rank, each, start, now))
+        return woken
+
+    def _ended(self, rank: int, item: int, start: float, end: float) -> list[int]:
+        """Note a pass with its times; return the ranks that can go on afterwards."""
+        number, microbatch = divmod(item, self._graph.microbatches)
+        self.starts[rank].append(start)
+        self.ends[rank].append(end)
+        self._done[item] = 1
+        missing, latest = self._missing, self.latest
+        woken: list[int] = []
+        for fed in self._graph.feeds[number]:
+            comm = fed * self._graph.microbatches + microbatch
+            if latest[comm] < end:
+                latest[comm] = end
+            missing[comm] -= 1
+            if not missing[comm]:
+                self.complete.append(comm)
+                woken.extend(self._sleepers.pop(comm, ()))
         return woken
 
     def _earliest_start(self, rank: int, number: int, microbatch: int, free: float) -> float | None:

@@ -3,6 +3,7 @@
 A row of the file is a rank. A cell is an action: the number of the stage, the kind of work and the
 microbatch. ``2F0`` is a forward, ``2B0`` a whole backward, ``2I0`` a backward that computes the
 input gradient only, and ``2W0`` the weight gradient that ``2I0`` leaves out.
+``(2F3;5I1)OVERLAP_F_B`` is a pair.
 ``_PipelineScheduleRuntime._load_csv`` reads such a file, adds the communication and runs the
 schedule; torchtitan uses it for the file that ``pipeline_parallel_schedule_csv`` names. PyTorch
 numbers stages in the order in which the data flows. The rows show on which rank each stage is.
@@ -18,8 +19,10 @@ from megatron.schedules.check import check
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
-Actions = list[list[tuple[int, str, int]]]
-"""For every rank its actions: stage, kind of work, microbatch."""
+Action = tuple[int, str, int]
+"""Stage, kind of work, microbatch."""
+Cell = tuple[Action, ...]
+"""An action, or the actions that PyTorch overlaps."""
 
 _ACTION: Final = re.compile(r"(\d{1,9})(F|I|W|B)(\d{1,9})")
 _SKIPPED: Final = re.compile(r"\d{1,9}(SEND_[FB]|RECV_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
@@ -42,12 +45,14 @@ def to_torch_csv(plan: Plan) -> str:
     """
     _refuse_what_torch_lacks(plan)
     kinds = {"F": "F", "B": "I" if plan.split_backward else "B", "W": "W"}
-    rows = (
-        ",".join(
-            f"{plan.stage_of[rank, item.chunk]}{kinds[item.kind]}{item.microbatch}" for item in row
-        )
-        for rank, row in enumerate(plan.rows)
-    )
+
+    def cell(rank: int, step: tuple[Pass, ...]) -> str:
+        actions = [
+            f"{plan.stage_of[rank, item.chunk]}{kinds[item.kind]}{item.microbatch}" for item in step
+        ]
+        return actions[0] if len(actions) == 1 else f"({';'.join(actions)})OVERLAP_F_B"
+
+    rows = (",".join(cell(rank, step) for step in plan.steps(rank)) for rank in range(plan.ranks))
     return "".join(f"{row}\n" for row in rows)
 
 
@@ -55,9 +60,9 @@ def from_torch_csv(text: str) -> Plan:
     """Return the checked plan of a file in PyTorch's form, written by any program.
 
     Empty cells (PyTorch's steps without work), communication and the sharding of parameters are
-    skipped: ``lower`` adds what a plan needs. Actions that PyTorch overlaps become passes that
-    follow one another. If only some backwards are split, each whole backward becomes a B with a W
-    right after it. The chunks of a rank are numbered in the order of their stages.
+    skipped: ``lower`` adds what a plan needs. Actions that PyTorch overlaps become a pair. If only
+    some backwards are split, each whole backward becomes a B with a W right after it, or after its
+    pair. The chunks of a rank are numbered in the order of their stages.
 
     Args:
         text: the contents of the file, with or without communication.
@@ -65,18 +70,26 @@ def from_torch_csv(text: str) -> Plan:
     Raises:
         ValueError: if a cell is no action, or the rows form no plan; the message names the place.
     """
-    rows = [list(_actions(rank, row)) for rank, row in enumerate(csv.reader(text.splitlines()))]
+    cells = [list(_cells(rank, row)) for rank, row in enumerate(csv.reader(text.splitlines()))]
+    rows = [[action for cell in row for action in cell] for row in cells]
     if not any(rows):
         raise ValueError("the file has no actions: write a row for every rank, as in 0F0,0B0")
     places = _places(rows)
     splits = any(kind in "IW" for row in rows for _, kind, _ in row)
     passes = tuple(
-        tuple(item for action in row for item in _passes(places, action, splits)) for row in rows
+        tuple(item for cell in row for item in _passes(places, cell, splits)) for row in cells
+    )
+    pairs = (
+        (rank, _passes(places, cell, splits)[0])
+        for rank, row in enumerate(cells)
+        for cell in row
+        if _is_pair(cell)
     )
     plan = Plan(
         rows=passes,
         stages=tuple(places[stage] for stage in sorted(places)),
         microbatches=1 + max(i for row in rows for _, _, i in row),
+        pairs=frozenset(pairs),
     )
     check(plan)
     return plan
@@ -130,25 +143,37 @@ def _refuse_what_torch_lacks(plan: Plan) -> None:
         )
 
 
-def _actions(rank: int, row: list[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the actions of a row that are computations."""
+def _cells(rank: int, row: list[str]) -> Iterator[Cell]:
+    """Yield the computations of every cell of a row; of two that overlap, the forward first."""
     for cell in row:
         overlapped = _OVERLAPPED.fullmatch(cell.strip())
-        for word in overlapped[1].split(";") if overlapped else [cell]:
-            text = word.strip()
-            if not text or _SKIPPED.fullmatch(text):
-                continue
-            match = _ACTION.fullmatch(text)
-            if match is None:
-                raise ValueError(
-                    f"row {rank}: '{text[:40]}' is no action: write a stage, F, I, W or B, and a "
-                    "microbatch, as in 2F0"
-                )
-            stage, kind, microbatch = match.groups()
-            yield int(stage), kind, int(microbatch)
+        words = overlapped[1].split(";") if overlapped else [cell]
+        actions = [action for word in words for action in _action(rank, word.strip())]
+        if overlapped:
+            actions.sort(key=lambda action: action[1] != "F")
+        if actions:
+            yield tuple(actions)
 
 
-def _places(rows: Actions) -> dict[int, tuple[int, int]]:
+def _action(rank: int, text: str) -> Iterator[Action]:
+    """Yield the action that a word is, if it is a computation."""
+    if not text or _SKIPPED.fullmatch(text):
+        return
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"row {rank}: '{text[:40]}' is no action: write a stage, F, I, W or B, and a "
+            "microbatch, as in 2F0"
+        )
+    stage, kind, microbatch = match.groups()
+    yield int(stage), kind, int(microbatch)
+
+
+def _is_pair(cell: Cell) -> bool:
+    return len(cell) == 2 and cell[0][1] == "F" and cell[1][1] in "BI"
+
+
+def _places(rows: list[list[Action]]) -> dict[int, tuple[int, int]]:
     """Return (rank, chunk) of every stage."""
     found: dict[int, int] = {}
     for rank, row in enumerate(rows):
@@ -169,11 +194,8 @@ def _places(rows: Actions) -> dict[int, tuple[int, int]]:
     return places
 
 
-def _passes(
-    places: Mapping[int, tuple[int, int]], action: tuple[int, str, int], splits: bool
-) -> Iterator[Pass]:
-    stage, kind, microbatch = action
-    chunk = places[stage][1]
-    yield Pass(_KINDS[kind], microbatch, chunk)
-    if kind == "B" and splits:
-        yield Pass("W", microbatch, chunk)
+def _passes(places: Mapping[int, tuple[int, int]], cell: Cell, splits: bool) -> list[Pass]:
+    """Return the passes of a cell; the W of whole backwards come last."""
+    passes = [Pass(_KINDS[kind], i, places[stage][1]) for stage, kind, i in cell]
+    whole = [Pass("W", i, places[stage][1]) for stage, kind, i in cell if kind == "B" and splits]
+    return passes + whole

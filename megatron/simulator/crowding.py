@@ -79,7 +79,7 @@ def _under_way(
     found: list[Interval] = []
     for step in row:
         if isinstance(step, Run):
-            clock = passes[str(step.item)][1]
+            clock = passes[str(step.passes[-1])][1]
             continue
         end = ends.get(str(step.comm), clock)
         if not isinstance(step, Start):

@@ -24,6 +24,9 @@ class Span(NamedTuple):
         lane: ``compute``, ``comm``, or ``wait`` where the rank waited for a communication.
         label: text form of the pass or communication.
         chunk: model chunk of the pass; 0 for communications.
+        beside: for a pass of a pair, the label of the other one. A rank runs both from the start of
+            the F to the end of the B. Their spans share this time: the F has the first part, the
+            B the second.
     """
 
     rank: int
@@ -34,6 +37,7 @@ class Span(NamedTuple):
     chunk: int
     start: float
     end: float
+    beside: str = ""
 
     @property
     def length(self) -> float:
@@ -121,6 +125,17 @@ def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
     return Timeline(program.plan.ranks, tuple(walk.spans), tuple(walk.waits))
 
 
+def pair_spans(
+    rank: int, pair: tuple[Pass, Pass], start: float, middle: float, end: float
+) -> tuple[Span, Span]:
+    """Return the spans of a pair that a rank runs from ``start`` to ``end``."""
+    forward, backward = pair
+    return (
+        Span(rank, "compute", str(forward), *forward, start, middle, str(backward)),
+        Span(rank, "compute", str(backward), *backward, middle, end, str(forward)),
+    )
+
+
 def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
     """Return the time of a pass of ``program``; U takes its bucket's share of the cost of U."""
     share = program.shares[gathering(rank, item.microbatch)] if item.kind == "U" else 1.0
@@ -155,7 +170,7 @@ class _Walk:
         while self.position[rank] < len(row):
             step = row[self.position[rank]]
             if isinstance(step, Run):
-                self._run(rank, step.item)
+                self._run(rank, step)
             elif isinstance(step, Start):
                 woken.extend(self._issue(rank, step.comm))
             elif step.comm in self._done:
@@ -166,13 +181,19 @@ class _Walk:
             self.position[rank] += 1
         return woken
 
-    def _run(self, rank: int, item: Pass) -> None:
-        start = self._clock[rank]
-        end = start + pass_time(self.program, self.costs, rank, item)
-        self._clock[rank] = end
-        self.spans.append(
-            Span(rank, "compute", str(item), item.kind, item.microbatch, item.chunk, start, end)
-        )
+    def _run(self, rank: int, step: Run) -> None:
+        start, item = self._clock[rank], step.item
+        time = pass_time(self.program, self.costs, rank, item)
+        if step.joined is None:
+            self._clock[rank] = end = start + time
+            self.spans.append(Span(rank, "compute", str(item), *item, start, end))
+            return
+        pair, plan = (item, step.joined), self.program.plan
+        taken = self.costs.of_pair(plan, rank, pair)
+        both = time + pass_time(self.program, self.costs, rank, step.joined)
+        self._clock[rank] = end = start + taken
+        middle = start + taken * (time / both if both else 0.0)
+        self.spans.extend(pair_spans(rank, pair, start, middle, end))
 
     def _wait(self, rank: int, comm: Comm) -> None:
         start, end = self._clock[rank], self._done[comm]

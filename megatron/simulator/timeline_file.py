@@ -37,7 +37,7 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
         OSError: if the file cannot be written; the message names the file.
     """
     in_order = sorted((*timeline.spans, *timeline.waits), key=lambda s: (s.start, s.rank))
-    spans = [span._asdict() for span in in_order]
+    spans = [_fields(span) for span in in_order]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
 
@@ -64,6 +64,14 @@ def load_timeline(path: Path) -> Timeline:
         ) from error
 
 
+def _fields(span: Span) -> dict[str, object]:
+    """Return the fields of a span; only a pass of a pair has ``beside``."""
+    named = span._asdict()
+    if not span.beside:
+        del named["beside"]
+    return named
+
+
 def _span(named: Any) -> Span:
     """Return a span whose values are of the right types.
 
@@ -79,8 +87,9 @@ def _span(named: Any) -> Span:
             raise ValueError(f"{name} is {str(value)[:40]!r}, which is no {kind.__name__}")
     if not -_LAST_TIME <= span.start <= span.end <= _LAST_TIME:
         raise ValueError(f"{_shown(span.label)} lasts from {span.start} to {span.end}")
-    if not span.label.isprintable() or len(span.label) > _LONGEST_LABEL:
-        raise ValueError(f"label is {_shown(span.label)}: it must be a short word, such as F0")
+    for label in (span.label, span.beside):
+        if not label.isprintable() or len(label) > _LONGEST_LABEL:
+            raise ValueError(f"label is {_shown(label)}: it must be a short word, such as F0")
     if span.lane not in _KINDS:
         raise ValueError(f"lane is {_shown(span.lane)}: the lanes are {', '.join(_KINDS)}")
     if span.kind not in _KINDS[span.lane]:

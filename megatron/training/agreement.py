@@ -18,7 +18,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.schedules.lower import Program, lower
+from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
 from megatron.training.planning.planned_run import RunPlan
@@ -161,10 +161,13 @@ def _without_paths(value: object) -> object:
     return value
 
 
+def _name(step: Instruction) -> str:
+    return step.name if isinstance(step, Run) else str(step.comm)
+
+
 def _text(program: Program) -> str:
     return "\n".join(
-        " ".join(f"{type(instruction).__name__} {instruction[0]}" for instruction in row)
-        for row in program.rows
+        " ".join(f"{type(step).__name__} {_name(step)}" for step in row) for row in program.rows
     )
 
 

@@ -112,7 +112,7 @@ def where(position: Position, store: ActivationStore) -> str:
     step, phase = position.instruction, position.phase
     if step is not None:
         done = f"instruction {position.at + 1} of {len(position.row)}"
-        what = step.item if isinstance(step, Run) else step.comm
+        what = step.name if isinstance(step, Run) else step.comm
         phase = f"{phase}, at {what} ({done})"
     held = store.in_flight
     if not held:

@@ -166,7 +166,10 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
-        ("--optimizer muon", "Muon does not update"),
+        (
+            "--optimizer muon --expert-tensor-parallel-size 2",
+            "take --expert-tensor-parallel-size 1",
+        ),
         ("--fp8-format e4m3", "16 bits only"),
         ("--moe-expert-capacity-factor 0", "greater than 0"),
         ("--moe-expert-capacity-factor -1", "greater than 0"),

@@ -196,14 +196,15 @@ def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> 
 
 def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
     """All tokens choose the last expert."""
-    experts_buk = torch.full((*logits_bue.shape[:2], 1), options.experts - 1)
+    shape = (*logits_bue.shape[:2], 1)
+    experts_buk = torch.full(shape, options.experts - 1, device=logits_bue.device)
     return Choice(experts_buk, logits_bue.softmax(-1)[..., -1:])
 
 
 def plain_last_only(logits_bse: Tensor, options: Any, bias_e: Tensor) -> Tensor:
     weights_bse = torch.exp(logits_bse) / torch.exp(logits_bse).sum(-1, keepdim=True)
     is_last = torch.arange(options.num_experts) == options.num_experts - 1
-    return weights_bse * is_last
+    return weights_bse.where(is_last, 0)
 
 
 CHANGES: dict[str, tuple[Any, str, object]] = {

@@ -81,8 +81,27 @@ RUNS = [
 ]
 
 
-def configured(case: Case, layout: Layout) -> RunConfig:
-    config = JOB.config(layout)
+MIXTURE = replace(
+    JOB,
+    options=replace(
+        JOB.options,
+        num_layers=2,
+        add_bias_linear=False,
+        num_experts=4,
+        moe_ffn_hidden_size=12,
+        moe_router_topk=2,
+    ),
+)
+MIXTURE_RUNS = [
+    Layout(1, "none", replicas=2, experts=2),
+    full(Layout(1, "none", tensor=2, sequence=True)),
+    full(Layout(1, "vocab-2", replicas=4, experts=2, dispatcher="alltoall", sharded=True)),
+    full(Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True)),
+]
+
+
+def configured(case: Case, layout: Layout, job: Job = JOB) -> RunConfig:
+    config = job.config(layout)
     return replace(config, optimizer=case.configured(config.optimizer))
 
 
@@ -117,6 +136,34 @@ def test_losses_norms_and_weights(
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-4)
     assert max(expected.gradient_norms) > JOB.adamw.clip_grad, "nothing was clipped"
+    final = assemble([own.final for own in by_rank])
+    for key, value in expected.parameters.items():
+        moved = (value - start[key].double()).norm()
+        error = (final[key].double() - value).norm()
+        assert error < 2e-3 * moved, (key, float(error), float(moved))
+
+
+@pytest.mark.parametrize("layout", MIXTURE_RUNS, ids=str)
+def test_muon_moves_every_expert_by_itself(layout: Layout, ranks: RankPool) -> None:
+    case, batches = CASES["muon"], MIXTURE.batches()
+    by_rank: list[RankRun] = ranks.run(
+        train_on_rank,
+        layout.world_size,
+        config=configured(case, layout, MIXTURE),
+        batches=batches,
+    )
+    start = assemble([own.initial for own in by_rank])
+    muon = case.plain()
+    assert isinstance(muon, PlainMuon)
+    expected = train(
+        {name: value.double() for name, value in start.items()},
+        batches,
+        MIXTURE.learning_rates(),
+        MIXTURE.options,
+        MIXTURE.adamw,
+        replace(muon, experts=4),
+    )
+    assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
     final = assemble([own.final for own in by_rank])
     for key, value in expected.parameters.items():
         moved = (value - start[key].double()).norm()

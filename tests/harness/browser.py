@@ -21,7 +21,7 @@ _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM: Final = next(filter(None, map(shutil.which, _NAMES)), None)
 """The browser's file, if this machine has one."""
 
-_PATIENCE: Final = 300.0
+_PATIENCE: Final = 600.0
 """Seconds for an answer; a page that computes on a busy machine is long silent."""
 
 _ABOVE: Final = 10  # of file descriptors that the two fixed ones cannot overwrite
@@ -51,8 +51,13 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 60.0) -> None:
-        """Wait until an expression is true."""
+    def wait(self, expression: str, seconds: float = 600.0) -> None:
+        """Wait until an expression is true.
+
+        Args:
+            expression: in JavaScript.
+            seconds: a guard against a page that never gets there; a busy machine is slow.
+        """
         end = time.monotonic() + seconds
         while not self.value(f"Boolean({expression})"):
             assert time.monotonic() < end, f"{expression} never holds: {self.faults}"

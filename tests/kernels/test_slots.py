@@ -104,6 +104,13 @@ def test_another_function_is_run_by_itself(tried: Implementation) -> None:
     tried.assert_close(out_rf, inner_ri.double().tanh() * weights_r[:, None])
 
 
+def test_a_product_in_a_wider_type_is_not_rounded_before(tried: Implementation) -> None:
+    x_nk, weight_jk = tried.activation(7, 40), tried.activation(5, 40, seed=1)
+    made_nj = tried.kernels.wide_product(x_nk, weight_jk, tried.statistics)
+    assert made_nj.dtype == tried.statistics
+    assert relative_error(made_nj, x_nk.double() @ weight_jk.double().T) < 1e-6
+
+
 ENDS = [[3, 3, 7, 16], [0, 0, 0, 16], [16, 16, 16, 16], [0, 0, 0, 0], [130, 130, 300, 301]]
 """Ends of groups, with groups without rows, and with more rows than a program takes."""
 

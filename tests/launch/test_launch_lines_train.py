@@ -59,7 +59,7 @@ LEFT_OUT = {
     "--wandb-name", "--wandb-entity", "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size", "--expert-model-parallel-size",
     "--expert-tensor-parallel-size", "--pipeline-model-parallel-layout", "--mock-data",
-    "--async-save",
+    "--async-save", "--vocab-size",
     "--train-weighted-split-paths-path", "--valid-weighted-split-paths-path",
     "--deepspeed_config", "--pp-partition-method",
 }  # fmt: skip

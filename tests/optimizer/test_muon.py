@@ -79,6 +79,20 @@ def test_a_matrix_without_gradient_is_left_alone() -> None:
     assert not found.any()
 
 
+@pytest.mark.parametrize("shape", [(5, 4, 3), (5, 3, 4)])
+def test_each_of_several_matrices_stands_by_itself(shape: tuple[int, int, int]) -> None:
+    """One without a gradient too, as that of an expert that no token has chosen."""
+    generator = torch.Generator().manual_seed(0)
+    several = torch.randn(shape, generator=generator, dtype=torch.float64)
+    several[1] *= 1e3
+    several[2] = 0
+    steps = coefficients("quintic", 5)
+    together = orthogonalized(several, steps, "highest")
+    apart = torch.stack([orthogonalized(each, steps, "highest") for each in several])
+    torch.testing.assert_close(together, apart)
+    assert not together[2].any()
+
+
 @pytest.mark.parametrize(
     ("kind", "steps", "words"),
     [("quintic", 6, "multiple of 5"), ("aol", 5, "multiple of 4"), ("polar_express", 7, "8 steps")],

@@ -84,6 +84,8 @@ CASES: Final = {
     ),
     "wide stream": Case(LLAMA, options={"wide_stream": True}),
     "mixture": Case(MIXTURE),
+    "mixture in fp32": Case(replace(MIXTURE, moe_router_in_fp32=True), torch.float32),
+    "mixture with a wide router": Case(replace(MIXTURE, moe_router_in_fp32=True)),
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),

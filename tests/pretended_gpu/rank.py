@@ -31,7 +31,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.open_data import Data
-from megatron.training.planning.count.balanced import balanced_journey
+from megatron.training.planning.count.assumed_routes import assumed_journey
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
@@ -152,7 +152,7 @@ def _alone() -> Iterator[None]:
     """
 
     def journey(ranks: ExchangingExperts, times_e: Tensor, arriving: Tensor, rows: int) -> Journey:
-        return balanced_journey(rows, ranks.rank, ranks.size, ranks.tensor_size)
+        return assumed_journey(rows, ranks.rank, ranks.size, ranks.tensor_size, 1.0)
 
     with (
         patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),

@@ -33,6 +33,9 @@ so_far: dict[str, torch.Tensor] = {}
 biases: dict[str, torch.Tensor] = {}
 """A bias of each expert for the choice, by the name of the mixture; none: it is 0."""
 
+is_recording = False
+"""Whether choices are counted: while ``plain_loss`` computes gradients."""
+
 is_training = True
 """Whether choices are balanced by Sinkhorn's algorithm, if the options say so."""
 
@@ -76,6 +79,9 @@ def mixture(
 
 
 def counted(table: dict[str, torch.Tensor], name: str, chosen_bse: torch.Tensor) -> None:
+    """Add choices to a table while gradients are computed; other forwards leave nothing there."""
+    if not is_recording:
+        return
     times_e = chosen_bse.to(torch.float64).sum((0, 1))
     table[name] = table.get(name, torch.zeros_like(times_e)) + times_e
 

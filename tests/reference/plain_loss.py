@@ -91,7 +91,10 @@ def _count_beforehand(
     kept_loads = dict(plain_experts.loads)
     with torch.no_grad():
         for microbatch in microbatches:
-            with patch.object(plain_experts, "router_losses", _count_picked):
+            with (
+                patch.object(plain_experts, "router_losses", _count_picked),
+                patch.object(plain_experts, "is_recording", True),
+            ):
                 all_logits(parameters, microbatch.tokens, options)
     plain_experts.loads.clear()
     plain_experts.loads.update(kept_loads)
@@ -180,7 +183,9 @@ def losses_and_gradients(
             _count_beforehand(leaves, microbatches[number : number + replicas], options)
         losses = []
         plain_experts.left.clear()
-        for depth, logits_bsv in enumerate(all_logits(leaves, microbatch.tokens, options)):
+        with patch.object(plain_experts, "is_recording", True):
+            every_logits = all_logits(leaves, microbatch.tokens, options)
+        for depth, logits_bsv in enumerate(every_logits):
             mask_bs = microbatch.loss_mask.to(logits_bsv.dtype)
             left_bs, labels_bs = mask_bs[:, depth:], microbatch.labels[:, depth:]
             share = mask_bs.sum() / left_bs.sum() if left_bs.any() else 0.0

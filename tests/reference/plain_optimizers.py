@@ -53,6 +53,7 @@ class PlainMuon:
         nesterov: mix the gradient with the new mean.
         weight_decay: of matrices.
         adam: first-moment decay, second-moment decay and epsilon.
+        experts: matrices of experts that lie one below the other.
     """
 
     qkv: tuple[int, int, int]
@@ -60,6 +61,7 @@ class PlainMuon:
     nesterov: bool
     weight_decay: float
     adam: tuple[float, float, float]
+    experts: int = 1
     means: dict[str, torch.Tensor] = field(default_factory=dict)
     squares: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
@@ -89,6 +91,10 @@ class PlainMuon:
 
     def _matrices(self, name: str, rows: int) -> Iterator[list[int]]:
         """The rows of every matrix that lies in a fused one."""
+        if ".experts." in name:
+            own = rows // self.experts
+            yield from (list(range(first, first + own)) for first in range(0, rows, own))
+            return
         if "linear_qkv" not in name:
             yield list(range(rows))
             return

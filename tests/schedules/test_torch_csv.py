@@ -70,9 +70,21 @@ def test_what_does_not_compute_is_skipped() -> None:
     assert from_torch_csv(padded) == plain
 
 
-def test_overlapped_actions_stand_in_a_row() -> None:
-    plan = from_torch_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
-    assert [str(item) for item in plan.rows[0]] == ["F0", "F1", "B0", "B1"]
+@pytest.mark.parametrize("pair", ["0F1;0B0", "0B0; 0F1"])
+def test_overlapped_actions_are_a_pair(pair: str) -> None:
+    assert from_torch_csv(f"0F0,({pair})OVERLAP_F_B,0B1\n").row_text(0) == "F0 F1|B0 B1"
+
+
+def test_a_whole_backward_of_a_pair_is_split_after_it() -> None:
+    plan = from_torch_csv("0F0,(0F1;0B0)OVERLAP_F_B,0I1,0W1\n")
+    assert plan.row_text(0) == "F0 F1|B0 W0 B1 W1"
+    assert to_torch_csv(plan) == "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1\n"
+
+
+def test_overlapped_actions_that_are_no_pair_stand_in_a_row() -> None:
+    assert from_torch_csv("0F0,(0F1)OVERLAP_F_B,(0B0;0B1)OVERLAP_F_B\n").row_text(0) == (
+        "F0 F1 B0 B1"
+    )
 
 
 def test_one_split_backward_splits_all() -> None:

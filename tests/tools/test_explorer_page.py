@@ -148,7 +148,7 @@ def test_served_figures_are_those_of_the_command(browser: Browser, served: str, 
 @pytest.mark.full
 def test_python_in_the_browser_finds_the_same_figures(browser: Browser, exported: str) -> None:
     page = browser.open(exported)
-    page.wait(DONE, 120)
+    page.wait(DONE)
     for name, case in CASES.items():
         page.value("document.body.dataset.state = 'left'")
         page.value(f"location.hash = {fragment(case)!r}")
@@ -283,17 +283,17 @@ def test_all_schedules_are_compared(browser: Browser, served: str) -> None:
 
 
 @pytest.mark.full
-def test_a_large_plan_is_drawn_soon(
+def test_a_large_plan_is_drawn(
     browser: Browser, served: str, exported: str, record_property: Any
 ) -> None:
     """Times are reported, not asserted: the machine may be busy."""
     case = {**CASES["two barriers"], "p": 16, "m": 64}
     for where, address in (("served", served), ("in the browser", exported)):
         page = browser.open(address)
-        page.wait(DONE, 120)
+        page.wait(DONE)
         page.value("delete document.body.dataset.firstMs")
         page.value(f"location.hash = {fragment(case)!r}")
-        page.wait("document.body.dataset.firstMs", 120)
+        page.wait("document.body.dataset.firstMs")
         first = page.value("Number(document.body.dataset.firstMs)")
         strokes = page.value(
             "(() => { const begun = performance.now(); "

@@ -108,9 +108,10 @@ def _bytes_of(program: Program, timeline: Timeline, memory: RankMemory, rank: in
     for step, (during, after) in zip(program.rows[rank], held(program, memory, rank), strict=True):
         most = max(most, during)
         if isinstance(step, Run):
-            span = next(spans)
-            steps += [(span.start, most), (span.end, after)]
-            most, at = after, span.end
+            own = [next(spans) for _ in step.passes]
+            at = own[-1].end
+            steps += [(own[0].start, most), (at, after)]
+            most = after
     return [*steps, (at, max(most, after + memory.afterwards)), (at, after)]
 
 

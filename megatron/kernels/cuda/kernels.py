@@ -183,6 +183,14 @@ class CudaKernels(CudaOutput, CudaEightBits, CudaGrouped, CudaSlots, ReferenceKe
             step.number,
         )
 
+    def wide_product(self, x_nk: Tensor, weight_jk: Tensor, dtype: torch.dtype) -> Tensor:
+        """See ``Kernels``; cuBLAS widens 16-bit factors itself, and no copies are made."""
+        if dtype != torch.float32 or not self._products.widens:
+            return ReferenceKernels.wide_product(self, x_nk, weight_jk, dtype)
+        total_nj = x_nk.new_empty(len(x_nk), len(weight_jk), dtype=dtype)
+        self._products.form(total_nj, x_nk, weight_jk.T)
+        return total_nj
+
     def accumulate_product_(
         self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
     ) -> None:

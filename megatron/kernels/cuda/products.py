@@ -50,6 +50,11 @@ class Products:
         _LOG.info("weight gradients in fp32 are added %s", self.way)
 
     @property
+    def widens(self) -> bool:
+        """Whether ``form`` writes a sum in fp32 that no step before has rounded."""
+        return self._add is not None
+
+    @property
     def accumulates(self) -> bool:
         """Whether a product adds to the sum itself, without a second kernel for the addition."""
         return self.way != "separately"

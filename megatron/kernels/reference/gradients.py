@@ -46,6 +46,16 @@ class GradientOperations:
         else:
             self.accumulate_(total, left @ right)
 
+    def wide_product(self, x_nk: Tensor, weight_jk: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``x @ weight.T`` in a wider type, of products and sums in this type.
+
+        Args:
+            x_nk: activations.
+            weight_jk: activations.
+            dtype: of the result [n, j]; at least as wide as that of activations.
+        """
+        return x_nk.to(dtype) @ weight_jk.to(dtype).T
+
     def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """Return every row times the matrix of its group, [s, o].
 

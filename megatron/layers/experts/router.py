@@ -146,7 +146,7 @@ class Router(nn.Module):
         wide = torch.promote_types(x_buh.dtype, torch.float32)
         dtype = wide if options.in_fp32 else x_buh.dtype
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = wide_linear(noisy_buh, self.weight, dtype).to(wide)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels).to(wide)
         if self.bias is not None:
             logits_bue = logits_bue + self.bias
         if options.is_forced:

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.kernels.face import Kernels
 from megatron.layers.products import rows
 
 
-def wide_linear(x: Tensor, weight_oi: Tensor, dtype: torch.dtype) -> Tensor:
+def wide_linear(x: Tensor, weight_oi: Tensor, dtype: torch.dtype, kernels: Kernels) -> Tensor:
     """Return ``x @ weight.T`` in a type that is at least as wide as the factors' types.
 
     Gradients are products in this type too, and are rounded to the types of their factors.
@@ -24,17 +25,20 @@ def wide_linear(x: Tensor, weight_oi: Tensor, dtype: torch.dtype) -> Tensor:
         x: [..., i].
         weight_oi: the matrix.
         dtype: of the product.
+        kernels: of the layer.
     """
     if x.dtype == weight_oi.dtype == dtype:
         return functional.linear(x, weight_oi)
-    return apply(_WideLinear, x, weight_oi, dtype)
+    return apply(_WideLinear, x, weight_oi, dtype, kernels)
 
 
 class _WideLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_oi: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight_oi: Tensor, dtype: torch.dtype, kernels: Kernels
+    ) -> Tensor:
         ctx.save_for_backward(x, weight_oi)
-        return functional.linear(x.to(dtype), weight_oi.to(dtype))
+        return kernels.wide_product(rows(x), weight_oi, dtype).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -45,4 +49,4 @@ class _WideLinear(torch.autograd.Function):
             x_grad = (grad @ weight_oi.to(grad.dtype)).to(x.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad_oi = (rows(grad).T @ rows(x).to(grad.dtype)).to(weight_oi.dtype)
-        return x_grad, weight_grad_oi, None
+        return x_grad, weight_grad_oi, None, None

@@ -50,6 +50,8 @@ class Block:
         treatment: as in ``Plan``.
         group: microbatches of a group; 0 if chunks do not take turns.
         chunks_per_turn: chunks that a microbatch goes through in one turn.
+        has_pairs: whether an F may be joined with a B that follows at once (``schedules.pairs``).
+            Then no vocabulary pass is put between the two.
 
     Raises:
         ValueError: if repetitions of a rank's slots overlap.
@@ -61,6 +63,7 @@ class Block:
     treatment: Treatment = TREATMENTS["none"]
     group: int = 0
     chunks_per_turn: int = 1
+    has_pairs: bool = False
 
     def __post_init__(self) -> None:
         period = self.period

@@ -30,4 +30,4 @@ def dualpipe_v(ranks: int) -> Block:
             Slot(backward, 1, "B", chunk),
             Slot(backward + 1, 1, "W", chunk),
         )
-    return Block(tuple(map(tuple, rows)), tuple(stages), interval=2 * _PAIR)
+    return Block(tuple(map(tuple, rows)), tuple(stages), interval=2 * _PAIR, has_pairs=True)

@@ -10,6 +10,9 @@ microbatch:
 * IF runs one interval before the first F and IB one interval after the first stage's B, so that
   other passes overlap CIF and CIB too.
 
+In a block with pairs, a pair counts as one pass: nothing is inserted between its F and its B, and
+the output of its F exists when it ends.
+
 The inserted passes have no duration here. In reality they lengthen the interval of all ranks alike,
 which does not change the order of the passes.
 """
@@ -42,15 +45,19 @@ def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Bl
         raise ValueError(f"{treatment.name} has no vocabulary passes: leave the block as it is")
     if treatment.synchronous:
         raise ValueError(f"{treatment.name} overlaps nothing: take blocks.interlaced")
-    last_forward = block.slot(len(block.stages) - 1, "F").end
     delay = treatment.delay * block.interval
     held = tuple(tuple(_hold_back(slot, delay) for slot in row) for row in block.rows)
     waiting = replace(block, rows=held, treatment=treatment)
+    rows = [_undivided(waiting, row) for row in held]
+    last_rank, _ = block.stages[-1]
+    last_forward = _boundary_after(
+        rows[last_rank], waiting.slot(len(block.stages) - 1, "F").end, block.interval
+    )
     first_forward = waiting.slot(0, "F").start
     first_backward = waiting.slot(0, "B").end
-    rows = []
-    for rank, row in enumerate(held):
-        waits = late * block.interval * (rank != block.stages[-1][0])
+    treated = []
+    for rank, row in enumerate(rows):
+        waits = late * block.interval * (rank != last_rank)
         s_time = _boundary_after(row, last_forward + waits, block.interval)
         inserted = (
             *(
@@ -60,12 +67,30 @@ def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Bl
             Slot(_boundary_before(row, first_forward - block.interval, block.interval), 0, "IF"),
             Slot(_boundary_after(row, first_backward + block.interval, block.interval), 0, "IB"),
         )
-        rows.append(row + inserted)
-    return replace(waiting, rows=tuple(rows))
+        treated.append(held[rank] + inserted)
+    return replace(waiting, rows=tuple(treated))
 
 
 def _hold_back(slot: Slot, delay: float) -> Slot:
     return slot if slot.kind == "F" else slot._replace(start=slot.start + delay)
+
+
+def _undivided(block: Block, row: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Return a row in which an F and the B that may be joined with it are one slot."""
+    if not block.has_pairs:
+        return row
+
+    def with_backward(slot: Slot) -> Slot:
+        joined = (
+            other.duration
+            for other in row
+            if slot.kind == "F"
+            and other.kind == "B"
+            and (other.start - slot.end) % block.interval == 0
+        )
+        return slot._replace(duration=slot.duration + sum(joined))
+
+    return tuple(with_backward(slot) for slot in row)
 
 
 def _boundary_after(row: tuple[Slot, ...], time: float, interval: float) -> float:

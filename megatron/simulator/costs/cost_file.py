@@ -5,6 +5,7 @@ A file holds
 
     {"passes": {"F": 1, "B": [2, 2, 4], "W": [[1, 2], [1, 1], [1, 1]]},
      "comms": {"p2p": 0.1, "C1": 0.2, "RG": [3, 3, 4]},
+     "waits": {"F": 0.3, "B": 0.3},
      "bytes": {"static": 4e9, "activation": [3e8, 3e8, 4e8], "exponentials": 2e7, "embedding": 1e7},
      "layers": [[2, 1], [2, 2], [2, 0]]}
 
@@ -14,6 +15,8 @@ replicas) are those of all buckets of the rank together. F and B must be given, 
 backward is split. If no time is given for R, it takes as long as F; if a time is given, a plan
 without R adds this time to the time of B. Other passes and communications that are not given take
 no time.
+
+``waits`` are the parts of passes' times in which they wait for an exchange of tokens (``Costs``).
 
 In ``bytes``, ``factors`` are the bytes held between B and W; if absent, they are those of
 ``activation``. ``repeated`` are the bytes held between R and B, beside ``activation``. ``working``
@@ -27,7 +30,7 @@ the schedule runs (``check_measured``).
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
@@ -93,6 +96,20 @@ def parse_costs(text: str) -> Costs:
     return _costs(passes, comms)
 
 
+def parse_waits(text: str) -> Mapping[PassKind, Time]:
+    """Read ``F=0.5,B=0.5``, the parts of passes' times that they wait.
+
+    Raises:
+        ValueError: if a word is not ``KIND=TIME`` of a pass of a model chunk.
+    """
+    found: dict[str, Time] = {}
+    for word in text.split(","):
+        name, _, value = word.strip().partition("=")
+        times = [_number(word, part) for part in value.split(":")]
+        found[name] = times if len(times) > 1 else times[0]
+    return _waits(found)
+
+
 def named_costs(times: Mapping[str, Time] | None) -> Costs:
     """Return the costs of ``{"F": 1, "B": [1, 2], "p2p": 0.1}``; ``None``: assumed costs.
 
@@ -117,11 +134,14 @@ def load_costs(path: Path) -> CostFile:
     try:
         sections = _section(_document(path), "the file")
         for name in sections:
-            if name not in ("passes", "comms", "bytes", "layers"):
-                raise ValueError(f"'{name}' is no section: write passes, comms, bytes or layers")
+            if name not in ("passes", "comms", "waits", "bytes", "layers"):
+                raise ValueError(
+                    f"'{name}' is no section: write passes, comms, waits, bytes or layers"
+                )
         passes = _section(sections.get("passes", {}), "passes")
         comms = _section(sections.get("comms", {}), "comms")
-        costs = _costs(passes.items(), comms.items())
+        waits = _waits(_section(sections.get("waits", {}), "waits"))
+        costs = replace(_costs(passes.items(), comms.items()), waits=waits)
         sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
         layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
@@ -213,6 +233,16 @@ def _costs(passes: Iterable[tuple[str, object]], comms: Iterable[tuple[str, obje
                 exchanges[kind] = Exchange(hop)
     free: dict[PassKind, Time] = {kind: 0.0 for kind in PLANNED_KINDS if kind not in CHUNKED_KINDS}
     return Costs({**free, **pass_times}, comm_times, exchanges)
+
+
+def _waits(given: Mapping[str, object]) -> Mapping[PassKind, Time]:
+    waits: dict[PassKind, Time] = {}
+    for name, value in given.items():
+        kind = next((kind for kind in CHUNKED_KINDS if kind == name), None)
+        if kind is None:
+            raise ValueError(f"'{name}' does not wait: write one of {' '.join(CHUNKED_KINDS)}")
+        waits[kind] = _values(name, value, depth=2)
+    return waits
 
 
 def _comm_kinds(name: str) -> tuple[CommKind, ...]:

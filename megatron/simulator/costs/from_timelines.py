@@ -119,9 +119,13 @@ def _pass_times(plan: Plan, timelines: Iterable[Timeline]) -> dict[PassKind, Tim
     samples: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for timeline in timelines:
         own: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        for span in timeline.spans:
-            if span.lane == "compute":
-                own[span.kind, span.rank, span.chunk].append(span.length)
+        passes = [span for span in timeline.spans if span.lane == "compute"]
+        # Alone first: the parts of a pair's time count only where no pass of the kind ran alone.
+        alone = {(span.kind, span.rank, span.chunk) for span in passes if not span.beside}
+        for span in passes:
+            key = span.kind, span.rank, span.chunk
+            if not span.beside or key not in alone:
+                own[key].append(span.length)
         for key, times_of_kind in own.items():
             mean_or_sum = sum if key[0] == "U" else fmean
             samples[key].append(mean_or_sum(times_of_kind))

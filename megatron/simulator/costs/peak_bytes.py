@@ -62,18 +62,17 @@ def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
 
 def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
     """Return the peak of a rank; during a pass the rank holds both its inputs and its outputs."""
-    known: dict[Pass, tuple[float, float, float]] = {}
+    known: dict[tuple[Pass, ...], tuple[float, float]] = {}
     held = most = _at(sizes.static, rank)
-    for item in plan.rows[rank]:
-        alike = item._replace(microbatch=0)
+    for step in plan.steps(rank):
+        alike = tuple(item._replace(microbatch=0) for item in step)
         if alike not in known:
-            changes = _changes(plan, sizes, rank, alike)
+            changes = [change for item in alike for change in _changes(plan, sizes, rank, item)]
             grows = sum(change for change in changes if change > 0)
-            shrinks = sum(change for change in changes if change < 0)
-            working = _at(sizes.working.get(alike.kind, 0.0), rank, alike.chunk)
-            known[alike] = grows, working, grows + shrinks
-        grows, working, left = known[alike]
-        most, held = max(most, held + grows + working), held + left
+            working = (_at(sizes.working.get(i.kind, 0.0), rank, i.chunk) for i in alike)
+            known[alike] = grows + sum(working), sum(changes)
+        during, left = known[alike]
+        most, held = max(most, held + during), held + left
     return most
 
 

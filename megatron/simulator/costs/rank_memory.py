@@ -13,7 +13,7 @@ from megatron.schedules.held import peak_held
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import REPLICA_KINDS
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.count import NO_PASS, RankCount
+from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
     count, now = memory.count, _at_rest(program.plan, memory, rank)
     for step in program.rows[rank]:
         if isinstance(step, Run):
-            own = count.passes.get((step.item.kind, step.item.chunk), NO_PASS)
+            own = _of_step(count, step)
         elif step.comm.kind in REPLICA_KINDS:
             own = NO_PASS  # ``static`` and ``afterwards`` count their copies
         else:
@@ -55,6 +55,14 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
         yield now + own.peak, now + own.left
         now += own.left
+
+
+def _of_step(count: RankCount, step: Run) -> PassCount:
+    """Return the count of a pass, or of a pair, whose passes both hold their most at a time."""
+    owns = [count.passes.get((item.kind, item.chunk), NO_PASS) for item in step.passes]
+    if len(owns) == 1:
+        return owns[0]
+    return PassCount(left=sum(own.left for own in owns), peak=sum(own.peak for own in owns))
 
 
 def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:

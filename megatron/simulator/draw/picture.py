@@ -218,7 +218,8 @@ class _Sheet:
     ) -> Box:
         """Return the box for the part of ``span`` inside ``part``; its note has the full times."""
         x, end = (self._x(time, part) for time in (span.start, span.end))
-        note = f"{span.label}: {span.start:.4g} to {span.end:.4g}"
+        name = f"{span.label} beside {span.beside}" if span.beside else span.label
+        note = f"{name}: {span.start:.4g} to {span.end:.4g}"
         return Box(look, span.kind, x, y, end - x, height, note)
 
     def _x(self, time: float, part: Stretch) -> float:

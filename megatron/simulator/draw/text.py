@@ -22,6 +22,9 @@ from megatron.simulator.simulate import Span, Timeline
 
 _IDLE: Final = "."
 _NAMELESS: Final = "+"
+_END: Final = "|"
+_JOINT: Final = "&"
+"""The end of a pass, and the end of the F of a pair."""
 
 
 class _Piece(NamedTuple):
@@ -35,6 +38,11 @@ class _Piece(NamedTuple):
     def room(self) -> int:
         """Number of columns."""
         return self.last - self.first
+
+    @property
+    def last_sign(self) -> str:
+        """The sign that ends it."""
+        return _JOINT if self.span.beside and self.span.kind == "F" else _END
 
     @property
     def text(self) -> str:
@@ -117,7 +125,7 @@ def _row(pieces: Sequence[_Piece], columns: int) -> str:
     cells = [_IDLE] * columns
     for piece in pieces:
         text, room = piece.text, piece.room
-        ended = text.ljust(room - 1, "-") + "|" if room > len(text) else text
+        ended = text.ljust(room - 1, "-") + piece.last_sign if room > len(text) else text
         cells[piece.first : piece.last] = ended[:room]
     return "".join(cells)
 
@@ -132,6 +140,8 @@ def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
         example = max(spans, key=lambda s: (s.chunk, s.kind in CHUNKED_KINDS, s.microbatch))
         chunk = f" in chunk {example.chunk} of its rank" if example.chunk else ""
         yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
+    if any(piece.span.beside for piece in pieces):
+        yield f"{_JOINT} joins the F and the B of a pair, which run together"
     of_buckets = [kind for kind in ("U", *REPLICA_KINDS) if kind in kinds]
     if of_buckets:
         yield f"after {', '.join(of_buckets)} stands the number of a bucket"

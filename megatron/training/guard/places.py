@@ -66,7 +66,7 @@ def place_of(position: Position, groups: Groups | None, idle: float, gives_up: f
     step, last, awaited = position.instruction, position.last_pass, position.awaited
     instruction = ""
     if step is not None:
-        instruction = f"runs {step.item}" if isinstance(step, Run) else f"{step.comm}"
+        instruction = f"runs {step.name}" if isinstance(step, Run) else f"{step.comm}"
     return Place(
         phase=position.phase,
         instruction=instruction,

@@ -140,13 +140,13 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
-    narrow = "" if train.eight_bits is None else f"{_EIGHT_BITS}\n"
+    eight_bits = "" if train.eight_bits is None else f"{_EIGHT_BITS}\n"
     apart = f"{_DOCUMENTS}\n" if config.data.reset_attention_mask else ""
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
         f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel)}{_spread(config)}{narrow}{apart}"
+        f"{_shared(parallel)}{_spread(config)}{eight_bits}{apart}"
         f"vocabulary {parallel.vocab_parallel}{again}; global batch "
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"

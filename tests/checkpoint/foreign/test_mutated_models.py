@@ -163,7 +163,7 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
         ("num_local_experts", 8),
         ("hidden_act", "relu"),
         ("quantization_config", {"bits": 4}),
-        ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "yarn"}),
         ("rope_scaling", "linear"),
         ("rope_scaling", {"rope_type": "linear", "factor": 1.5}),
         ("rope_theta", 1e4 + 0.5),

@@ -98,7 +98,7 @@ def test_a_wide_product_keeps_narrow_factors() -> None:
     )
     kept, hooks = keeping()
     with hooks:
-        own = wide_linear(x, weight_oi, torch.float32)
+        own = wide_linear(x, weight_oi, torch.float32, ReferenceKernels())
     assert {each.dtype for each in kept} == {torch.bfloat16}
     want = torch.nn.functional.linear(x.float(), weight_oi.float())
     grad: Any = torch.randn(own.shape, generator=generator)

@@ -1,11 +1,13 @@
 """Curves have Megatron's names, and a point whenever one is due."""
 
+from dataclasses import replace
+
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves, Point
-from megatron.training.metrics.records import RankFigures, Record
+from megatron.training.metrics.records import LayerFigures, RankFigures, Record
 
 STEP = ["learning-rate", "batch-size", "lm loss", "grad-norm"]
 
@@ -46,6 +48,25 @@ def test_a_loss_scale_is_drawn_unless_it_is_not_wanted() -> None:
     scaled = step(1, loss_scale=1024.0)
     assert Point("loss-scale", 1024.0, True) in list(Curves(RecordConfig(), 2).points(scaled))
     assert names(RecordConfig(no_log_loss_scale_to_tensorboard=True), scaled) == STEP
+
+
+def test_layers_with_experts_are_drawn_together_and_one_by_one() -> None:
+    together = step(
+        1,
+        layer_losses={"load_balancing_loss": 1.5},
+        expert_imbalance=2.0,
+        busiest_layer=1,
+        busiest_expert=3,
+    )
+    of_experts = [Point("load_balancing_loss", 1.5), Point("expert-imbalance", 2.0)]
+    points = list(Curves(RecordConfig(), 2).points(together))
+    assert [point for point in points if point.curve not in STEP] == of_experts
+    layer = LayerFigures(1, {"load_balancing_loss": 1.25}, 2.0, 3)
+    both = list(Curves(RecordConfig(), 2).points(replace(together, layers=(layer,))))
+    assert [point for point in both if point not in points] == [
+        Point("moe/load_balancing_loss_layer_1", 1.25),
+        Point("moe/expert-imbalance_layer_1", 2.0),
+    ]
 
 
 @pytest.mark.parametrize("dataset", ["validation", "test"])

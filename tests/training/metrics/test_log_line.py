@@ -92,6 +92,15 @@ def test_what_only_some_runs_know_stands_where_megatron_has_it() -> None:
     assert "| grad norm: 1.234 | num zeros: 12.0 | params norm: 2.500 | number of skipped" in line
 
 
+def test_losses_of_routers_and_the_busiest_expert_stand_behind_the_loss() -> None:
+    busy = replace(VALUES, expert_imbalance=1.5, busiest_layer=3, busiest_expert=7)
+    line = iteration_line(replace(busy, layer_losses={"z_loss": 0.25}))
+    words = "| z_loss: 2.500000E-01 | expert imbalance: 1.500 (layer 3, expert 7) | loss scale: "
+    assert words in line
+    before, after = line.split(words)
+    assert f"{before}| loss scale: {after}" == iteration_line(VALUES)
+
+
 def test_what_is_only_recorded_leaves_the_line_as_it_is() -> None:
     more = replace(VALUES, seconds_in_saves=3.0, ranks=(RankFigures(0, 1 << 30, None, 0.5),))
     assert iteration_line(more) == iteration_line(VALUES)

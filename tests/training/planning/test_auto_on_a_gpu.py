@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from harness.marks import full
 from torch.distributed import HashStore
-from training.planning.test_dry_run import config, few, on, ranked, report, unhurried
+from training.planning.test_dry_run import config, few, on, ranked, report
 
 from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
@@ -113,7 +113,7 @@ def test_the_table_admits_that_another_is_faster() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", full("auto")])
 def test_treatments_are_compared(schedule: str) -> None:
-    run = unhurried(with_all_treatments(few(config(2, "none", schedule))))
+    run = with_all_treatments(few(config(2, "none", schedule)))
     text = report(run)
     rows = ranked(text)
     assert {row[1] for row in rows} == set(COMPARED)

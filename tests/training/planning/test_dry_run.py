@@ -13,6 +13,7 @@ import pytest
 import torch
 from correctness.short_runs import Job, Layout
 from harness.marks import full
+from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.log import DryRun
@@ -62,7 +63,7 @@ def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") 
 
 
 def report(run: RunConfig, name: str = "A100") -> str:
-    return "\n\n".join(dry_run(run, gpu(name)))
+    return "\n\n".join(dry_run(run, gpu(name), still_watch()))
 
 
 def with_microbatches(run: RunConfig, number: int) -> RunConfig:
@@ -228,7 +229,8 @@ def test_logits_formed_again_are_proposed_unless_five_others_are_faster() -> Non
     assert 0.75 * exponentials < held < exponentials  # all but a tile
     assert less.seconds > kept.seconds
     small = replace(gpu("A100"), memory=(less.peak[0] + held / 4) / USABLE)
-    fitting = "\n\n".join(dry_run(run, small)).split("what would fit, the fastest first:\n")[1]
+    text = "\n\n".join(dry_run(run, small, still_watch()))
+    fitting = text.split("what would fit, the fastest first:\n")[1]
     proposed = re.findall(r"^  (--.*?): ", fitting, re.MULTILINE)
     speeds = [float(own) for own in re.findall(r", ([\d.]+) samples/s", fitting)]
     assert len(proposed) == ALTERNATIVES
@@ -286,8 +288,10 @@ def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> 
     save_costs(file, Costs({"F": [[1.0]] * 2, "B": [[2.0]] * 2}), [[12]] * 2)
     run = config(2, "none", "gpipe")
     measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
-    [fitting] = [part for part in dry_run(run, gpu("RTX4090")) if "what would fit" in part]
-    assert fitting in dry_run(measured, gpu("RTX4090"))
+    [fitting] = [
+        part for part in dry_run(run, gpu("RTX4090"), still_watch()) if "what would fit" in part
+    ]
+    assert fitting in dry_run(measured, gpu("RTX4090"), still_watch())
 
 
 def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> None:
@@ -317,18 +321,13 @@ def ranked(text: str) -> list[list[str]]:
     return [*takewhile(lambda words: words and words[0] in TRAITS, lines)]
 
 
-def unhurried(run: RunConfig) -> RunConfig:
-    """The run whose other plans may take as long as they do."""
-    return replace(run, parallel=replace(run.parallel, advice_seconds=3600.0))
-
-
 def on(run: RunConfig, name: str) -> RunConfig:
     """The run on GPUs of that name."""
     return replace(run, parallel=replace(run.parallel, gpu=gpu(name)))
 
 
 def test_auto_shows_what_it_compared() -> None:
-    run = unhurried(few(config(schedule="auto", ranks=2)))
+    run = few(config(schedule="auto", ranks=2))
     text = report(run)
     rows = ranked(text)
     assert {row[0] for row in rows} == set(SCHEDULES)
@@ -358,7 +357,7 @@ def test_auto_shows_what_it_compared() -> None:
 )
 def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str) -> None:
     """Its order, its seconds and its words are those of the GPU."""
-    run = unhurried(config(2, vocabulary, "auto"))
+    run = config(2, vocabulary, "auto")
     run = replace(run, parallel=replace(run.parallel, memory_limit=4.0))
     run = on(run, name)  # whose seconds plans are made by
     plans = {c.schedule: c.run_plan for c in candidates(run)}
@@ -471,7 +470,7 @@ def test_of_what_would_fit_only_a_part_is_planned(monkeypatch: pytest.MonkeyPatc
     whole, large = forecast_run(run, make_run_plan(run), gpu("H100")), gpu("H100")
     share = 0.99 * max(whole.outcome.peak) / large.usable
     small = replace(large, memory=share * large.memory)
-    text = "\n\n".join(dry_run(run, small))
+    text = "\n\n".join(dry_run(run, small, still_watch()))
     shown = re.findall(r"^  (--pipeline-schedule .*): [\d.]+ GiB", text, re.MULTILINE)
     assert len(shown) == ALTERNATIVES
     assert set(shown) <= set(planned)

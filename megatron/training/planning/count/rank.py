@@ -127,11 +127,11 @@ class CountedRank:
         self._divide(between=True)
         with self._recorder:
             self._begin()
-            narrow = self._subject.eight_bits is not None
-            first = self._layers() if narrow else {}  # this round makes the weights in 8 bits
+            rounds = self._subject.eight_bits is not None
+            first = self._layers() if rounds else {}  # this round makes the weights in 8 bits
             kinds = self._layers()
             held = self._dropped()
-        once = _more([first["F"]], [kinds["F"]]) if narrow else NO_WORK
+        once = _more([first["F"]], [kinds["F"]]) if rounds else NO_WORK
         return Segment(kinds, self._parameters, held, once)
 
     def _layers(self) -> dict[PassKind, Work]:
@@ -194,8 +194,8 @@ class CountedRank:
         with self._recorder as recorder:
             self._begin()
             held = recorder.held
-            narrow = self._subject.eight_bits is not None
-            first = self._row(program, communicator) if narrow else None  # makes weights in 8 bits
+            rounds = self._subject.eight_bits is not None
+            first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             reused = recorder.held - held

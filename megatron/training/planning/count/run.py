@@ -118,9 +118,9 @@ def _repeated(
 
 def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
     """Return a key that is equal for layers with equal counts."""
-    model, narrow = subject.model, subject.eight_bits
+    model, own = subject.model, subject.eight_bits
     return tuple(
-        (layer_spec(model, layer), narrow is not None and narrow.has(layer, model.num_layers))
+        (layer_spec(model, layer), own is not None and own.has(layer, model.num_layers))
         for layer in layers
     )
 

@@ -56,9 +56,9 @@ class Subject(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
         """Return the settings of a run that decide its count."""
-        train, parallel, narrow = config.train, config.parallel, config.train.eight_bits
-        if narrow is not None:  # a count needs no Transformer Engine
-            narrow = replace(narrow, transformer_engine=False)
+        train, parallel, eight_bits = config.train, config.parallel, config.train.eight_bits
+        if eight_bits is not None:  # a count needs no Transformer Engine
+            eight_bits = replace(eight_bits, transformer_engine=False)
         documents = config.data.documents
         if documents is not None:
             documents = replace(documents, eod_token=0)
@@ -68,7 +68,7 @@ class Subject(NamedTuple):
             dtype=train.dtype,
             gradient_dtype=train.gradient_dtype,
             wide_stream=train.wide_stream,
-            eight_bits=narrow,
+            eight_bits=eight_bits,
             recomputation=train.recomputation,
             vocab_recompute=train.vocab_recompute,
             padded_vocab_size=parallel.padded_vocab_size,

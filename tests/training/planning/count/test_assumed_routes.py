@@ -11,6 +11,7 @@ from training.planning.count.counting import LLAMA, counted, run_of
 from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import DryRun
 from megatron.parallel.experts import Dispatcher
+from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import Collective, RankCount
 from megatron.training.planning.count.assumed_routes import assumed_journey, busiest
 
@@ -53,7 +54,8 @@ def test_the_busiest_rank_multiplies_and_holds_more_by_the_factor(dispatcher: Di
     usual, more = (of(dispatcher, factor) for factor in (1.0, 1.5))
     slots = 2 * MIXTURE.seq_length
     per_slot = 2 * 3 * MIXTURE.hidden_size * 32
-    for kind, times in (("F", 1), ("B", 2)):
+    products: dict[PassKind, int] = {"F": 1, "B": 2}
+    for kind, times in products.items():
         grown = more.passes[kind, 0].flops - usual.passes[kind, 0].flops
         assert grown == MIXTURE.num_layers * times * per_slot * slots // 2
     assert more.passes["F", 0].left > usual.passes["F", 0].left
