@@ -159,16 +159,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_z_loss_coeff": 0.01,
         "moe_shared_expert_intermediate_size": 16,
     },
-    "gpt-oss": {
-        "quick_geglu": True,
-        "activation_func_clamp_value": 7.0,
-        "glu_linear_offset": 1.0,
-        "softmax_type": "learnable",
-        "window_size": 4,
-        "window_pattern": (1, 0),
-        "num_experts": 4,
-        "moe_ffn_hidden_size": 16,
-    },
 }
 
 
