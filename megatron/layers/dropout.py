@@ -88,18 +88,20 @@ def _own_mask(x_buh: Tensor, probability: float, site: Site) -> Tensor:
     tensor. The whole mask costs t c times the time of this rank's part, and takes memory for a
     moment.
     """
-    return own_noise(x_buh, lambda all_bsh: _dropped(all_bsh.fill_(1.0), probability), site).ne(0)
+    return own_noise(
+        x_buh, lambda b, s, h: _dropped(x_buh.new_ones(b, s, h), probability), site
+    ).ne(0)
 
 
-def own_noise(x_buh: Tensor, draw: Callable[[Tensor], Tensor], site: Site) -> Tensor:
+def own_noise(x_buh: Tensor, draw: Callable[[int, int, int], Tensor], site: Site) -> Tensor:
     """Return this rank's part [b, u, h] of random numbers for all tokens of a microbatch.
 
     Args:
-        x_buh: gives shape, dtype and device.
-        draw: returns the numbers for all tokens, given an empty tensor of their shape.
+        x_buh: gives the shape of the part.
+        draw: returns the numbers for all tokens, given their shape [b, s, h].
         site: says which ranks share the tokens of a sample.
     """
     b, u, h = x_buh.shape
     length = u * site.tensor.sequence_parts * site.context.size
-    all_bsh = draw(x_buh.new_empty(b, length, h))
+    all_bsh = draw(b, length, h)
     return site.tensor.own_tokens(site.context.own_tokens(all_bsh))

@@ -24,7 +24,11 @@ def with_jitter(x_buh: Tensor, eps: float, forward_pass: ForwardPass, site: Site
     if not eps or seeds is None:
         return x_buh
     seeds.begin("router")
-    return x_buh * own_noise(x_buh, lambda all_bsh: all_bsh.uniform_(1 - eps, 1 + eps), site)
+
+    def noise(*shape: int) -> Tensor:
+        return x_buh.new_empty(shape).uniform_(1 - eps, 1 + eps)
+
+    return x_buh * own_noise(x_buh, noise, site)
 
 
 def replaced(logits_bue: Tensor, forward_pass: ForwardPass, site: Site) -> Tensor:
@@ -35,7 +39,7 @@ def replaced(logits_bue: Tensor, forward_pass: ForwardPass, site: Site) -> Tenso
     """
     seeds = forward_pass.seeds or DropoutSeeds(0, 0, 0, forward_pass.layer)
     seeds.begin("balance")
-    noise_bue = own_noise(logits_bue, lambda all_bse: all_bse.normal_(), site)
+    noise_bue = own_noise(logits_bue, lambda *shape: logits_bue.new_empty(shape).normal_(), site)
     result: Tensor = apply(_Replaced, logits_bue, noise_bue)
     return result
 
