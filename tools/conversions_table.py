@@ -71,6 +71,13 @@ _DEEPSEEK: Final[dict[str, Any]] = _SIZES | {
     "num_mtp_layers": 0,
 }
 
+_GPT_OSS_YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
+
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
         "GPT2Config",
@@ -144,6 +151,12 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _DEEPSEEK
         | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}
         | {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446, "rope_theta": 50000.0},
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        _SIZES
+        | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
+        | {"swiglu_limit": 1.5, "rope_scaling": _GPT_OSS_YARN, "rope_theta": 10000.0},
     ),
     "gemma": ("GemmaConfig", _SIZES | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma 2": (

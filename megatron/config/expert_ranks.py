@@ -20,11 +20,15 @@ class ExpertRanks:
         size: ranks e over which experts are spread.
         tensor_size: ranks etp that share an expert; ``None``: the tensor-parallel ranks.
         dispatcher: how tokens come to experts on other ranks.
+        overlap: whether forwards are joined with backwards, to hide the travel of tokens.
+        delays_weights: whether the weight gradients of these backwards are passes of their own.
     """
 
     size: int = 1
     tensor_size: int | None = None
     dispatcher: Dispatcher = "allgather"
+    overlap: bool = False
+    delays_weights: bool = False
 
 
 def expert_ranks(flags: Flags) -> ExpertRanks:
@@ -34,7 +38,14 @@ def expert_ranks(flags: Flags) -> ExpertRanks:
         return ExpertRanks()
     dispatcher = own.moe_token_dispatcher_type
     assert dispatcher != "flex", "a rule refuses it"
-    return ExpertRanks(own.expert_model_parallel_size, own.expert_tensor_parallel_size, dispatcher)
+    overlap = own.overlap_moe_expert_parallel_comm and own.expert_model_parallel_size > 1
+    return ExpertRanks(
+        own.expert_model_parallel_size,
+        own.expert_tensor_parallel_size,
+        dispatcher,
+        overlap,
+        overlap and own.delay_wgrad_compute,
+    )
 
 
 def sizes_of_experts(flags: Flags) -> tuple[int, int]:
@@ -108,5 +119,14 @@ def _nobody_to_ask(flags: Flags) -> Iterator[str]:
         )
 
 
+def _nothing_to_hide(flags: Flags) -> Iterator[str]:
+    own, (size, _) = flags[ExpertFlags], _sizes(flags)
+    if experts_of(flags) is not None and size == 1 and own.overlap_moe_expert_parallel_comm:
+        yield (
+            "--overlap-moe-expert-parallel-comm changes nothing at --expert-model-parallel-size 1: "
+            "no token travels to another rank"
+        )
+
+
 EXPERT_RANK_RULES: Final = (_spread, _width, _deep_ep)
-EXPERT_RANK_NOTES: Final = (_nobody_to_ask,)
+EXPERT_RANK_NOTES: Final = (_nobody_to_ask, _nothing_to_hide)

@@ -83,6 +83,14 @@ class ExpertFlags:
         "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
         "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
         "refused.", idle_without=_EXPERTS)
+    overlap_moe_expert_parallel_comm: bool = flag(False,
+        "Join each forward with a backward that stands beside it in the plan, where no iteration "
+        "becomes longer: each works while tokens of the other travel to experts and back. "
+        "--pipeline-schedule dualpipe-v is made for it.", idle_without=_EXPERTS)
+    delay_wgrad_compute: bool = flag(False,
+        "Make weight gradients passes of their own (W), after the pair of their backward, in "
+        "schedules that do not split the backward either.",
+        idle_without="--overlap-moe-expert-parallel-comm")
 # fmt: on
 
 

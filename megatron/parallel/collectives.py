@@ -1,7 +1,7 @@
 """Collectives over an axis; a result for one rank only goes to the rank at the place ``root``."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,24 @@ SUM: Final = dist.ReduceOp.SUM
 _gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """PyTorch 2.13 renamed these functions, and warns about the names of older versions."""
+
+
+def _in_turns(
+    axis: ConnectedAxis, collective: Callable[..., Any], *args: Any, **named: Any
+) -> None:
+    """Run one of PyTorch's collectives; the other pass of a pair goes on while it is under way."""
+    if axis.turns is None:
+        collective(*args, group=axis.group, **named)
+        return
+    work = collective(*args, group=axis.group, async_op=True, **named)
+    axis.turns.hand_over()
+    work.wait()
+
+
+def _hand_over(axis: ConnectedAxis) -> None:
+    """Let the other pass of a pair go on while transfers that have begun are under way."""
+    if axis.turns is not None:
+        axis.turns.hand_over()
 
 
 def broadcast(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor:
@@ -69,7 +87,7 @@ def all_gather(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
     elif tensor.device.type == "cpu":
         _gather_by_doubling(gathered, tensor, axis)
     else:
-        _gather_whole(gathered, tensor, group=axis.group)
+        _in_turns(axis, _gather_whole, gathered, tensor)
     return gathered
 
 
@@ -87,7 +105,10 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     while held < size:
         count = min(held, size - held)
         sending.append(p2p.send(blocks[:count], (rank - held) % size, axis))
-        p2p.receive(blocks[held : held + count], (rank + held) % size, axis).wait()
+        coming = p2p.receive(blocks[held : held + count], (rank + held) % size, axis)
+        if held == 1:
+            _hand_over(axis)
+        coming.wait()
         held += count
     for transfer in sending:
         transfer.wait()
@@ -109,12 +130,13 @@ def all_to_all(
         return rows
     total = len(rows) if received is None else sum(received)
     result = rows.new_empty((total, *rows.shape[1:]))
-    dist.all_to_all_single(
+    _in_turns(
+        axis,
+        dist.all_to_all_single,
         result,
         rows.contiguous(),
         None if received is None else list(received),
         None if sent is None else list(sent),
-        group=axis.group,
     )
     return result
 
@@ -157,10 +179,10 @@ def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> 
     if tensor.device.type == "cpu":
         _exchange_parts(parts, axis)
     elif _equal(parts):
-        _scatter_sums(parts[axis.rank], tensor, group=axis.group)
+        _in_turns(axis, _scatter_sums, parts[axis.rank], tensor)
     else:
         for root, part in _not_empty(parts):
-            dist.reduce(part, group=axis.group, group_dst=root)
+            _in_turns(axis, dist.reduce, part, group_dst=root)
 
 
 def _split(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes) -> tuple[Tensor, ...]:
@@ -181,6 +203,7 @@ def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
     received = {other: torch.empty_like(parts[rank]) for other in others}
     coming = [p2p.receive(received[other], other, axis) for other in others if parts[rank].numel()]
     going = [p2p.send(part, other, axis) for other, part in _not_empty(parts) if other != rank]
+    _hand_over(axis)
     for transfer in (*coming, *going):
         transfer.wait()
     received[rank] = parts[rank]
@@ -199,12 +222,12 @@ def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> No
     if _equal(parts) and on_host:
         _gather_by_doubling(tensor.view(axis.size, -1), parts[axis.rank], axis)
     elif _equal(parts):
-        _gather_whole(tensor, parts[axis.rank], group=axis.group)
+        _in_turns(axis, _gather_whole, tensor, parts[axis.rank])
     elif on_host:
         _send_parts_to_all(parts, axis)
     else:
         for root, part in _not_empty(parts):
-            dist.broadcast(part, group=axis.group, group_src=root)
+            _in_turns(axis, dist.broadcast, part, group_src=root)
 
 
 def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
@@ -212,6 +235,7 @@ def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
     coming = [p2p.receive(part, other, axis) for other, part in _not_empty(parts) if other != rank]
     others = [other for other in range(axis.size) if other != rank and own.numel()]
     going = [p2p.send(own, other, axis) for other in others]
+    _hand_over(axis)
     for transfer in (*coming, *going):
         transfer.wait()
 

@@ -9,7 +9,7 @@ alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from megatron.parallel.grid import Axis, AxisName, Grid, Tiling
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import BlockLimits, group_options
+from megatron.parallel.turns import Turns
 
 T = TypeVar("T")
 
@@ -35,9 +36,12 @@ class ConnectedAxis(Axis):
 
     Attributes:
         group: process group of the ranks; ``None`` for a single rank.
+        turns: the turns of the two passes of a pair, each of which goes on while a collective of
+            the other one is under way on this axis; ``None``: a pass waits for its collectives.
     """
 
     group: dist.ProcessGroup | None = None
+    turns: Turns | None = None
 
     def all_reduce(self, value: torch.Tensor) -> None:
         """Sum ``value`` in place over the axis."""
@@ -256,3 +260,13 @@ def _connected_links(
             if rank in pair
         )
     return own
+
+
+def with_turns(groups: Groups) -> Groups:
+    """Return groups on whose axes of experts the passes of a pair take turns."""
+    turns = Turns()
+    return replace(
+        groups,
+        experts=replace(groups.experts, turns=turns),
+        expert_tensor=replace(groups.expert_tensor, turns=turns),
+    )

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 from megatron.parallel.lanes import Pending
+from megatron.parallel.turns import Turns
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
 from megatron.runtime.position import Position
@@ -32,6 +34,7 @@ class Executor:
             placeholder.
         replicas: the work with the replicas, for programs that include such work.
         position: gets the index of every instruction.
+        turns: lets the two passes of a pair take turns; ``None``: the F runs before the B.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class Executor:
         placeholder: Passes | None = None,
         replicas: ReplicaWork | None = None,
         position: Position | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._passes = passes
+        self._turns = turns
         self._communicator = communicator
         self._placeholder = placeholder
         self._replicas = replicas
@@ -79,12 +84,21 @@ class Executor:
                     gate = None
                     if not carried_out:
                         passes = self._abandon()
-                for item in step.passes:
-                    with _recorded(recorder, item):
-                        self._run(passes, item)
+                self._run_step(passes, step, recorder)
         position.at = len(position.row)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out
+
+    def _run_step(self, passes: Passes, step: Run, recorder: Observer | None) -> None:
+        """Run a pass, or the two passes of a pair."""
+        if step.joined is not None and self._turns is not None:
+            forward, backward = (partial(self._run, passes, item) for item in step.passes)
+            with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
+                self._turns.run(forward, backward)
+            return
+        for item in step.passes:
+            with _recorded(recorder, item):
+                self._run(passes, item)
 
     def _run(self, passes: Passes, item: Pass) -> None:
         if item.kind != "U":

@@ -22,6 +22,10 @@ class Observer(Protocol):
         """Return a context in which a pass is executed."""
         ...
 
+    def pair(self, forward: Pass, backward: Pass) -> AbstractContextManager[None]:
+        """Return a context in which both passes of a pair are executed."""
+        ...
+
     def waiting(self, comm: Comm) -> AbstractContextManager[None]:
         """Return a context in which the executor waits for a communication."""
         ...
@@ -48,6 +52,13 @@ class NamedRanges:
     def span(self, item: Pass) -> Iterator[None]:
         """Name a pass, as in ``F3.1``."""
         with self._named(str(item)), nullcontext() if self._also is None else self._also.span(item):
+            yield
+
+    @contextmanager
+    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+        """Name a pair, as in ``F5|B2``."""
+        inner = nullcontext() if self._also is None else self._also.pair(forward, backward)
+        with self._named(f"{forward}|{backward}"), inner:
             yield
 
     @contextmanager

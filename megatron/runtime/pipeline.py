@@ -210,7 +210,12 @@ class PipelineRank:
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(
-                passes, communicator, placeholder, self._replica_work(plan), self.position
+                passes,
+                communicator,
+                placeholder,
+                self._replica_work(plan),
+                self.position,
+                groups.experts.turns,
             ),
         )
 

@@ -15,7 +15,7 @@ import torch
 
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.simulator.simulate import Span
+from megatron.simulator.simulate import Span, pair_spans
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ class _Mark(NamedTuple):
     item: Pass | Comm
     start: "float | torch.cuda.Event"
     end: "float | torch.cuda.Event"
+    joined: Pass | None = None
 
 
 class Recorder:
@@ -56,6 +57,11 @@ class Recorder:
         yield from self._record("compute", item)
 
     @contextmanager
+    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+        """Record a pair; how its passes took turns is not recorded, so each gets half the time."""
+        yield from self._record("compute", forward, backward)
+
+    @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:
         """Record how long the host, or on CUDA the stream of the passes, waits for ``comm``."""
         yield from self._record("wait", comm)
@@ -75,24 +81,20 @@ class Recorder:
         """Return all records, in seconds since ``begin``; on CUDA this waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
-        return [
-            Span(
-                self._rank,
-                mark.lane,
-                str(mark.item),
-                mark.item.kind,
-                mark.item.microbatch,
-                mark.item.chunk if isinstance(mark.item, Pass) else 0,
-                self._seconds(mark.start),
-                self._seconds(mark.end),
-            )
-            for mark in self._marks
-        ]
+        return [span for mark in self._marks for span in self._spans_of(mark)]
 
-    def _record(self, lane: str, item: Pass | Comm) -> Iterator[None]:
+    def _spans_of(self, mark: _Mark) -> tuple[Span, ...]:
+        item, start, end = mark.item, self._seconds(mark.start), self._seconds(mark.end)
+        if mark.joined is not None and isinstance(item, Pass):
+            return pair_spans(self._rank, (item, mark.joined), start, (start + end) / 2, end)
+        chunk = item.chunk if isinstance(item, Pass) else 0
+        named = str(item), item.kind, item.microbatch, chunk
+        return (Span(self._rank, mark.lane, *named, start, end),)
+
+    def _record(self, lane: str, item: Pass | Comm, joined: Pass | None = None) -> Iterator[None]:
         start = self._now()
         yield
-        self._marks.append(_Mark(lane, item, start, self._now()))
+        self._marks.append(_Mark(lane, item, start, self._now(), joined))
 
     def _now(self) -> "float | torch.cuda.Event":
         if not self._cuda:

@@ -31,7 +31,7 @@ from megatron.parallel.context import context_parallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
-from megatron.parallel.groups import Groups, make_groups, single_rank
+from megatron.parallel.groups import Groups, make_groups, single_rank, with_turns
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
@@ -256,6 +256,8 @@ def build_train_state(
     rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
+    if config.parallel.experts.overlap:
+        groups = with_turns(groups)
     model = make_model(config, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     axis = groups.gradients

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from reference import plain_latent
+from reference.plain_gpt import GPTOptions
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -112,3 +114,32 @@ def test_a_mixture_counts_the_parameters_that_a_token_passes() -> None:
     grown = iteration_flops(ModelConfig(**(GPT | more)), 5)
     only_router = 5 * s * 6 * 3 * h * experts
     assert grown - iteration_flops(ModelConfig(**(GPT | mixture)), 5) == only_router
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+def test_multi_latent_attention_counts_what_pytorch_counts_of_the_plain_one(
+    query_rank: int | None,
+) -> None:
+    h, s, ffn, layers, vocabulary, batch = 64, 32, 192, 3, 1000, 2
+    latents: dict[str, Any] = {
+        "multi_latent_attention": True,
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": 20,
+        "qk_head_dim": 6,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 5,
+        "kv_channels": 10,
+    }
+    options = GPTOptions(hidden_size=h, num_attention_heads=8, **latents)
+    parameters = {
+        f"{name}.weight": torch.randn(shape)
+        for name, (is_there, shape) in plain_latent.shapes(options).items()
+        if is_there
+    }
+    named = {f"attention.{name}": value for name, value in parameters.items()}
+    x_bsh = torch.randn(batch, s, h)
+    with FlopCounterMode(display=False) as counter:
+        plain_latent.attention(named, "attention", x_bsh, options, lambda _, x: x)
+    others = 2 * batch * s * h * (layers * 2 * ffn + vocabulary)
+    expected = 3 * (layers * counter.get_total_flops() + others)
+    assert iteration_flops(ModelConfig(**(GPT | latents)), batch) == expected

@@ -44,6 +44,32 @@ MIXTURE: Final = replace(
     moe_shared_expert_intermediate_size=16,
 )
 
+LATENTS: Final = replace(
+    LLAMA,
+    position_embedding_type="rope",
+    multi_latent_attention=True,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_head_dim=16,
+    qk_pos_emb_head_dim=8,
+    v_head_dim=16,
+    kv_channels=24,
+    num_query_groups=LLAMA.num_attention_heads,
+    qk_layernorm=True,
+)
+
+GPT_OSS: Final = replace(
+    MIXTURE,
+    swiglu=False,
+    quick_geglu=True,
+    activation_func_clamp_value=7.0,
+    glu_linear_offset=1.0,
+    add_bias_linear=True,
+    softmax_type="learnable",
+    window_size=8,
+    window_pattern=(1, 0),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -77,6 +103,15 @@ CASES: Final = {
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),
+    "latents": Case(LATENTS),
+    "latents in fp32, without a rank of queries": Case(
+        replace(LATENTS, q_lora_rank=None), torch.float32
+    ),
+    "heads of latents again": Case(
+        LATENTS, options={"recomputation": Recomputation(frozenset(("mla_up_proj", "layernorm")))}
+    ),
+    "gpt-oss": Case(GPT_OSS),
+    "gpt-oss in fp32": Case(GPT_OSS, torch.float32),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
 }

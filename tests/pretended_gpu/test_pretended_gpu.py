@@ -28,7 +28,7 @@ from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.optimizer.config import LossScaleConfig
 from megatron.runtime.communicator import links_of
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
@@ -135,6 +135,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rotary_interleaved": True,
         "use_rope_scaling": True,
     },
+    "latents": {
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "position_embedding_type": "rope",
+        "multi_latent_attention": True,
+        "kv_channels": 8,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 8,
+        "qk_head_dim": 4,
+        "qk_pos_emb_head_dim": 4,
+        "v_head_dim": 4,
+        "qk_layernorm": True,
+    },
     "further tokens": {"mtp_num_layers": 2, "position_embedding_type": "rope"},
     "mixture": {
         "swiglu": True,
@@ -144,6 +158,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_aux_loss_coeff": 0.01,
         "moe_z_loss_coeff": 0.01,
         "moe_shared_expert_intermediate_size": 16,
+    },
+    "gpt-oss": {
+        "quick_geglu": True,
+        "activation_func_clamp_value": 7.0,
+        "glu_linear_offset": 1.0,
+        "softmax_type": "learnable",
+        "window_size": 4,
+        "window_pattern": (1, 0),
+        "num_experts": 4,
+        "moe_ffn_hidden_size": 16,
     },
 }
 
@@ -163,6 +187,14 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
     options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
     config = Job(options, microbatches=4).config(layout, torch.bfloat16)
     assert_sound(gpus.map(run, config, ranks=layout.world_size))
+
+
+@pytest.mark.full
+def test_no_host_waits_for_a_mixture_in_fp32(gpus: GpuPool) -> None:
+    """For products of groups in this type PyTorch's own function would wait."""
+    options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2", "zb-h1"), torch.float32)
+    assert_sound(gpus.map(run, config, ranks=2))
 
 
 @pytest.mark.full
@@ -483,6 +515,34 @@ def test_memory_of_a_mixture(layout: Layout, gpus: GpuPool) -> None:
         moe_aux_loss_coeff=0.01,
     )
     own = memory(replace(config, model=mixture), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        (Layout(2, "vocab-2", "zb-h1"), {"mla_up_proj"}),
+        (Layout(2, "vocab-2", tensor=2, sequence=True), set()),
+    ],
+    ids=str,
+)
+def test_memory_of_multi_latent_attention(layout: Layout, parts: set[Part], gpus: GpuPool) -> None:
+    layout = replace(layout, recomputation=Recomputation(frozenset(parts)))
+    config = paper_config(layout, 32_000, layers=4, micro_batch_size=2, **VARIANTS["llama"])
+    latents = replace(
+        config.model,
+        multi_latent_attention=True,
+        q_lora_rank=768,
+        kv_lora_rank=512,
+        qk_head_dim=128,
+        qk_pos_emb_head_dim=64,
+        v_head_dim=128,
+        kv_channels=192,
+        qk_layernorm=True,
+    )
+    own = memory(replace(config, model=latents), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

@@ -78,15 +78,3 @@ def test_a_checkpoint_goes_on_in_another_layout(
     )
     assert biases(resumed) == biases(whole)
     assert len(biases(whole)) == 2
-
-
-@pytest.mark.full
-def test_a_guess_changes_no_bias(ranks: RankPool, tmp_path: Path) -> None:
-    layout = Layout(2, "vocab-2")
-    ended = [
-        whole_and_resumed(
-            ranks, config_of(layout, torch.float16, guess=guess), tmp_path / str(guess)
-        )
-        for guess in (False, True)
-    ]
-    assert biases(ended[0][0]) == biases(ended[1][0])

@@ -101,6 +101,14 @@ class Pacer:
         self._awake_since = time.monotonic()
 
     @contextmanager
+    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+        """Make a pair last as long as both passes: nothing is exchanged that it could hide."""
+        start = time.monotonic()
+        yield
+        self.sleep_until(start + self._duration(forward) + self._duration(backward))
+        self._awake_since = time.monotonic()
+
+    @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:
         """Leave the wait for a communication out of what is counted."""
         start = time.monotonic()

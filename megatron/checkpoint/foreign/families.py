@@ -8,6 +8,7 @@ from megatron.checkpoint.foreign.family import Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpoint.foreign.gpt2 import GPT2
+from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
@@ -17,12 +18,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
-        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3),
+        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
 
-_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3)
+_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)
 
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Fields that say how many experts a layer has."""
@@ -43,9 +44,7 @@ def family_of(config: Fields) -> Family:
             f"{', '.join(one.model_type for one in _MIXTURES)} can be converted"
         )
     if "quantization_config" in config:
-        raise ForeignError(
-            f"{config.origin}: the weights are quantised: convert those that they were made of"
-        )
+        raise ForeignError(f"{config.origin}: the weights are quantised{_way_out(config)}")
     if found is None:
         known = ", ".join(one.model_type for one in FAMILIES.values())
         inner = config.part("text_config") if "text_config" in config else None
@@ -58,6 +57,17 @@ def family_of(config: Fields) -> Family:
             f"{config.origin}: model_type {str(kind)[:40]!r} is none of {known}{hint}"
         )
     return found
+
+
+def _way_out(config: Fields) -> str:
+    quantised = config.part("quantization_config")
+    if quantised is not None and quantised.any("quant_method", None) == "mxfp4":
+        return (
+            " (MXFP4): let transformers make bf16 of them, by from_pretrained(..., "
+            "quantization_config=Mxfp4Config(dequantize=True)) and save_pretrained, and convert "
+            "that folder"
+        )
+    return ": convert those that they were made of"
 
 
 def family_for(model: ModelConfig) -> Family:

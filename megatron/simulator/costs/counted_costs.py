@@ -1,6 +1,7 @@
 """Costs of the passes and communications of a plan, from the counts of its ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -85,13 +86,37 @@ def costs_of(
     begun = _vocabulary_communications(counts)
     comms: dict[CommKind, HopTime] = {kind: max(map(seconds, each)) for kind, each in begun.items()}
     passes: dict[PassKind, Time] = {}
+    waits: dict[PassKind, Time] = {}
     for kind in PASS_KINDS:
         if any(known == kind for known, _ in counts[0].passes):
             passes[kind] = _table(counts, kind, plan, seconds)
+            if kind in CHUNKED_KINDS and _exchanges_tokens(counts, kind):
+                waits[kind] = _table(counts, kind, plan, partial(_wait, price, seconds))
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
-    return Costs(passes, comms)
+    return Costs(passes, comms, waits=waits)
+
+
+_OF_EXPERTS: Final = ("experts", "expert_tensor")
+"""The axes on which tokens travel to experts: the passes of a pair hide this from each other."""
+
+
+def _exchange(work: Work) -> tuple[Collective, ...]:
+    """Return the collectives of a work in which tokens travel to experts or back."""
+    steps = (step for step in work.steps if isinstance(step, Collective))
+    return tuple(step for step in steps if step.axis in _OF_EXPERTS)
+
+
+def _exchanges_tokens(counts: Sequence[RankCount], kind: PassKind) -> bool:
+    own = (pass_ for count in counts for (known, _), pass_ in count.passes.items() if known == kind)
+    return any(_exchange(work) for pass_ in own for work, _ in pass_.parts)
+
+
+def _wait(price: Price, seconds: Callable[[PassCount], float], count: PassCount) -> float:
+    """Return the time in which a pass waits for its tokens to travel; a part of its time."""
+    alone = sum(times * price.seconds(Work(_exchange(work))) for work, times in count.parts)
+    return min(alone, seconds(count))
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import block_of
+from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.bound import least_time_by
@@ -60,9 +61,16 @@ def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
         for span in found.timeline.spans
         if span.lane == "compute"
     }
+    hidden = one.costs.without_waits()
+
+    def time_of(rank: int, item: Pass) -> float:
+        if config.parallel.experts.overlap:  # pairs may hide every wait
+            return hidden.of_pass(one.plan, rank, item)
+        return times[rank, str(item)]
+
     least = least_time_by(
         one.plan,
-        lambda rank, item: times[rank, str(item)],
+        time_of,
         config.train.num_microbatches,
         one.plan.treatment.contributing,
     )

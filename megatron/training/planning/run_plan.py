@@ -250,6 +250,8 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
         memory_limit=parallel.memory_limit,
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.schedule_file,
+        joined=parallel.experts.overlap,
+        split_backward=parallel.experts.delays_weights and "split_backward" in traits.options,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 
@@ -265,7 +267,8 @@ def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | No
         return None
     try:
         found = measured_costs(load_costs(file), stage_costs(config, one, _even(config, one)))
-        if request.traits.split and "W" not in found.layer:
+        splits = request.traits.split or request.split_backward
+        if splits and "W" not in found.layer:
             raise ValueError(
                 f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
                 "the backward, or take one that does not"

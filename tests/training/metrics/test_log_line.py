@@ -93,8 +93,8 @@ def test_what_only_some_runs_know_stands_where_megatron_has_it() -> None:
 
 
 def test_losses_of_routers_and_the_busiest_expert_stand_behind_the_loss() -> None:
-    busy = replace(VALUES, expert_imbalance=1.5, busiest_layer=3, busiest_expert=7)
-    line = iteration_line(replace(busy, layer_losses={"z_loss": 0.25}))
+    busiest = replace(VALUES, expert_imbalance=1.5, busiest_layer=3, busiest_expert=7)
+    line = iteration_line(replace(busiest, layer_losses={"z_loss": 0.25}))
     words = "| z_loss: 2.500000E-01 | expert imbalance: 1.500 (layer 3, expert 7) | loss scale: "
     assert words in line
     before, after = line.split(words)

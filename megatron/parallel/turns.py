@@ -1,0 +1,81 @@
+"""Two passes take turns on a rank: one works while the exchange of the other is under way.
+
+A forward and a backward of a pair run in a thread each, but never both at a time. Where a pass has
+begun an exchange on an axis with ``Turns``, it hands over to the other pass, and waits for its
+exchange when it has its turn again. A pass that ends hands over for good. So the order in which the
+two issue their work is decided by their layers alone, not by time: ranks that run the same pair
+issue the exchanges of each group in the same order, which excludes a deadlock. It also means that
+each pass computes exactly what it computes by itself.
+
+On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
+waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues
+in between, run beside the exchange.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from threading import Condition
+
+import torch
+
+
+class Turns:
+    """The turns of the two passes of a pair; one pair runs at a time."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._turn = 0
+        self._over = [True, True]
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
+
+    def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Run both; ``first`` begins, in a thread of its own.
+
+        Raises:
+            BaseException: what one of them has raised, ``first`` before ``second``.
+        """
+        self._turn, self._over = 0, [False, False]
+        stream = _current_stream()
+
+        def beside() -> None:
+            with stream():
+                self._play(0, first)
+
+        running = self._worker.submit(beside)
+        try:
+            self._play(1, second)
+        finally:
+            running.result()
+
+    def hand_over(self) -> None:
+        """Let the other pass go on, and return when it has handed over again or is over.
+
+        Without a pair, or when the other pass is over, the call returns at once.
+        """
+        own = self._turn  # only the pass whose turn it is can call
+        if self._over[1 - own]:
+            return
+        with self._changed:
+            self._turn = 1 - own
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._turn == own)
+
+    def _play(self, own: int, work: Callable[[], None]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn == own)
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._over[own] = True
+                self._turn = 1 - own
+                self._changed.notify_all()
+
+
+def _current_stream() -> Callable[[], AbstractContextManager[object]]:
+    """Return a function that enters the current CUDA stream in another thread."""
+    if not torch.cuda.is_initialized():
+        return nullcontext
+    stream = torch.cuda.current_stream()
+    return lambda: torch.cuda.stream(stream)

@@ -1,0 +1,116 @@
+"""Pairs change when tokens travel, and nothing else: joined and not joined leave the same bits."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
+from correctness.short_runs import Job, Layout
+from correctness.test_expert_ranks import MODELS, job_of
+from correctness.test_experts import PARTS, WHOLE
+from harness.marks import full
+from harness.rank_pool import RankPool
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.turns import Turns
+from megatron.schedules.costs import Costs
+from megatron.schedules.make_plan import make_plan
+from megatron.training.planning.run_plan import make_run_plan
+
+LAYOUTS = [
+    ("mixtral", Layout(2, "none", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall")),
+    full(
+        "deepseek",
+        Layout(2, "vocab-2", "dualpipe-v", replicas=2, experts=2, recomputation=PARTS),
+    ),
+    full(
+        "mixtral",
+        Layout(
+            2, "vocab-1", "interleaved", replicas=2, experts=2, dispatcher="alltoall",
+            recomputation=WHOLE, sharded=True, overlap=True,
+        ),
+    ),
+    full("qwen2", Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")),
+]  # fmt: skip
+
+WAITING = Costs(
+    {"F": 2.0, "B": 2.0, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
+    waits={"F": 1.0, "B": 1.0},
+)
+
+
+def file_of(layout: Layout, microbatches: int, folder: Path) -> Path:
+    """Save a plan with pairs: on CPUs, plans are made as if exchanges took no time."""
+    made = make_plan(
+        layout.schedule, layout.vocabulary, layout.ranks, microbatches, WAITING, joined=True
+    )
+    assert made.pairs
+    file = folder / "my.plan"
+    file.write_text(made.to_text())
+    return file
+
+
+def config_of(job: Job, layout: Layout, *, overlap: bool) -> RunConfig:
+    config = job.config(layout)
+    experts = replace(config.parallel.experts, overlap=overlap)
+    return replace(config, parallel=replace(config.parallel, experts=experts))
+
+
+def switched(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> tuple[RankRun, int]:
+    """Train; also count how often a pass has handed over to one that was not over."""
+    count = 0
+    hand_over = Turns.hand_over
+
+    def counted(self: Turns) -> None:
+        nonlocal count
+        count += not all(self._over)
+        hand_over(self)
+
+    with patch.object(Turns, "hand_over", counted):
+        run = train_on_rank(rank, world_size, config=config, batches=batches)
+    return run, count
+
+
+def same(one: Pieces, other: Pieces) -> bool:
+    """Whether two runs of a rank left the same bits of the same boxes of the same tensors."""
+    if one.keys() != other.keys():
+        return False
+    pairs = [pair for name in one for pair in zip(one[name][1], other[name][1], strict=True)]
+    return all(box == its_box and torch.equal(a, b) for (box, a), (its_box, b) in pairs)
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=str)
+def test_joined_and_not_joined_leave_the_same_bits(
+    name: str, layout: Layout, ranks: RankPool, tmp_path: Path
+) -> None:
+    job = job_of(MODELS[name])
+    file = file_of(layout, job.microbatches // layout.replicas, tmp_path)
+    layout = replace(layout, schedule="file", file=file)
+    found = [
+        ranks.run(
+            switched,
+            layout.world_size,
+            config=config_of(job, layout, overlap=overlap),
+            batches=job.batches(),
+        )
+        for overlap in (False, True)
+    ]
+    for (plain, none), (joined, turns) in zip(*found, strict=True):
+        assert none == 0 < turns
+        assert joined.losses == plain.losses
+        assert joined.gradient_norms == plain.gradient_norms
+        assert same(joined.first_gradients, plain.first_gradients)
+        assert same(joined.final, plain.final)
+        assert joined.left_in_store == 0
+
+
+def test_the_flag_makes_a_plan_with_pairs() -> None:
+    layout = Layout(2, "none", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall")
+    job = job_of(MODELS["mixtral"])
+    for overlap in (False, True):
+        plan = make_run_plan(config_of(job, layout, overlap=overlap)).plan
+        assert bool(plan.pairs) == overlap
