@@ -120,7 +120,7 @@ def _nobody_to_ask(flags: Flags) -> Iterator[str]:
 
 
 def _nothing_to_hide(flags: Flags) -> Iterator[str]:
-    own, (size, _) = flags[ExpertFlags], _sizes(flags)
+    own, (size, _) = flags[ExpertFlags], sizes_of_experts(flags)
     if experts_of(flags) is not None and size == 1 and own.overlap_moe_expert_parallel_comm:
         yield (
             "--overlap-moe-expert-parallel-comm changes nothing at --expert-model-parallel-size 1: "

@@ -163,11 +163,7 @@ def test_bubble_rate_by_hand() -> None:
     """Rank 0 works 2 from 0 to 3, rank 1 works 4 from 1 to 6: the longer span is 5, the end 6."""
     spans = ((0, 0, 1), (0, 2, 3), (1, 1, 4), (1, 5, 6))
     timeline = Timeline(
-<<<<<<< HEAD
         2, tuple(Span(at, "compute", "F0", "F", 0, 0, start, end) for at, start, end in spans)
-=======
-        2, tuple(Span(rank, "compute", "F0", "F", 0, 0, start, end) for rank, start, end in spans)
->>>>>>> house
     )
     assert (timeline.work(0), timeline.work(1), timeline.end) == (2, 4, 6)
     assert timeline.bubble_rate() == pytest.approx(1 - 6 / (2 * 5))

@@ -31,13 +31,8 @@ UNEQUAL: Final = Costs({"F": 18.0, "B": 20.0, "W": 14.0})
 
 def dualpipe_v_of_pytorch(p: int, m: int) -> Plan:
     """Return PyTorch's order, which is that of the authors' own ``dualpipev.py``."""
-<<<<<<< HEAD
     asked = SimpleNamespace(pp_group_size=p, _n_microbatches=m)
     order: Any = schedules.ScheduleDualPipeV._calculate_single_rank_operations
-=======
-    asked: Any = SimpleNamespace(pp_group_size=p, _n_microbatches=m)
-    order = schedules.ScheduleDualPipeV._calculate_single_rank_operations
->>>>>>> house
     rows = (",".join(map(str, order(asked, rank))) for rank in range(p))
     return from_torch_csv("".join(f"{row}\n" for row in rows))
 

@@ -98,9 +98,5 @@ def test_strips_cover_the_whole_and_are_as_few_as_their_length_allows(
 def test_time_counts_from_the_first_span_that_takes_time() -> None:
     times = ((3, 3), (5, 6), (6, 8))
     spans = tuple(Span(0, "compute", f"F{i}", "F", i, 0, *t) for i, t in enumerate(times))
-<<<<<<< HEAD
     counted = from_zero(Timeline(1, spans)).spans
     assert [(span.start, span.end) for span in counted] == [(0, 1), (1, 3)]
-=======
-    assert [(s.start, s.end) for s in from_zero(Timeline(1, spans)).spans] == [(0, 1), (1, 3)]
->>>>>>> house
