@@ -198,6 +198,28 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
 
 
 @pytest.mark.full
+def test_a_model_like_gpt_oss(gpus: GpuPool) -> None:
+    """Without dropout: beside sinks and windows it asks for a generator, which is pretended nowhere.
+
+    Once a node of autograd held itself, and its pass's tensors with it.
+    """
+    options = GPTOptions(
+        num_layers=2,
+        quick_geglu=True,
+        activation_func_clamp_value=7.0,
+        glu_linear_offset=1.0,
+        softmax_type="learnable",
+        window_size=4,
+        window_pattern=(1, 0),
+        num_experts=4,
+        moe_ffn_hidden_size=16,
+        kv_channels=8,
+    )
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
+    assert_sound(gpus.map(run, config, ranks=2))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_scores_that_are_computed_block_by_block(dtype: torch.dtype, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=2, position_embedding_type="alibi", attn_logit_softcapping=5.0)

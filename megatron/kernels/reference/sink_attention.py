@@ -82,20 +82,20 @@ class _SinkAttention(torch.autograd.Function):
         out, lse, seed, offset, _ = _aten._flash_attention_forward(
             q, k, v, *bounds, 0.0, True, False, **options
         )
-        ctx.dropout_state = seed, offset  # without dropout nothing reads it
         by_head, lse = with_sinks(out.transpose(-3, -2), lse, sinks_a)
         out = by_head.transpose(-3, -2)
-        ctx.save_for_backward(q, k, v, out, lse, sinks_a)
+        # Without dropout nothing reads seed and offset.
+        ctx.save_for_backward(q, k, v, out, lse, sinks_a, seed, offset)
         ctx.bounds, ctx.options = bounds, options
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, sinks_a = ctx.saved_tensors
+        q, k, v, out, lse, sinks_a, *dropout_state = ctx.saved_tensors
         grad = grad.contiguous()
         gradients = _aten._flash_attention_backward(
-            grad, q, k, v, out, lse, *ctx.bounds, 0.0, True, *ctx.dropout_state, **ctx.options
+            grad, q, k, v, out, lse, *ctx.bounds, 0.0, True, *dropout_state, **ctx.options
         )
         grad, out = grad.transpose(-3, -2), out.transpose(-3, -2)
         return *gradients, sinks_gradient(grad, out, lse, sinks_a), None, None

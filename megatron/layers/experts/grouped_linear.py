@@ -142,7 +142,7 @@ class _GroupedLinear(torch.autograd.Function):
         tensors, ctx.route_of = route.taken_apart()
         spreads = layer.way == "spreads"
         x_zi = route.dispatch(x) if spreads else x
-        ctx.keeper = early[0] if early else ctx
+        ctx.keeper = early[0] if early else None  # not ctx itself: a cycle outlives its pass
         if not early:
             ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
         matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
@@ -153,7 +153,8 @@ class _GroupedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layer, weight, spreads = ctx.layer, ctx.weight, ctx.layer.way == "spreads"
-        x, *of_route = (tensor.detach() for tensor in ctx.keeper.saved_tensors)
+        saved = (ctx.keeper or ctx).saved_tensors
+        x, *of_route = (tensor.detach() for tensor in saved)
         route, grad = ctx.route_of(*of_route), grad.contiguous()
         grad_zo = grad if spreads else route.dispatch(grad)
         x_grad = weight_grad = None
