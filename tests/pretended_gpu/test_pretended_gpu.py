@@ -199,7 +199,7 @@ def test_every_kind_of_model(variant: str, treatment: str, gpus: GpuPool) -> Non
 
 @pytest.mark.full
 def test_a_model_like_gpt_oss(gpus: GpuPool) -> None:
-    """Without dropout: beside sinks and windows it asks for a generator, which is pretended nowhere.
+    """Without dropout, because sinks and windows ask CUDA for a generator, and there is none.
 
     Once a node of autograd held itself, and its pass's tensors with it.
     """
