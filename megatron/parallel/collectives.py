@@ -32,6 +32,28 @@ def _in_turns(
     work.wait()
 
 
+def _each_in_turns(
+    axis: ConnectedAxis, collective: Callable[..., Any], parts: Sequence[Tensor], root: str
+) -> None:
+    """Run one of PyTorch's collectives for every part that has elements; hand over once.
+
+    The sizes of parts may depend on data, and so on the rank. The number of turns must not.
+
+    Args:
+        axis: the ranks.
+        collective: ``broadcast`` or ``reduce``.
+        parts: one for each rank, which is its root.
+        root: name of the collective's argument for the root.
+    """
+    under_way = [
+        collective(part, group=axis.group, async_op=True, **{root: rank})
+        for rank, part in _not_empty(parts)
+    ]
+    _hand_over(axis)
+    for work in under_way:
+        work.wait()
+
+
 def _hand_over(axis: ConnectedAxis) -> None:
     """Let the other pass of a pair go on while transfers that have begun are under way."""
     if axis.turns is not None:
@@ -175,14 +197,16 @@ def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> 
     """
     if axis.size == 1:
         return
+    if not tensor.numel():
+        _hand_over(axis)  # ranks with elements do so once
+        return
     parts = _split(tensor, axis, sizes)
     if tensor.device.type == "cpu":
         _exchange_parts(parts, axis)
     elif _equal(parts):
         _in_turns(axis, _scatter_sums, parts[axis.rank], tensor)
     else:
-        for root, part in _not_empty(parts):
-            _in_turns(axis, dist.reduce, part, group_dst=root)
+        _each_in_turns(axis, dist.reduce, parts, "group_dst")
 
 
 def _split(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes) -> tuple[Tensor, ...]:
@@ -217,6 +241,9 @@ def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> No
     """Fill ``tensor`` on every rank with part k from rank k; arguments as in ``reduce_scatter``."""
     if axis.size == 1:
         return
+    if not tensor.numel():
+        _hand_over(axis)  # ranks with elements do so once
+        return
     parts = _split(tensor, axis, sizes)
     on_host = tensor.device.type == "cpu"
     if _equal(parts) and on_host:
@@ -226,8 +253,7 @@ def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> No
     elif on_host:
         _send_parts_to_all(parts, axis)
     else:
-        for root, part in _not_empty(parts):
-            _in_turns(axis, dist.broadcast, part, group_src=root)
+        _each_in_turns(axis, dist.broadcast, parts, "group_src")
 
 
 def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:

@@ -76,19 +76,18 @@ class BlockLimits:
         }
         return limits.get(use.partition(" ")[0])
 
-    def at_once(self, links: Collection[Link], pipeline_rank: int, sharing: int) -> int:
+    def at_once(self, links: Collection[Link], pipeline_rank: int, of_passes: int) -> int:
         """Return the most blocks that may wait on the GPU of a pipeline rank at the same time.
 
-        Every link may have a message under way, each lane one collective, and the passes one.
+        Every link may have a message under way, and each lane one collective.
 
         Args:
             links: all links of the job.
             pipeline_rank: pipeline rank of the GPU.
-            sharing: number of ranks that share a pass: its layers or its sequences.
+            of_passes: collectives of passes, without a limit, that may be under way together.
         """
         own = sum(pipeline_rank in link.ends for link in links)
-        of_passes = MOST_BLOCKS if sharing > 1 else 0
-        return own * self.transfers + self.vocabulary + self.gradients + of_passes
+        return own * self.transfers + self.vocabulary + self.gradients + MOST_BLOCKS * of_passes
 
 
 def set_launch_order(blocks: int, multiprocessors: int) -> None:

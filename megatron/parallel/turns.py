@@ -20,6 +20,10 @@ from threading import Condition
 import torch
 
 
+class _AbandonedError(Exception):
+    """The other pass of the pair has failed, so this one cannot end either."""
+
+
 class Turns:
     """The turns of the two passes of a pair; one pair runs at a time."""
 
@@ -27,15 +31,19 @@ class Turns:
         self._changed = Condition()
         self._turn = 0
         self._over = [True, True]
+        self._has_failed = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
 
     def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Run both; ``first`` begins, in a thread of its own.
 
+        If one of them fails, the other one ends at its next turn: other ranks may wait for the one
+        that has failed, so exchanges would never come to an end.
+
         Raises:
-            BaseException: what one of them has raised, ``first`` before ``second``.
+            BaseException: what one of them has raised.
         """
-        self._turn, self._over = 0, [False, False]
+        self._turn, self._over, self._has_failed = 0, [False, False], False
         stream = _current_stream()
 
         def beside() -> None:
@@ -43,10 +51,19 @@ class Turns:
                 self._play(0, first)
 
         running = self._worker.submit(beside)
+        found: BaseException | None = None
         try:
             self._play(1, second)
-        finally:
+        except BaseException as error:
+            found = error
+        try:
             running.result()
+        except BaseException as error:
+            if found is None or isinstance(found, _AbandonedError):
+                found = error
+        self._has_failed = False
+        if found is not None:
+            raise found
 
     def hand_over(self) -> None:
         """Let the other pass go on, and return when it has handed over again or is over.
@@ -54,18 +71,23 @@ class Turns:
         Without a pair, or when the other pass is over, the call returns at once.
         """
         own = self._turn  # only the pass whose turn it is can call
-        if self._over[1 - own]:
-            return
-        with self._changed:
-            self._turn = 1 - own
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._turn == own)
+        if not self._over[1 - own]:
+            with self._changed:
+                self._turn = 1 - own
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._turn == own)
+        if self._has_failed:
+            raise _AbandonedError("the other pass of the pair has failed")
 
     def _play(self, own: int, work: Callable[[], None]) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._turn == own)
         try:
-            work()
+            with self._changed:
+                self._changed.wait_for(lambda: self._turn == own)
+            if not self._has_failed:
+                work()
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
             with self._changed:
                 self._over[own] = True

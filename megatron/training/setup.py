@@ -165,9 +165,20 @@ def connect(
     # Each group makes its communicator now; later, other communicators would be in use.
     limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    sharing = max(grid.tensor_size * grid.context_size, grid.expert_block)
-    set_launch_order(limits.at_once(links, here, sharing), multiprocessors)
+    set_launch_order(limits.at_once(links, here, _of_passes(config)), multiprocessors)
     return make_groups(grid, device, timeout, ends, links, limits)
+
+
+def _of_passes(config: ParallelConfig) -> int:
+    """Return how many collectives of passes may be under way together on a rank.
+
+    Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair the
+    exchange of one pass beside the collectives of the other.
+    """
+    grid = config.grid
+    shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
+    passes_on = grid.context_size > 1 and config.context_exchange == "p2p"
+    return shares + passes_on + config.experts.overlap
 
 
 def leave(groups: Groups) -> NoReturn:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.reference.partial_attention import (
+    GPU_FLASH,
     HOST_FLASH,
     MULTIPLIED,
     PartialAttention,
@@ -75,3 +76,16 @@ def test_two_parts_make_a_whole(kernels: PartialAttention) -> None:
     )
     for one, other in zip(found, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: the kernel there is another")
+def test_queries_and_logarithms_may_be_a_part_of_a_tensor_on_a_gpu() -> None:
+    """PyTorch's backward reads the logarithms as if they lay densely, and says nothing."""
+    q, k, v = (t.cuda() for t in operands(torch.bfloat16, S))
+    out, log = MULTIPLIED.forward(q, k, v, False, 0.5)
+    later = slice(S // 2, S)
+    rows = [t[:, :, later] for t in (torch.ones_like(out), q)]
+    given = (*rows, k, v, out[:, :, later], log[:, :, later], False, 0.5)
+    expected, found = MULTIPLIED.backward(*given), GPU_FLASH.backward(*given)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one.double() - other.double()).norm() / other.double().norm()) < 2e-2

@@ -16,8 +16,9 @@ from torch import Tensor
 
 pytestmark = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
 
-CHOICES = [(1, 1, 1), (5, 2, 3), (150, 2, 4), (70, 8, 33)]
-"""Tokens, choices of a token, experts: also more choices than a program takes, and more experts."""
+CHOICES = [(0, 1, 2), (1, 1, 1), (5, 2, 3), (150, 2, 4), (70, 8, 33)]
+"""Tokens, choices of a token, experts: also no token, more choices than a program takes, and more
+experts."""
 
 FORMULAS = {
     "gelu": explicit_gelu,

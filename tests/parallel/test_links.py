@@ -72,7 +72,7 @@ def test_nccl_orders_launches_where_not_all_blocks_fit(
     tensor: int, multiprocessors: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     v_shape = links_of(make_plan("zb-v", "vocab-2", 4, 4))
-    blocks = BlockLimits().at_once(v_shape, 1, tensor)
+    blocks = BlockLimits().at_once(v_shape, 1, tensor - 1)
     assert blocks == 4 * 8 + 4 + 16 + (MOST_BLOCKS if tensor > 1 else 0)
     monkeypatch.setenv(LAUNCH_ORDER, "")
     monkeypatch.delenv(LAUNCH_ORDER)

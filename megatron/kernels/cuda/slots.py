@@ -178,7 +178,8 @@ class CudaSlots(SlotOperations):
     def slots_by_expert(self, chosen_nk: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Kernels``: three launches, and the host does not wait."""
         chosen_nk = chosen_nk.contiguous()
-        shape = experts, quotient(chosen_nk.numel(), CHOICES)
+        # Without any choice a program still runs, and writes the ends.
+        shape = experts, max(1, quotient(chosen_nk.numel(), CHOICES))
         counts_gb = chosen_nk.new_empty(shape, dtype=torch.int32)
         count_choices(counts_gb, chosen_nk)
         sums_gb = counts_gb.flatten().cumsum(0, dtype=torch.int32)

@@ -130,6 +130,7 @@ def _back_on_gpu(
     is_causal: bool,
     scale: float,
 ) -> Gradients:
+    log_bas = log_bas.contiguous()  # PyTorch's kernel reads it as if it were, unasked
     unused: Any = torch.empty(2, dtype=torch.uint64, device=q_basd.device)  # seed of no dropout
     made: Gradients = _aten._scaled_dot_product_flash_attention_backward(
         grad_basd,

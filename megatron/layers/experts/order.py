@@ -51,7 +51,8 @@ class Order(NamedTuple):
             experts: how many experts are left.
             slots: how many slots they have.
         """
-        return Order(self.choice_z[:slots], self.slot_bsk, self.ends[:experts])
+        own_z = self.choice_z[:slots].clone()  # a view would keep the slots of all experts alive
+        return Order(own_z, self.slot_bsk, self.ends[:experts])
 
     @property
     def times(self) -> Tensor:
