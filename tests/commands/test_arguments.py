@@ -22,8 +22,12 @@ VALUES: Final = {"schedule": "zb-v", "vocabulary": "vocab-2", "file": "p.plan", 
 """A value for each flag of a plan that takes no number."""
 
 
+SWITCHES: Final = ("joined",)
+"""Flags of a plan that take no value."""
+
+
 def words_of(field: str, name: str) -> list[str]:
-    return [name, VALUES.get(field, "3")]
+    return [name] if field in SWITCHES else [name, VALUES.get(field, "3")]
 
 
 @pytest.mark.parametrize("field", PLAN_FLAGS)
@@ -46,7 +50,7 @@ def test_every_name_of_a_flag_means_the_same_in_the_simulator(field: str) -> Non
     names = PLAN_FLAGS[field]
     documented, *others = [reading(words_of(field, name), GROUPS) for name in names]
     assert not documented.mistakes
-    assert str(value_of(documented.flags, names[0])) in (VALUES.get(field), "3", "3.0")
+    assert str(value_of(documented.flags, names[0])) in (VALUES.get(field), "3", "3.0", "True")
     assert all(other.flags == documented.flags for other in others)
 
 

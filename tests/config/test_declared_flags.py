@@ -62,8 +62,10 @@ def told_of_value(declared: Declaration, value: object) -> list[str]:
 @pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 def test_defaults_lie_in_their_range(declared: Declaration) -> None:
     if declared.default not in (None, MISSING, ()) and declared.facts.range is not None:
-        assert isinstance(declared.default, (int, float))
-        assert declared.facts.range.contains(declared.default)
+        given = declared.default
+        for number in given if isinstance(given, tuple) else (given,):
+            assert isinstance(number, (int, float))
+            assert declared.facts.range.contains(number)
 
 
 def test_conditions_name_flags_and_values_that_exist() -> None:

@@ -231,7 +231,8 @@ def test_all_that_does_not_fit_a_file_is_told_at_once(tmp_path: Path) -> None:
     done = run("--schedule-file", str(file), "-p", "3", "-m", "1", "--vocab-parallel", "none")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"error: {file} is a plan for 2 ranks, not 3 ranks: ask for 2 ranks, or give another file",
+        "error:",
+        f"{file} is a plan for 2 ranks, not 3 ranks: ask for 2 ranks, or give another file",
         f"{file} is a plan for 3 microbatches, not 1 microbatch: ask for 3 microbatches, or give "
         "another file",
         f"{file} is a plan for the vocabulary treatment vocab-1, not none: ask for vocab-1, or "
@@ -253,6 +254,6 @@ def test_a_plan_with_a_doubled_pass_is_shown_with_the_pass_marked(tmp_path: Path
     file.write_text("microbatches 1\nstages 0.0 1.0\nvocabulary none\n0: F0 B0\n1: F0 F0 B0\n")
     done = run("--schedule-file", str(file))
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("error:\n")
     assert "rank 1 runs F0 twice" in done.stderr
     assert ">F0<" in done.stderr

@@ -40,7 +40,7 @@ def test_what_was_not_tried_is_said_with_its_flags() -> None:
     run = few(config(2, "none", "gpipe"))
     settings = [setting.flags for setting in neighbours(run)]
     stream = StringIO()
-    text = advised(run, gpu("A100-40GB"), watch(20.0, 0.25, stream))
+    text = advised(run, gpu("A100-40GB"), watch(20.0, 0.1, stream))
     planned = re.findall(r"^(--pipeline-schedule .*) \(\d", stream.getvalue(), re.MULTILINE)
     assert 0 < len(set(planned)) < len(settings)
     [number] = re.findall(
