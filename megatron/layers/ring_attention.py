@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply, once_differentiable
-from megatron.kernels.reference.partial_attention import partial_attention
+from megatron.kernels.face import Kernels
+from megatron.kernels.reference.partial_attention import Attended, AttentionPart
 from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
 from megatron.parallel.context import ContextParallel
 
 
 def ring_attention(
+    kernels: Kernels,
     context: ContextParallel,
     q_buad: Tensor,
     k_bugd: Tensor,
@@ -38,6 +40,7 @@ def ring_attention(
     """Return causal attention of this rank's queries to all keys, [b, u, a, d].
 
     Args:
+        kernels: compute attention to a part of the keys.
         context: the ranks that share the sequences.
         q_buad: queries of this rank's tokens, rotated by the tokens' true positions.
         k_bugd: keys of this rank's tokens, rotated in the same way.
@@ -46,8 +49,8 @@ def ring_attention(
         sinks_a: see ``Kernels.causal_attention``.
     """
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    made_baud = apply(_RingAttention, q_buad.transpose(1, 2), own_2bgud, sinks_a, context, scale)
-    return made_baud.transpose(1, 2)
+    given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, scale
+    return apply(_RingAttention, *given).transpose(1, 2)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -57,35 +60,39 @@ class _RingAttention(torch.autograd.Function):
         q_baud: Tensor,
         own_2bgud: Tensor,
         sinks_a: Tensor | None,
+        kernels: Kernels,
         context: ContextParallel,
         scale: float,
     ) -> Tensor:
-        attend, wide = partial_attention(q_baud).forward, statistics_dtype(q_baud.dtype)
+        wide = statistics_dtype(q_baud.dtype)
         coming = context.pass_on(own_2bgud)
-        first_baud, log_bau = attend(q_baud, *own_2bgud, True, scale)
+        own = _part(q_baud, own_2bgud, scale, is_causal=True)
+        first_baud, log_bau = kernels.attend_to_part(own)
         out_baud = first_baud.to(wide)
         for step in range(1, context.size):
             seen_2bgud = coming.wait()
             if step + 1 < context.size:
                 coming = context.pass_on(seen_2bgud)
             queries, keys = _seeing(context, step, q_baud.shape[2])
-            part, part_log = attend(q_baud[:, :, queries], *seen_2bgud[..., keys, :], False, scale)
-            _put_together(out_baud[:, :, queries], log_bau[:, :, queries], part, part_log)
+            part = _part(q_baud[:, :, queries], seen_2bgud[..., keys, :], scale)
+            whole = Attended(out_baud[:, :, queries], log_bau[:, :, queries])
+            _put_together(whole, kernels.attend_to_part(part))
         if sinks_a is not None:
             out_baud, log_bau = with_sinks(out_baud, log_bau, sinks_a)
         narrow_baud = out_baud.to(q_baud.dtype)
         ctx.save_for_backward(q_baud, own_2bgud, narrow_baud, log_bau, sinks_a)
-        ctx.context, ctx.scale = context, scale
+        ctx.kernels, ctx.context, ctx.scale = kernels, context, scale
         return narrow_baud
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_baud: Tensor) -> tuple[Tensor | None, ...]:
         q_baud, own_2bgud, out_baud, log_bau, sinks_a = ctx.saved_tensors
-        context, scale = ctx.context, ctx.scale
-        back, wide = partial_attention(q_baud).backward, statistics_dtype(q_baud.dtype)
+        kernels, context, scale = ctx.kernels, ctx.context, ctx.scale
+        wide = statistics_dtype(q_baud.dtype)
         coming = context.pass_on(own_2bgud)
-        first, *both = back(grad_baud, q_baud, *own_2bgud, out_baud, log_bau, True, scale)
+        own, whole = _part(q_baud, own_2bgud, scale, is_causal=True), Attended(out_baud, log_bau)
+        first, *both = kernels.gradients_of_part(own, whole, grad_baud)
         q_grad_baud, sum_2bgud = first.to(wide), torch.stack(both)
         for step in range(1, context.size):
             seen_2bgud = coming.wait()
@@ -93,17 +100,17 @@ class _RingAttention(torch.autograd.Function):
             if step + 1 < context.size:
                 coming = context.pass_on(seen_2bgud)
             queries, keys = _seeing(context, step, q_baud.shape[2])
-            rows = (t[:, :, queries] for t in (grad_baud, q_baud))
-            whole = (t[:, :, queries] for t in (out_baud, log_bau))
-            part, *both = back(*rows, *seen_2bgud[..., keys, :], *whole, False, scale)
-            q_grad_baud[:, :, queries] += part
+            part = _part(q_baud[:, :, queries], seen_2bgud[..., keys, :], scale)
+            whole = Attended(out_baud[:, :, queries], log_bau[:, :, queries])
+            more, *both = kernels.gradients_of_part(part, whole, grad_baud[:, :, queries])
+            q_grad_baud[:, :, queries] += more
             sum_2bgud = coming_sum.wait()
             sum_2bgud[..., keys, :] += torch.stack(both)
         kv_grad_2bgud = context.pass_on(sum_2bgud).wait()
         sinks_grad_a = None
         if sinks_a is not None:
             sinks_grad_a = sinks_gradient(grad_baud, out_baud, log_bau, sinks_a)
-        return q_grad_baud.to(q_baud.dtype), kv_grad_2bgud, sinks_grad_a, None, None
+        return q_grad_baud.to(q_baud.dtype), kv_grad_2bgud, sinks_grad_a, None, None, None
 
 
 def _seeing(context: ContextParallel, step: int, tokens: int) -> tuple[slice, slice]:
@@ -114,9 +121,16 @@ def _seeing(context: ContextParallel, step: int, tokens: int) -> tuple[slice, sl
     return slice(chunk, tokens), slice(0, tokens)
 
 
-def _put_together(out_baud: Tensor, log_bau: Tensor, part_baud: Tensor, part_bau: Tensor) -> None:
-    """Add a part of the softmax to what is there, in place."""
-    sum_bau = torch.logaddexp(log_bau, part_bau)
-    out_baud.mul_((log_bau - sum_bau).exp().unsqueeze(-1))
-    out_baud.add_((part_bau - sum_bau).exp().unsqueeze(-1) * part_baud)
-    log_bau.copy_(sum_bau)
+def _part(
+    q_baud: Tensor, keys_2bgud: Tensor, scale: float, *, is_causal: bool = False
+) -> AttentionPart:
+    k_bgud, v_bgud = keys_2bgud.unbind()
+    return AttentionPart(q_baud, k_bgud, v_bgud, is_causal, scale)
+
+
+def _put_together(whole: Attended, part: Attended) -> None:
+    """Add a part of the softmax to the parts that ``whole`` has already, in place."""
+    sum_bau = torch.logaddexp(whole.log_bas, part.log_bas)
+    whole.out_basd.mul_((whole.log_bas - sum_bau).exp().unsqueeze(-1))
+    whole.out_basd.add_((part.log_bas - sum_bau).exp().unsqueeze(-1) * part.out_basd)
+    whole.log_bas.copy_(sum_bau)

@@ -18,10 +18,12 @@ from megatron.kernels.cpu.activations import (
 )
 from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
 from megatron.kernels.cpu.library import Library, expect
+from megatron.kernels.cpu.partial_attention import host_flash, host_flash_gradients
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.activations import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.reference.partial_attention import Attended, AttentionPart, Gradients
 from megatron.kernels.scores import PLAIN, Scores
 
 TILE_ROWS = 1000
@@ -74,6 +76,16 @@ class CpuKernels(ReferenceKernels):
         if dropout == 0.0 and scale is None and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
         return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+
+    def attend_to_part(self, part: AttentionPart) -> Attended:
+        """See ``Kernels``."""
+        return host_flash(part)
+
+    def gradients_of_part(
+        self, part: AttentionPart, whole: Attended, grad_basd: Tensor
+    ) -> Gradients:
+        """See ``Kernels``."""
+        return host_flash_gradients(part, whole, grad_basd)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""

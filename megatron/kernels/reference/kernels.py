@@ -14,6 +14,16 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
+from megatron.kernels.reference.partial_attention import (
+    Attended,
+    AttentionPart,
+    Gradients,
+    flash,
+    flash_gradients,
+    knows_flash,
+    multiplied,
+    multiplied_gradients,
+)
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.sink_attention import can_sink, sink_attention
@@ -285,6 +295,30 @@ class ReferenceKernels(SlotOperations, TiledOutput):
     ) -> Tensor:
         """Return attention with sinks; it is called only where ``_attends_with_sinks`` says so."""
         return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+
+    def attend_to_part(self, part: AttentionPart) -> Attended:
+        """Return softmax(scores of a part) v, and the logarithms of the scores' sums.
+
+        Parts of the keys can be put together (``partial_attention``). Autograd records nothing.
+        """
+        return flash(part) if self._flashes(part.q_basd) else multiplied(part)
+
+    def gradients_of_part(
+        self, part: AttentionPart, whole: Attended, grad_basd: Tensor
+    ) -> Gradients:
+        """Return a part's summands of the gradients of its queries, keys and values.
+
+        Args:
+            part: as for ``attend_to_part``.
+            whole: attention of the part's queries to all keys.
+            grad_basd: gradient of the output of ``whole``.
+        """
+        gradients = flash_gradients if self._flashes(part.q_basd) else multiplied_gradients
+        return gradients(part, whole, grad_basd)
+
+    def _flashes(self, q_basd: Tensor) -> bool:
+        """Return whether ``flash`` computes attention of these queries to a part of the keys."""
+        return q_basd.is_cuda and knows_flash(q_basd)
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         """Return whether ``_attend`` is quick for queries of the last positions only."""

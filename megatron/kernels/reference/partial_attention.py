@@ -6,14 +6,13 @@ part - logarithm of the whole). If the backward of a part is given the output an
 the *whole*, it returns this part's summands of the gradients. This is how ring attention (arXiv
 2310.01889) and flash attention (2205.14135, algorithm 4) work.
 
-``MULTIPLIED`` is the specification. The others call PyTorch's flash attention.
+``multiplied`` is the specification, ``flash`` calls PyTorch's flash attention of CUDA.
 
 Shapes: b batch, a query heads, g key/value heads, r = a / g, s positions of queries, z positions of
 keys, d channels of a head.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,51 +22,61 @@ from megatron.kernels.softmax import statistics_dtype
 Gradients = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
+_WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
+
 _aten = torch.ops.aten
 
 
-class PartialAttention(NamedTuple):
-    """Kernels for a part of attention.
+class AttentionPart(NamedTuple):
+    """Queries, and the part of the keys and values that they attend to.
 
     Attributes:
-        forward: (queries [b, a, s, d], keys [b, g, z, d], values, is_causal, scale) -> output
-            [b, a, s, d] and logarithms [b, a, s], which are statistics. ``is_causal``: s = z, and a
-            query sees the keys up to its own position; otherwise it sees all keys.
-        backward: (gradient of the whole's output, queries, keys, values, the whole's output, the
-            whole's logarithms, is_causal, scale) -> the part's summands of the gradients.
+        q_basd: queries.
+        k_bgzd: keys.
+        v_bgzd: values.
+        is_causal: s = z, and a query sees the keys up to its own position; otherwise it sees all
+            keys.
+        scale: factor of the products of queries and keys.
     """
 
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., Gradients]
+    q_basd: Tensor
+    k_bgzd: Tensor
+    v_bgzd: Tensor
+    is_causal: bool
+    scale: float
 
 
-def _multiply(
-    q_basd: Tensor, k_bgzd: Tensor, v_bgzd: Tensor, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    score_bgrsz = _scores(q_basd, k_bgzd, is_causal, scale)
+class Attended(NamedTuple):
+    """The result of attention to a part of the keys, or to all.
+
+    Attributes:
+        out_basd: the output.
+        log_bas: for every query the logarithm of the sum of its scores' exponentials; statistics.
+    """
+
+    out_basd: Tensor
+    log_bas: Tensor
+
+
+def multiplied(part: AttentionPart) -> Attended:
+    """Return attention to a part by plain products; every head has a matrix [s, z] in memory."""
+    score_bgrsz, v_bgzd = _scores(part), part.v_bgzd
     log_bgrs = score_bgrsz.logsumexp(-1)
     prob_bgrsz = (score_bgrsz - log_bgrs.unsqueeze(-1)).exp()
     out_bgrsd: Tensor = prob_bgrsz.to(v_bgzd.dtype) @ v_bgzd.unsqueeze(2)
-    return out_bgrsd.flatten(1, 2), log_bgrs.flatten(1, 2)
+    return Attended(out_bgrsd.flatten(1, 2), log_bgrs.flatten(1, 2))
 
 
-def _multiply_back(
-    grad_basd: Tensor,
-    q_basd: Tensor,
-    k_bgzd: Tensor,
-    v_bgzd: Tensor,
-    out_basd: Tensor,
-    log_bas: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> Gradients:
+def multiplied_gradients(part: AttentionPart, whole: Attended, grad_basd: Tensor) -> Gradients:
+    """Return a part's summands of the gradients, by plain products."""
+    q_basd, k_bgzd, v_bgzd, _, scale = part
     groups, dtype = k_bgzd.shape[1], q_basd.dtype
-    score_bgrsz = _scores(q_basd, k_bgzd, is_causal, scale)
-    prob_bgrsz = (score_bgrsz - log_bas.unflatten(1, (groups, -1)).unsqueeze(-1)).exp()
+    log_bgrs = whole.log_bas.unflatten(1, (groups, -1))
+    prob_bgrsz = (_scores(part) - log_bgrs.unsqueeze(-1)).exp()
     grad_bgrsd, q_bgrsd = (t.unflatten(1, (groups, -1)) for t in (grad_basd, q_basd))
     v_grad = (prob_bgrsz.to(dtype).mT @ grad_bgrsd).sum(2)
     wide = prob_bgrsz.dtype
-    along_bas1 = (grad_basd.to(wide) * out_basd.to(wide)).sum(-1, keepdim=True)
+    along_bas1 = (grad_basd.to(wide) * whole.out_basd.to(wide)).sum(-1, keepdim=True)
     prob_grad = (grad_bgrsd @ v_bgzd.unsqueeze(2).mT).to(wide)
     score_grad = prob_bgrsz * (prob_grad - along_bas1.unflatten(1, (groups, -1))) * scale
     score_grad = score_grad.to(dtype)
@@ -76,68 +85,43 @@ def _multiply_back(
     return q_grad, k_grad, v_grad
 
 
-def _scores(q_basd: Tensor, k_bgzd: Tensor, is_causal: bool, scale: float) -> Tensor:
-    q_bgrsd = q_basd.unflatten(1, (k_bgzd.shape[1], -1))
-    product_bgrsz: Tensor = q_bgrsd @ k_bgzd.unsqueeze(2).mT
-    score_bgrsz = product_bgrsz.to(statistics_dtype(q_basd.dtype)) * scale
-    if is_causal:
-        hidden_sz = torch.ones(score_bgrsz.shape[-2:], dtype=torch.bool, device=q_basd.device)
-        score_bgrsz.masked_fill_(hidden_sz.triu(1), -torch.inf)
+def _scores(part: AttentionPart) -> Tensor:
+    q_bgrsd = part.q_basd.unflatten(1, (part.k_bgzd.shape[1], -1))
+    product_bgrsz: Tensor = q_bgrsd @ part.k_bgzd.unsqueeze(2).mT
+    score_bgrsz = product_bgrsz.to(statistics_dtype(part.q_basd.dtype)) * part.scale
+    if part.is_causal:
+        shape = score_bgrsz.shape[-2:]
+        hidden_sz = torch.ones(shape, dtype=torch.bool, device=score_bgrsz.device).triu(1)
+        score_bgrsz.masked_fill_(hidden_sz, -torch.inf)
     return score_bgrsz
 
 
-def _on_host(
-    q_basd: Tensor, k_bgzd: Tensor, v_bgzd: Tensor, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu(
-        q_basd, k_bgzd, v_bgzd, 0.0, is_causal, scale=scale
-    )
-    return made
+def knows_flash(q_basd: Tensor) -> bool:
+    """Return whether PyTorch's flash attention of CUDA takes such queries, wherever they are."""
+    channels, is_narrow = q_basd.shape[-1], q_basd.dtype in (torch.bfloat16, torch.float16)
+    return is_narrow and channels <= _WIDEST_HEAD and channels % _CHANNELS_AT_ONCE == 0
 
 
-def _back_on_host(
-    grad_basd: Tensor,
-    q_basd: Tensor,
-    k_bgzd: Tensor,
-    v_bgzd: Tensor,
-    out_basd: Tensor,
-    log_bas: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> Gradients:
-    made: Gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_basd, q_basd, k_bgzd, v_bgzd, out_basd, log_bas, 0.0, is_causal, scale=scale
-    )
-    return made
-
-
-def _on_gpu(
-    q_basd: Tensor, k_bgzd: Tensor, v_bgzd: Tensor, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def flash(part: AttentionPart) -> Attended:
+    """Return attention to a part by PyTorch's flash attention of CUDA."""
+    q_basd, k_bgzd, v_bgzd, is_causal, scale = part
     out_basd, log_bas, *_ = _aten._scaled_dot_product_flash_attention(
         q_basd, k_bgzd, v_bgzd, 0.0, is_causal, scale=scale
     )
-    return out_basd, log_bas
+    return Attended(out_basd, log_bas)
 
 
-def _back_on_gpu(
-    grad_basd: Tensor,
-    q_basd: Tensor,
-    k_bgzd: Tensor,
-    v_bgzd: Tensor,
-    out_basd: Tensor,
-    log_bas: Tensor,
-    is_causal: bool,
-    scale: float,
-) -> Gradients:
-    log_bas = log_bas.contiguous()  # PyTorch's kernel reads it as if it were, unasked
+def flash_gradients(part: AttentionPart, whole: Attended, grad_basd: Tensor) -> Gradients:
+    """Return a part's summands of the gradients, by PyTorch's flash attention of CUDA."""
+    q_basd, k_bgzd, v_bgzd, is_causal, scale = part
+    log_bas = whole.log_bas.contiguous()  # PyTorch's kernel reads a strided one wrongly, unasked
     unused: Any = torch.empty(2, dtype=torch.uint64, device=q_basd.device)  # seed of no dropout
     made: Gradients = _aten._scaled_dot_product_flash_attention_backward(
         grad_basd,
         q_basd,
         k_bgzd,
         v_bgzd,
-        out_basd,
+        whole.out_basd,
         log_bas,
         None,
         None,
@@ -150,23 +134,3 @@ def _back_on_gpu(
         scale=scale,
     )
     return made
-
-
-MULTIPLIED: Final = PartialAttention(_multiply, _multiply_back)
-"""Plain products, for any type and device; a matrix [s, z] for every head is in memory."""
-
-HOST_FLASH: Final = PartialAttention(_on_host, _back_on_host)
-"""PyTorch's flash attention of CPUs, for any type."""
-
-GPU_FLASH: Final = PartialAttention(_on_gpu, _back_on_gpu)
-"""PyTorch's flash attention of CUDA, for bf16 and fp16, and heads of at most 256 channels, a
-multiple of 8."""
-
-
-def partial_attention(q_basd: Tensor) -> PartialAttention:
-    """Return the quickest kernels for queries of this device, type and size."""
-    if q_basd.device.type == "cpu":
-        return HOST_FLASH
-    narrow = q_basd.dtype in (torch.bfloat16, torch.float16)
-    channels = q_basd.shape[-1]
-    return GPU_FLASH if narrow and channels % 8 == 0 and channels <= 256 else MULTIPLIED

@@ -40,19 +40,8 @@ class AssumedGathering(GatheringExperts):
         return busiest(slots, self.size, self._imbalance)
 
 
-class AssumedExchange(ExchangingExperts):
+class AssumedExchange(AssumedGathering, ExchangingExperts):
     """Experts with which tokens are exchanged; arguments as for ``AssumedGathering``."""
-
-    def __init__(
-        self,
-        experts: ConnectedAxis,
-        tensor: ConnectedAxis,
-        gradients: ConnectedAxis,
-        recorder: Recorder,
-        imbalance: float = 1.0,
-    ) -> None:
-        super().__init__(experts, tensor, gradients)
-        self._recorder, self._imbalance = recorder, imbalance
 
     def journey(self, times_e: Tensor, arriving: Tensor, leaving: int) -> Journey:
         """As in ``ExchangingExperts``, with the assumed numbers."""
