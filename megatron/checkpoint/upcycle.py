@@ -162,7 +162,7 @@ class _Blocks:
 
 
 def sum_of_weights(model: ModelConfig) -> float:
-    """Return what the weights of a token's experts add up to, with a router without preferences."""
+    """Return the sum of the weights of a token's experts, for a router without preferences."""
     router, total = model.router, 1.0
     if router.by_sinkhorn:
         return 0.5 if router.topk == 1 else router.topk / router.experts

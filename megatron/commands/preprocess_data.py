@@ -153,7 +153,7 @@ def config_of(flags: Flags) -> PreprocessConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, and print what they are.
+    """Write the files, and print their names and sizes.
 
     Returns:
         The exit status: 2 for a user's mistake, which is printed in one line, 130 when interrupted.

@@ -32,7 +32,7 @@ class ExpertRanks:
 
 
 def expert_ranks(flags: Flags) -> ExpertRanks:
-    """Return the ranks of experts; those of a model without experts are the defaults."""
+    """Return the ranks of experts; for a model without experts, the defaults."""
     own = flags[ExpertFlags]
     if experts_of(flags) is None:
         return ExpertRanks()

@@ -17,6 +17,7 @@ from megatron.flags.declare import (
 from megatron.flags.groups import Flags, Rule, all_declarations, faults_of, options_of
 from megatron.layers.experts.router import Score
 from megatron.model.config import ModelConfig, Pattern
+from megatron.schedules.catalogue import PAIRED_SCHEDULES
 
 _EXPERTS: Final = "--num-experts"
 _OPTIONS: Final = {
@@ -90,7 +91,8 @@ class ExpertFlags:
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each forward with a backward that stands beside it in the plan, where no iteration "
         "becomes longer: each works while tokens of the other travel to experts and back. "
-        "--pipeline-schedule dualpipe-v is made for it.", idle_without=_EXPERTS)
+        f"--pipeline-schedule {' or '.join(PAIRED_SCHEDULES)} is made for it.",
+        idle_without=_EXPERTS)
     delay_wgrad_compute: bool = flag(False,
         "Make weight gradients passes of their own (W), after the pair of their backward, in "
         "schedules that do not split the backward either.",

@@ -130,7 +130,7 @@ def _rotation(flags: Flags) -> Iterator[str]:
 
 
 def rotated_channels(flags: Flags) -> tuple[int, int]:
-    """Return how many channels of a head may turn, and how many of them do."""
+    """Return how many channels of a head RoPE may rotate, and how many it does rotate."""
     model, latent = flags[ModelFlags], flags[LatentFlags]
     head = model.kv_channels or model.hidden_size // model.num_attention_heads
     if latent.multi_latent_attention:

@@ -59,7 +59,7 @@ def counted_kernels(dtype: torch.dtype) -> Kernels:
 
 
 class _CountedReference(ReferenceKernels):
-    """PyTorch's operations; those that ask for values have the shapes of one product instead."""
+    """PyTorch's operations. An operation that would read values returns one product's shape."""
 
     def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
         """See ``Kernels``."""

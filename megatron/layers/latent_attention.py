@@ -141,7 +141,7 @@ class LatentAttention(nn.Module):
         return self.linear_proj(context_bsf)
 
     def latents(self, x_buh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the layers up read, for the tokens that this rank has.
+        """Return the inputs of the up projections, for the tokens that this rank has.
 
         Returns:
             The input of the queries' layer [b, u, ...], the latent of keys and values

@@ -20,7 +20,7 @@ from megatron.layers.rope_scaling import RopeScaling, plain_frequencies
 class RotaryEmbedding:
     """Angles ``position * base ** (-2i / rotated channels)``, computed in float64, kept in fp32.
 
-    A scaling has other angles, and may also lengthen what turns.
+    A scaling has other angles, and may also lengthen the rotated channels.
 
     It is not a module, because casting a model to bf16 must not cast the angles.
 

@@ -80,7 +80,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): low frequencies are divided, and what turns gets longer.
+    """YaRN (arXiv 2309.00071): it divides low frequencies, and lengthens rotated channels.
 
     It differs from Llama 3's scaling in the pairs between: YaRN interpolates linearly in the index
     of the pair. Longer queries and keys make larger scores, a temperature of the softmax.

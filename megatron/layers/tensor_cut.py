@@ -115,7 +115,7 @@ class OfExperts:
         return tuple(shape)
 
     def pieces(self, own: Shape, tensor: TensorParallel) -> tuple[Piece, ...]:
-        """As in ``Cut``: rows of this rank's experts, and of those this rank's part."""
+        """As in ``Cut``: this rank's part of the rows of every expert that this rank has."""
         ranks, (rows, *columns) = self.ranks, self.whole_shape(own, tensor)
         of_experts = (rows // ranks.size, *columns)
         parts = 1

@@ -55,7 +55,7 @@ class ModelConfig:
             longer ones.
         beta_fast: turns in such a sample from which YaRN keeps a frequency.
         beta_slow: turns up to which YaRN divides a frequency in full.
-        mscale: weight of YaRN's lengthening of what turns.
+        mscale: weight by which YaRN lengthens rotated channels.
         mscale_all_dim: weight by which that lengthening is divided.
         yarn_exact_range: YaRN's interpolation begins and ends between pairs.
         multi_latent_attention: queries, keys and values are made of narrow vectors.

@@ -162,7 +162,7 @@ class ExchangingExperts(GatheringExperts):
         return collectives.all_gather(received, self._of_expert)
 
     def journey(self, times_e: Tensor, arriving: Tensor, leaving: int) -> Journey:
-        """Return what travels; the host waits for the device, once.
+        """Return the numbers of rows that travel; the host waits for the device, once.
 
         Args:
             times_e: as for ``tell``.

@@ -41,7 +41,7 @@ class Turns:
         that has failed, so exchanges would never come to an end.
 
         Raises:
-            BaseException: what one of them has raised.
+            BaseException: the error of the pass that failed first.
         """
         self._turn, self._over, self._has_failed = 0, [False, False], False
         stream = _current_stream()

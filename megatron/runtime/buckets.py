@@ -145,7 +145,7 @@ def described(
 
 
 def _exchanged(bucket: Sequence[OwnedParameter], replicas: int) -> float:
-    """Return the size of a bucket by what it moves: less if fewer ranks than others share it."""
+    """Return a bucket's weight by its traffic: its elements, or less if fewer ranks share it."""
     size, sharers = sum(owned.parameter.numel() for owned in bucket), bucket[0].sharers(replicas)
     if sharers == replicas:
         return size

@@ -44,6 +44,7 @@ class Traits:
         needs_memory_limit: whether a request must give a memory limit, because the schedule fills
             all memory that is allowed.
         trainable: whether all ranks find the same plan, so that a training run can use it.
+        pairs: whether its forwards stand beside backwards, so that a plan can join them in pairs.
     """
 
     description: str
@@ -57,6 +58,7 @@ class Traits:
     compares: bool = False
     needs_memory_limit: bool = False
     trainable: bool = True
+    pairs: bool = False
 
     @property
     def takes_chunks(self) -> bool:
@@ -219,6 +221,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         block=lambda p, m, v: dualpipe_v(p),
         promise=lambda p, m, v: p + 0.5,
         chunks=2,
+        pairs=True,
     ),
 }
 """Name -> schedule, for all schedules that have a block."""
@@ -247,6 +250,8 @@ TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items()
 """The names that ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
 """The schedules for which a request may choose the number of chunks per rank."""
+PAIRED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.pairs)
+"""The schedules that are made for pairs."""
 
 
 def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:

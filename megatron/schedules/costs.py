@@ -223,7 +223,7 @@ def _flat(time: Time) -> Iterator[float]:
 
 
 def _less(time: Any, part: Any) -> Any:
-    """Return ``time`` less ``part``: numbers, or lists of them that have the same form."""
+    """Return ``time`` less ``part``; both are numbers, or nested lists of the same form."""
     if isinstance(time, (int, float)):
         if isinstance(part, (int, float)):
             return time - part

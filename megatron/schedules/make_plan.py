@@ -158,7 +158,7 @@ def _found(request: Request, watch: Watch) -> Found:
 
 
 def _found_joined(request: Request, watch: Watch) -> Found:
-    """Return the plan with pairs, or the plan without them where no pair leaves it as short.
+    """Return the plan with pairs, or the plan without pairs if every pair makes it longer.
 
     The search places passes as if all waits were hidden, because most passes of a plan with pairs
     are in one. It may part passes that the block has side by side, so the order of the block is

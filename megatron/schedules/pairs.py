@@ -110,7 +110,7 @@ def _places(row: Sequence[Pass]) -> Iterator[_Place]:
 def _with_pairs(
     plan: Plan, costs: Costs, places: Sequence[Sequence[_Place]], kinds: Collection[_Kind]
 ) -> Plan:
-    """Return ``plan`` with all pairs of some kinds, except those with which it would not run.
+    """Return ``plan`` with all pairs of some kinds, except pairs with which the plan would hang.
 
     The plan is walked. Where no rank can go on, one of them stands at a pair and could go on
     without it, because the plan runs without pairs. This pair is taken apart.

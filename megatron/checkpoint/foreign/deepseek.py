@@ -1,8 +1,8 @@
 """DeepSeek-V2 and V3, and models of their form such as Moonlight: latents and experts.
 
-Their names of the sizes are those of the papers: queries, keys and values are made of vectors of
-``q_lora_rank`` and ``kv_lora_rank`` channels. The first ``first_k_dense_replace`` layers have an
-MLP in place of experts. In V3 a bias of every expert joins its score for the choice.
+Sizes have the names of the papers. Queries are made of a vector of ``q_lora_rank`` channels, keys
+and values of a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace`` layers have
+an MLP in place of experts. In V3 a bias of every expert joins its score for the choice.
 """
 
 from typing import Final

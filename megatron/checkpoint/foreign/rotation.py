@@ -118,7 +118,7 @@ _READERS: Final[Mapping[Any, Callable[[Fields, Fields], Values]]] = {
     "yarn": _read_yarn,
     "llama3": _read_llama3,
 }
-"""By the type of a scaling: the function that reads it, given its fields and those around it."""
+"""For each type of scaling, the function that reads it from its fields and the model's fields."""
 
 
 def write_rotation(model: ModelConfig) -> Values:
@@ -160,7 +160,7 @@ def _written_scaling(model: ModelConfig) -> Values:
 
 
 def _written_magnitude(scaling: YarnScaling) -> Values:
-    """Return the weights of YaRN's lengthening, unless they are those of its paper."""
+    """Return YaRN's ``mscale`` and ``mscale_all_dim``, unless both are as in its paper."""
     if (scaling.mscale, scaling.mscale_all_dim) == (1.0, 0.0):
         return {}
     return {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}

@@ -1,4 +1,4 @@
-"""The route of tokens to the slots of this rank's experts, and of what they make of them back.
+"""The route of tokens to the slots of this rank's experts, and of the experts' results back.
 
 A *slot* is a row of a rank's experts: one token, for one of the experts that it has chosen. The
 tokens of a rank's slots come from all ranks that share the experts with it. How they come is up to
@@ -46,7 +46,7 @@ class Route(Protocol):
     def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., "Route"]]:
         """Return the tensors of the route, and a function that makes the route from them again.
 
-        Autograd then keeps the tensors, and recomputation can leave them out as all others.
+        So autograd keeps the tensors, and recomputation can drop the tensors like any others.
         """
         ...
 

@@ -194,7 +194,7 @@ class Router(nn.Module):
         return Choice(experts_buk, scores_bue.gather(-1, experts_buk))
 
     def _without_dropped(self, choice: Choice) -> Choice:
-        """Return the choices with weight 0 for those that full experts drop."""
+        """Return the choices; a choice that a full expert drops has weight 0."""
         capacity = self.options.capacity
         if capacity is None:
             return choice

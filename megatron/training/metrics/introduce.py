@@ -51,7 +51,7 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
 
 
 def _parameters(config: RunConfig, state: TrainState) -> tuple[list[int], int]:
-    """Return the parameters of every rank of this replica without copies, and those of the model.
+    """Return how many parameters each rank of this replica has, without copies, and the model.
 
     A replica need not have all experts, if experts are spread over ranks.
     """

@@ -132,7 +132,7 @@ def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]
 def _per_element(
     config: RunConfig, parameters: Parameters, of_matrix: float, of_other: float
 ) -> float:
-    """Return what a rank has for the parameters that it updates, given what it has for each.
+    """Return a rank's bytes for the parameters that it updates, given the bytes for one element.
 
     With a sharded optimizer, the ranks with the same parameters share them.
     """

@@ -15,7 +15,7 @@ from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import check_no_rank_is_empty, distribute
-from megatron.schedules.catalogue import TRAITS, compared_schedules
+from megatron.schedules.catalogue import PAIRED_SCHEDULES, TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
@@ -92,7 +92,8 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
         note = (
             "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
             f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
-            "dualpipe-v is made for pairs, and needs a known GPU to tell what they hide"
+            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, and needs a known GPU to tell "
+            "what they hide"
         )
         config = replace(config, notes=(*config.notes, note))
     if not config.alternatives or run_plan.treatment is None:

@@ -50,7 +50,7 @@ class AssumedExchange(AssumedGathering, ExchangingExperts):
 
 
 def busiest(slots: int, ranks: int, imbalance: float) -> int:
-    """Return the slots of the busiest rank, of as many in all; at most all of them."""
+    """Return how many of the ``slots`` of all ranks the busiest rank has; at most all."""
     return min(slots, int(slots // ranks * imbalance))
 
 

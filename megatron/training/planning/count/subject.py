@@ -84,7 +84,7 @@ class Subject(NamedTuple):
     def grid(self, ranks: int) -> Grid:
         """Return the ranks of one replica with ``ranks`` pipeline ranks.
 
-        If its ranks exchange tokens with those of other replicas, these are there too.
+        If ranks of other replicas exchange tokens with it, the grid has these replicas too.
         """
         tensor, experts = self.tensor_size, self.experts
         block = experts.size * (experts.tensor_size or tensor)
