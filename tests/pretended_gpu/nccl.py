@@ -1,9 +1,10 @@
 """Process groups that NCCL would make, for a rank whose peers are not there.
 
 Nothing is moved. What is issued is entered into the GPU's ledger, by which the ranks of a pipeline
-can be compared afterwards. Every asynchronous communication has a stream of its own, which begins
-after what the caller's stream holds: there is no more order than that to rely on. Those of tensors
-on CPUs are gloo's, and between hosts.
+can be compared afterwards. Every asynchronous transfer has a stream of its own, which begins after
+what the caller's stream holds: there is no more order than that to rely on. The asynchronous
+collectives of a communicator share one stream, as PyTorch's NCCL groups have one. Communications of
+tensors on CPUs are gloo's, and between hosts.
 """
 
 from typing import Any
@@ -120,6 +121,8 @@ class PretendedNccl(dist.ProcessGroup):
         name = f"{self._name} {kind} {self._count}"
         caller, on_host = gpu.current_stream(), tensors[0].device.type == "cpu"
         stream = name if asynchronous or on_host else caller
+        if asynchronous and not on_host and kind not in ("send", "receive"):
+            stream = f"{self._name} collectives"
         if not on_host:
             gpu.streams.wait(stream, gpu.streams.mark(caller))
         issued = Issued(self._name, kind, peer, shape, str(tensors[0].dtype), on_host)
