@@ -64,7 +64,7 @@ class Graph:
         self.comm_needs = [
             tuple(numbers[c] for c in all_ if isinstance(c, Comm)) for all_ in needed
         ]
-        self.comm_times = [costs.of_comm(comm, 1 / plan.slices) for comm in self.comms]
+        self.comm_times = [costs.of_comm(comm, slices=plan.slices) for comm in self.comms]
         self.members = [participants(plan, comm) for comm in self.comms]
         feeding = [sources(plan, comm) for comm in self.comms]
         self.sources = [len(passes) for passes in feeding]

@@ -98,7 +98,7 @@ def test_each_barrier_holds_one_slice_more(schedule: str, vocabulary: str, p: in
 def test_interleaved_is_slimpipes_order(p: int, v: int, turns: int, m: int) -> None:
     """Groups of p slices take turns; a rank holds v n + 2 (p - 1) of v n chunks of a microbatch.
 
-    The warm-up of rank r is v n - 1 + 2 (p - 1 - r) (arXiv 2504.14519, section 4.1).
+    The warm-up of rank r is v n - 1 + 2 (p - 1 - r) (arXiv 2504.14519).
     """
     n = p * turns
     plan = make_plan("interleaved", "none", p, m, chunks=v, slices=n, shortened=False)
