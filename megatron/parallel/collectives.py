@@ -143,7 +143,7 @@ def all_to_all(
     """Send every rank its rows; return the rows that all ranks have sent here, by place.
 
     Args:
-        rows: [n, ...], those for place 0 first.
+        rows: [n, ...], the rows for place 0 first.
         axis: the ranks.
         sent: rows for every place, maybe 0; ``None``: equally many for all.
         received: rows from every place; ``None``: equally many from all.

@@ -117,7 +117,7 @@ class InOne(Layout):
 
 
 class Transposed(Layout):
-    """Matrices that they store transposed.
+    """Matrices that the foreign model stores transposed.
 
     Args:
         stored: layout of the matrices after they are transposed.
