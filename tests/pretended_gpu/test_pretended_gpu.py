@@ -54,18 +54,25 @@ def run_observed(config: RunConfig, rank: int) -> Findings:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "treatment"),
+    "layout",
     [
-        ("zb-h1", "vocab-2"),
-        pytest.param("1f1b", "none", marks=pytest.mark.full),
-        pytest.param("zb-v", "vocab-1", marks=pytest.mark.full),
+        Layout(2, "vocab-2", "zb-h1"),
+        full(Layout(2, "none", "1f1b")),
+        full(Layout(2, "vocab-1", "zb-v")),
+        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
+        full(Layout(2, "vocab-1", "zb-v", tensor=2)),
     ],
+    ids=str,
 )
-def test_passes_that_are_captured(schedule: str, treatment: str, gpus: GpuPool) -> None:
-    """A replay works on the memory of its capture, on the stream of the passes."""
+def test_passes_that_are_captured(layout: Layout, gpus: GpuPool) -> None:
+    """A replay works on the memory of its capture, on the stream of the passes.
+
+    It issues all collectives of a pass at once, in the order of the pass. So do hosts that are
+    ahead of their devices.
+    """
     options = GPTOptions(num_layers=4)
-    config = Job(options, microbatches=4).config(Layout(2, treatment, schedule), torch.bfloat16)
-    assert_sound(gpus.map(run_captured, config, ranks=2))
+    config = Job(options, microbatches=4).config(layout, torch.bfloat16)
+    assert_sound(gpus.map(run_captured, config, ranks=layout.world_size))
 
 
 def run_captured(config: RunConfig, rank: int) -> Findings:
