@@ -59,7 +59,7 @@ class Layout:
 
 
 class Same(Layout):
-    """A tensor that is the same in both programs."""
+    """A tensor that our model and the foreign model hold in the same form."""
 
 
 class SharedByDepths(Layout):

@@ -31,7 +31,7 @@ from megatron.layers.site import Site
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """Sizes of a mixture.
+    """Sizes of the experts of one layer.
 
     Attributes:
         hidden_size: h.
