@@ -6,9 +6,9 @@ have E / e experts each, and etp ranks share each of these. The e x etp ranks of
 different tokens. A token travels from its rank to the ranks of its experts, and the results
 travel back. There are two ways:
 
-* *gathering*: every rank of the block gets all tokens of the block, and takes the ones for its own
-  experts. Afterwards the ranks' results are summed, each for its own tokens. No rank asks another
-  how many tokens come.
+* *gathering*: every rank of the block gets all tokens of the block, and takes the tokens for its
+  own experts. Afterwards the ranks' results are summed, each for its own tokens. No rank asks
+  another how many tokens come.
 * *exchange*: a rank sends each token only to the ranks of its experts. First the ranks tell each
   other how many tokens will come, and the host waits for these numbers.
 

@@ -1,10 +1,10 @@
 """DeepSeek-V2 and V3, and models of their form such as Moonlight: latents and experts.
 
-Sizes have the names of the papers. Queries are made of a vector of ``q_lora_rank`` channels, keys
-and values of a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace`` layers have
-an MLP in place of experts. In V3 a bias of every expert joins its score for the choice, and the
-layers of multi-token prediction follow the last layer. Beside each of them V3 stores copies of the
-embedding and of the output layer.
+Sizes have the names of the papers. Queries are formed from a vector of ``q_lora_rank`` channels,
+keys and values from a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace``
+layers have an MLP in place of experts. In V3 a bias of every expert joins its score for the choice,
+and the layers of multi-token prediction follow the last layer. Beside each of them V3 stores copies
+of the embedding and of the output layer.
 """
 
 from typing import Final
