@@ -59,7 +59,7 @@ class Layout:
 
 
 class Same(Layout):
-    """A tensor that is the same in both programs."""
+    """A tensor that our model and the foreign model hold in the same form."""
 
 
 class SharedByDepths(Layout):
@@ -170,7 +170,7 @@ class InOne(Layout):
 
 
 class Transposed(Layout):
-    """Matrices that they store transposed.
+    """Matrices that the foreign model stores transposed.
 
     Args:
         stored: layout of the matrices after they are transposed.
