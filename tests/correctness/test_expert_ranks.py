@@ -47,6 +47,7 @@ MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
 CASES = [
     ("mixtral", Layout(1, "none", replicas=2, experts=2)),
     ("qwen2", Layout(1, "none", tensor=2, sequence=True, expert_tensor=1)),
+    ("qwen2", Layout(1, "vocab-2", "zb-h1", replicas=2, experts=2)),
     (
         "mixtral",
         Layout(1, "none", context=2, experts=2, dispatcher="alltoall", recomputation=PARTS),
