@@ -7,12 +7,13 @@ the stages, its groups, and its pauses between two stages where they are longer 
 backwards come later than before, so ranks hold more microbatches:
 
 * interleaved 1F1B and Hanayo, whose hops take as long as a pair anyway, hold one chunk more;
-* with one chunk a rank, as in 1F1B and ZB-H1, a rank holds 2p microbatches in place of p. Pairs of a
-  rank start at a distance T from each other, so the time from F to B of a microbatch is a multiple of
-  T. From a stage to the stage before, this time grows by two pairs at least, which is more than T.
+* ZB-V holds one microbatch more;
+* with one chunk a rank, as in 1F1B and ZB-H1, a rank holds 2p microbatches in place of p. Pairs of
+  a rank start at a distance T from each other, so the time from F to B of a microbatch is a
+  multiple of T. From a stage to the stage before, this time grows by two pairs at least, which is
+  more than T.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
