@@ -34,7 +34,7 @@ FACTORS: Final = {
     "again": (NO_RECOMPUTATION, ACTIVATIONS, PARTS, WHOLE),
     "model": tuple(MODELS),
 }
-ONE_CHUNK: Final = ("1f1b", "zb-h1")
+CHUNKS: Final = {"1f1b": 1, "zb-h1": 1}
 
 
 def allowed(case: Case) -> bool:
@@ -68,18 +68,24 @@ def layout_of(case: Case) -> Layout:
     )
 
 
-def job_of_case(case: Case) -> Job:
-    """Ten iterations of a model that has a layer for every stage, and microbatches for pairs."""
-    job = job_of(MODELS[case["model"]], iterations=10)
-    if case["joined"] and case["replicas"] == 4:
-        job = replace(job, microbatches=16)
-    chunks = 1 if case["schedule"] in ONE_CHUNK else 2
-    if case["ranks"] * chunks <= job.options.num_layers:
-        return job
-    pattern = job.options.moe_layer_pattern
-    wider = pattern and (*pattern, *pattern[-1:] * len(pattern))
-    options = replace(job.options, num_layers=8, moe_layer_pattern=wider)
-    return replace(job, options=options)
+def jobs_of(case: Case) -> Iterator[Job]:
+    """Ten iterations of a model that has a layer for every stage, and microbatches for pairs.
+
+    Over ten iterations some token falls so near the edge of a capacity that fp32 and float64 put it
+    on different sides, in one process too: its loss differs by 6e-5. So a model with a capacity
+    trains three iterations of four layers with it, and ten without it.
+    """
+    options, stages = MODELS[case["model"]], case["ranks"] * CHUNKS.get(case["schedule"], 2)
+    microbatches = 12 if case["joined"] and case["replicas"] == 4 else 8
+    if options.moe_expert_capacity_factor is not None:
+        if stages <= options.num_layers:
+            yield replace(job_of(options), microbatches=microbatches)
+        options = replace(options, moe_expert_capacity_factor=None)
+    if stages > options.num_layers:
+        pattern = options.moe_layer_pattern
+        wider = pattern and (*pattern, *pattern[-1:] * len(pattern))
+        options = replace(options, num_layers=8, moe_layer_pattern=wider)
+    yield replace(job_of(options, iterations=10), microbatches=microbatches)
 
 
 def name_of(case: Case) -> str:
@@ -124,16 +130,17 @@ def known(ranks: RankPool) -> Known:
 def test_every_pair_trains_the_plain_mixture(
     case: Case, eight_ranks: RankPool, known: Known, tmp_path: Path
 ) -> None:
-    job, layout = job_of_case(case), layout_of(case)
-    if case["joined"]:
-        file = file_of(layout, job.microbatches // layout.replicas, tmp_path)
-        layout = replace(layout, schedule="file", file=file)
-    runs = eight_ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=config_of(job, layout, overlap=case["joined"]),
-        batches=job.batches(),
-        evaluation_batches=job.batches(seed=1),
-        evaluate_after=(job.iterations - 1,),
-    )
-    compare(job, runs, *known(job, layout.replicas))
+    for job in jobs_of(case):
+        layout = layout_of(case)
+        if case["joined"]:
+            file = file_of(layout, job.microbatches // layout.replicas, tmp_path)
+            layout = replace(layout, schedule="file", file=file)
+        runs = eight_ranks.run(
+            train_on_rank,
+            layout.world_size,
+            config=config_of(job, layout, overlap=case["joined"]),
+            batches=job.batches(),
+            evaluation_batches=job.batches(seed=1),
+            evaluate_after=(job.iterations - 1,),
+        )
+        compare(job, runs, *known(job, layout.replicas))

@@ -220,10 +220,10 @@ EXCHANGING = Costs(
         ("1f1b", 3.0),
         full("zb-h1", 3.0),
         full("interleaved", 0.5),
-        ("zb-v", 1.0),
+        full("zb-v", 1.0),
         full("v-half", 2.5),
         full("hanayo", 0.5),
-        ("dualpipe-v", 0.0),
+        full("dualpipe-v", 0.0),
     ],
 )
 def test_pairs_hide_the_exchange_for_the_named_memory(

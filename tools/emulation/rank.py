@@ -185,6 +185,7 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
         return job.unit * comm_time(job.program, job.costs, comm)
 
     plan, rank = job.program.plan, groups.pipeline.rank
+
     def waits(item: Pass) -> float:
         return job.unit * job.costs.waits_of(plan, rank, item)
 
