@@ -79,13 +79,15 @@ class Costs:
             rank: pipeline rank.
             item: the pass.
             share: share of the work that the given cost stands for; below 1 for one of several
-                buckets.
+                buckets. A slice's share of its microbatch is not part of it.
 
         Raises:
             ValueError: if no cost is known for its kind, or none for that rank or chunk.
         """
         if item.kind == "U" and "U" not in self.passes:
             return 0.0
+        if item.kind != "U":
+            share /= plan.slices
         parts = self._parts(plan, item)
         return share * sum(self.time(part, rank, item.chunk) for part in parts)
 
@@ -106,7 +108,7 @@ class Costs:
                         "the time"
                     )
                 total += wait
-        return total
+        return total / plan.slices
 
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair: each pass works while the other one waits for its exchange.
@@ -133,7 +135,7 @@ class Costs:
         Args:
             comm: the communication.
             share: share of the work that the given cost stands for; below 1 for one of several
-                buckets.
+                buckets, or for a slice.
 
         Raises:
             ValueError: if each hop has its own time, and the hop of ``comm`` has none.

@@ -252,7 +252,7 @@ plans_of_blocks = st.builds(plan_of_block, blocks(), vocabularies, st.integers(1
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     """The passes that ``rank`` must run, each exactly once."""
     return {
-        Pass(kind, i, chunk)
-        for kind, _, chunk in passes_of(plan, rank)
+        Pass(kind, i, chunk, number)
+        for kind, _, chunk, number in passes_of(plan, rank)
         for i in range(plan.microbatches)
     }
