@@ -54,6 +54,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatments_of,
 )
+from megatron.config.slices import SliceFlags
 from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
@@ -62,6 +63,7 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
+from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
@@ -131,6 +133,8 @@ class ParallelConfig:
     context_size: int = 1
     context_exchange: ContextExchange = "all_gather"
     context_heads_size: int = 1
+    num_seq_splits: int = 1
+    seq_split_strategy: SplitStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
@@ -192,6 +196,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         context_size=parallel.context_parallel_size,
         context_exchange=parallel.cp_comm_type,
         context_heads_size=adjacent_heads(parallel),
+        num_seq_splits=flags[SliceFlags].num_seq_splits,
+        seq_split_strategy=flags[SliceFlags].seq_split_strategy,
         experts=expert_ranks(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),

@@ -31,6 +31,7 @@ from megatron.layers.gathered import gathered
 from megatron.layers.linear import Linear
 from megatron.layers.recompute import again, all_forgotten
 from megatron.layers.site import Site
+from megatron.layers.slices import slice_attention
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,19 @@ class LatentAttention(nn.Module):
         """Compute attention of this rank's heads; return [b, s, a e]."""
         kernels, context = self._site.kernels, self._site.context
         dropout, documents = self._begin_dropout(forward_pass), forward_pass.documents
-        if context.size > 1:
+        if forward_pass.sliced is not None:
+            out_bsaw = slice_attention(
+                kernels,
+                forward_pass.sliced,
+                forward_pass.layer,
+                q_bsaw,
+                k_bsaw,
+                v_bsaw,
+                dropout=dropout,
+                scores=self.scores,
+                documents=documents,
+            )
+        elif context.size > 1:
             out_bsaw = context_attention(
                 kernels,
                 context,
@@ -214,8 +227,7 @@ class LatentAttention(nn.Module):
         """Seed the dropout of this rank's heads and tokens, and return its probability."""
         if forward_pass.seeds is None or not self.dropout:
             return 0.0
-        tensor, context = self._site.tensor, self._site.context
-        forward_pass.seeds.begin("attention", context.rank * tensor.size + tensor.rank)
+        forward_pass.seeds.begin_attention(self._site)
         return self.dropout
 
 

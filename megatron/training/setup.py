@@ -15,8 +15,10 @@ from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
+from megatron.layers.slices import SequenceSlice
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
+from megatron.model.slices import slice_lengths
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
@@ -250,6 +252,8 @@ def _pipeline(
 ) -> PipelineRank:
     train = config.train
     tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
+    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
+    lengths = slice_lengths(config.model, slices, strategy) if slices > 1 else ()
     return PipelineRank(
         model,
         run_plan.plan,
@@ -260,6 +264,7 @@ def _pipeline(
         run_plan.costs,
         replication,
         cuda_graphs if train.captures_passes else None,
+        SequenceSlice.of_lengths(lengths),
     )
 
 
