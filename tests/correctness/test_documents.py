@@ -141,6 +141,9 @@ CASES = [
     (Layout(2, "vocab-2"), BLOOM, ATTENTION),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, BOTH),
     full((Layout(2, "vocab-2", "zb-v", context=2, recomputation=FULL), WINDOWS, ATTENTION)),
+    (Layout(2, "vocab-2", slices=3, recomputation=FULL), WINDOWS, BOTH),
+    full((Layout(2, "none", "zb-v", tensor=2, sequence=True, slices=2), GPT, ATTENTION)),
+    full((Layout(2, "vocab-1", "interleaved", slices=4), BLOOM, ATTENTION)),
 ]
 
 
