@@ -134,7 +134,7 @@ class PlaceholderPasses:
         self.result(item, self.store.take("left_out", self.plan.unit(item), item.chunk))
 
     def backward(self, item: Pass) -> None:
-        """B: the input gradient of a stage, for the previous one or for the input layer."""
+        """B: the input gradient of a stage, for the previous stage or for the input layer."""
         i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         if self.plan.slices > 1 and item.slice == 0:
             self.store.take("keys", item.microbatch, item.chunk)

@@ -12,7 +12,7 @@ from itertools import product
 
 from megatron.schedules.costs import Costs, joined_time
 from megatron.schedules.needs import Comm, needs, participants, sources
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
 
 
@@ -35,6 +35,10 @@ class Graph:
         members: for every communication, the ranks that take part.
         fillers: for every pass, whether no other pass waits for it: true for W, IB, and T without
             a barrier after it. Such passes can fill idle time.
+        previous: for every pass, how its unit follows the unit before it: the number of the pass of
+            the same rank, kind and chunk, and how many microbatches earlier that pass is. Searches
+            keep this order. Empty if microbatches are whole: a pass then follows itself, one
+            microbatch earlier.
         waits_after: pass number -> the communication that the rank waits for immediately after this
             pass. Only a synchronous output layer has entries: T -> the barrier after T.
         followed_by: pass number -> the only pass that may come next on the rank. Only a synchronous
@@ -60,7 +64,7 @@ class Graph:
         self.comm_needs = [
             tuple(numbers[c] for c in all_ if isinstance(c, Comm)) for all_ in needed
         ]
-        self.comm_times = [costs.of_comm(comm, 1 / plan.slices) for comm in self.comms]
+        self.comm_times = [costs.of_comm(comm, slices=plan.slices) for comm in self.comms]
         self.members = [participants(plan, comm) for comm in self.comms]
         feeding = [sources(plan, comm) for comm in self.comms]
         self.sources = [len(passes) for passes in feeding]
@@ -73,6 +77,7 @@ class Graph:
             item.kind in ("W", "IB", "T") and not feeds
             for item, feeds in zip(self.passes, self.feeds, strict=True)
         ]
+        self.previous = self._in_order_of_units(plan.slices)
         self.followed_by: dict[int, int] = {}
         self.waits_after: dict[int, int] = {}
         if plan.treatment.synchronous:
@@ -81,6 +86,17 @@ class Graph:
                 self.followed_by[self._numbers[rank, "S", 0, s]] = t
                 if self.feeds[t]:
                     self.waits_after[t] = self.feeds[t][0]
+
+    def _in_order_of_units(self, slices: int) -> list[tuple[int, int]]:
+        if slices == 1:
+            return []
+        found = []
+        for rank, item in zip(self.ranks, self.passes, strict=True):
+            before = item.slice + (1 if item.kind in DESCENDING_KINDS else -1)
+            earlier = int(before not in range(slices))
+            other = item._replace(slice=before % slices)
+            found.append((self._numbers[_key(rank, other)], earlier))
+        return found
 
     def reversed(self) -> "Graph":
         """Return the graph of the same passes with time running backwards.
@@ -99,6 +115,9 @@ class Graph:
         mirror.own_needs = [tuple(numbers) for numbers in own]
         mirror.comm_needs = [tuple(fed) for fed in self.feeds]
         mirror.feeds = [list(needed) for needed in self.comm_needs]
+        mirror.previous = [*self.previous]
+        for number, (before, earlier) in enumerate(self.previous):
+            mirror.previous[before] = number, earlier
         mirror.waits_after = {}
         mirror.followed_by = {after: before for before, after in self.followed_by.items()}
         mirror.sources = [len(numbers) for numbers in users]

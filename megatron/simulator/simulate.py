@@ -158,8 +158,7 @@ def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
 
 def comm_time(program: Program, costs: Costs, comm: Comm) -> float:
     """Return the time of a communication of ``program``; a bucket takes its share of the cost."""
-    share = program.shares.get(comm)
-    return costs.of_comm(comm, 1 / program.plan.slices if share is None else share)
+    return costs.of_comm(comm, program.shares.get(comm, 1.0), program.plan.slices)
 
 
 class _Walk:
