@@ -16,17 +16,17 @@ simulate-schedule --replicas 64 --parameters 1e9 --replica-bandwidth 50e9 --repl
 
 Flags of a plan have the names that they have in training; their second names mean the same.
 
-Costs may have any unit, and the results have the same. They are those of one pass of one chunk; for
-'auto', which compares schedules, of all chunks of a rank together. If W is given, B is the input
-gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
-the whole backward. If R is given, layers are computed again; without --recompute-ahead that is a
-part of B. 'none' and 'redis' have no passes of the output layer: there only --output-layer adds its
-time, to the last stage.
+Costs may have any unit, and the results have the same unit. A cost is the time of one pass of one
+chunk; for 'auto', which compares schedules, it is the time for all chunks of a rank together. If W
+is given, B is the input gradient, and schedules that do not split the backward run B + W as one
+pass. If W is absent, B is the whole backward. If R is given, layers are computed again; without
+--recompute-ahead B then takes R + B. 'none' and 'redis' have no passes of the output layer: there
+only --output-layer adds its time, to the last stage.
 
 Replicas of the pipeline reduce the gradients of buckets (RG), and with a sharded optimizer each
 updates a part of the parameters (U) and gathers the others (AG). The costs have the time of all
-buckets of a rank together; or RG and AG follow from --parameters and the link. A rank has as many
-parameters in each chunk, and in each vocabulary layer that is split, as in the others.
+buckets of a rank together; or RG and AG follow from --parameters and the link. All chunks of a
+rank, and all vocabulary layers that are split, have equally many parameters.
 """
 
 import json

@@ -4,12 +4,13 @@
     key     = up(norm(latent)) beside a rotated part that all heads share
     value   = up(norm(latent))
 
-``down`` gives a token one narrow vector, its *latent*; ``up`` makes the heads of it. Only a part of
-each query and key is rotated, neighbouring channels together. Values may be narrower than keys. The
-kernels want equal widths, so the narrower ones are filled up with zeros, which changes no result.
+``down`` gives a token one narrow vector, its *latent*; ``up`` forms the heads from it. Only a part
+of each query and key is rotated, neighbouring channels together. Values may be narrower than keys.
+The kernels want equal widths, so the narrower ones are filled up with zeros, which changes no
+result.
 
-The layers down are whole on every tensor-parallel rank, for the tokens that it has outside of
-attention. The layers up are cut by heads. Names and rows are those of Megatron-Core.
+The layers down are whole on every tensor-parallel rank, for the tokens that the rank has outside
+of attention. The layers up are cut by heads. Names and rows are those of Megatron-Core.
 
 Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of attention, h
 hidden, a heads, n channels of a head that do not turn, r channels that do, d = n + r, e channels of

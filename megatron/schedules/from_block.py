@@ -6,6 +6,7 @@ from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.blocks.for_pairs import for_pairs
 from megatron.schedules.blocks.interlaced import interlaced
 from megatron.schedules.blocks.with_slices import units_in_flight, with_slices
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
@@ -29,6 +30,9 @@ EMBEDDINGS: Final = 16
 """Microbatches by which the search for a plan without W may move IF ahead and IB behind. Each
 microbatch takes an activation [n, h] on its rank meanwhile. At p = 32 it held 64 of them for 0.2 %
 of the time."""
+
+STRETCHED: Final = 1.0
+"""Microbatches in flight that pairs may cost where the request has no memory limit."""
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
@@ -86,6 +90,29 @@ def orders_of_block(request: Request, schedule: Schedule) -> Iterator[Plan]:
         block = with_vocabulary(_own_block(request, schedule), treatment, LATE[1])
         sliced = with_slices(block, request.slices)
         yield _recomputing(request, unroll(sliced, request.microbatches))
+
+
+def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Iterator[Plan]:
+    """Yield plans of a schedule whose block is stretched for pairs, if there is memory for them.
+
+    They may hold as much as the memory limit allows, and one microbatch more than the schedule
+    promises without a limit. The passes are placed as if all waits were hidden.
+    """
+    if request.treatment.synchronous:
+        return  # S, T and the barrier between them stand on all ranks at once: no room for pairs
+
+    def block(p: int, m: int, v: int) -> Block:
+        return for_pairs(schedule.block(p, m, v))
+
+    held = max(in_flight(_unrolled(request, replace(schedule, block=block), request.microbatches)))
+    room = promised(request, schedule) + STRETCHED
+    if held > (room if request.memory_limit is None else request.memory_limit):
+        return
+    without = held - request.treatment.delay
+    stretched = replace(schedule, block=block, promise=lambda p, m, v: without)
+    hidden = replace(request, costs=request.costs.without_waits())
+    yield plan_from_block(hidden, stretched, watch)
+    yield from orders_of_block(request, stretched)
 
 
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:

@@ -15,6 +15,7 @@ from megatron.schedules.from_block import (
     plan_from_block,
     plan_within,
     promised,
+    stretched_plans,
 )
 from megatron.schedules.held import in_flight
 from megatron.schedules.pairs import joined
@@ -162,19 +163,22 @@ def _found_joined(request: Request, watch: Watch) -> Found:
 
     The search places passes as if all waits were hidden, because most passes of a plan with pairs
     are in one. It may part passes that the block has side by side, so the order of the block is
-    tried too.
+    tried too, and then the block stretched for pairs (``blocks.for_pairs``). Of plans that end at
+    the same time, the one that holds least is taken.
     """
     hidden = replace(request, costs=request.costs.without_waits())
     found = _found(hidden, watch)
     costs, tried = request.costs, [found.plan]
     if request.traits.compares:
         costs = costs.per_chunk(found.plan.chunks)
-    if found.schedule in SCHEDULES:
-        own = replace(request, schedule=found.schedule, costs=costs)
-        tried.extend(orders_of_block(own, SCHEDULES[found.schedule]))
     limit = max(in_flight(found.plan, request.traits.kept))
-    plans = [joined(p, costs) for p in tried if max(in_flight(p, request.traits.kept)) <= limit]
-    best = min(plans, key=lambda plan: earliest(plan, costs).end)
+    if found.schedule in SCHEDULES:
+        own, schedule = replace(request, schedule=found.schedule, costs=costs), found.schedule
+        tried.extend(orders_of_block(own, SCHEDULES[schedule]))
+        tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
+        tried.extend(stretched_plans(own, SCHEDULES[schedule], watch))
+    plans = [joined(plan, costs) for plan in tried]
+    best = min(plans, key=lambda plan: (earliest(plan, costs).end, max(in_flight(plan))))
     if not best.pairs:
         return _found(request, watch)
     return found._replace(plan=best, bound=None)

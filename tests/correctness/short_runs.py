@@ -65,6 +65,7 @@ class Layout:
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
         exchange: how their attention sees all tokens.
+        neighbours: of them, ranks that exchange heads in two levels.
         experts: ranks e over which experts are spread.
         expert_tensor: ranks etp that share an expert; ``None``: t.
         dispatcher: how tokens come to experts on other ranks.
@@ -88,6 +89,7 @@ class Layout:
     recompute_ahead: int | None = None
     context: int = 1
     exchange: ContextExchange = "all_gather"
+    neighbours: int = 1
     experts: int = 1
     expert_tensor: int | None = None
     dispatcher: Dispatcher = "allgather"
@@ -207,6 +209,7 @@ class Job:
                 sequence_parallel=layout.sequence,
                 context_size=layout.context,
                 context_exchange=layout.exchange,
+                context_heads_size=layout.neighbours,
                 num_seq_splits=layout.slices,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
