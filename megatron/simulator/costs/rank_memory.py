@@ -47,11 +47,7 @@ class RankMemory:
 
 
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
-    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it.
-
-    A slice of a microbatch takes its share of the microbatch's bytes. So keys and values that are
-    kept for later slices count as parts of the activations that they belong to.
-    """
+    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     count, now = memory.count, _at_rest(program.plan, memory, rank)
     n = program.plan.slices
     for step in program.rows[rank]:
