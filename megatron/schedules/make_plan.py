@@ -141,7 +141,7 @@ def _found(request: Request, watch: Watch) -> Found:
     match request.schedule:
         case "file":
             assert request.file is not None
-            wanted = request.ranks, request.microbatches, request.vocabulary
+            wanted = request.ranks, request.microbatches, request.vocabulary, request.slices
             plan = load_plan(request.file, *wanted)
             return Found(
                 plan if request.recompute_ahead is None else with_recomputation(plan), "file"
@@ -187,7 +187,9 @@ def _found_joined(request: Request, watch: Watch) -> Found:
 def _optimum(request: Request, watch: Watch) -> Optimum:
     """Return the shortest plan with one chunk per rank that CP-SAT finds, and its proven bound."""
     limit = request.memory_limit
-    limit = float(request.ranks + request.treatment.delay) if limit is None else limit
+    if limit is None:
+        units = request.ranks + request.treatment.delay + request.slices - 1
+        limit = units / request.slices
     hint = plan_within(request, limit, watch)
     return optimal(hint, request.costs, limit, seconds=request.seconds)
 

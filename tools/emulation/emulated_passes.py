@@ -216,7 +216,7 @@ class EmulatedPasses(PlaceholderPasses):
         if state.raw_gradient_nh is None:
             return merged, None
         number = mix(Pass("T", i), self._place, _number(state), _number(merged))
-        return merged, self._all_tokens(number)
+        return merged, self._all_tokens(i, number)
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
