@@ -8,6 +8,7 @@ the memory is what a dry run says.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
