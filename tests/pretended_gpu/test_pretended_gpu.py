@@ -8,6 +8,7 @@ the memory is what a dry run says.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -158,7 +159,7 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
     "layout",
     [
         Layout(2, "vocab-2", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall"),
-        Layout(2, "none", replicas=2, experts=2),
+        Layout(2, "none", replicas=2, experts=2, recomputation=Recomputation(group=1)),
     ],
     ids=str,
 )
