@@ -159,7 +159,7 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
     "layout",
     [
         Layout(2, "vocab-2", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall"),
-        Layout(2, "none", replicas=2, experts=2),
+        Layout(2, "none", replicas=2, experts=2, recomputation=Recomputation(group=1)),
     ],
     ids=str,
 )
