@@ -53,7 +53,7 @@ class PlanFlags:
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
     num_seq_splits: int | None = flag(None,
         "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",
-        names=("--slices",), unset="1, or those of --schedule-file")
+        names=PLAN_FLAGS["slices"][1:], unset="1, or those of --schedule-file")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "Microbatches of a rank that may be in flight.", COUNT, metavar="MICROBATCHES",
         names=PLAN_FLAGS["memory_limit"][1:], unset="the schedule's")
