@@ -56,6 +56,11 @@ def _check_header(plan: Plan) -> None:
             f"chunk) of {counted(plan.ranks, 'rank')} and {counted(plan.chunks, 'chunk')} exactly "
             "once"
         )
+    if plan.offloaded > plan.chunks:
+        raise ValueError(
+            f"'offloaded {plan.offloaded}' is more than the "
+            f"{counted(plan.chunks, 'chunk')} of a rank: lower it"
+        )
 
 
 def _check_row(plan: Plan, rank: int) -> None:

@@ -32,6 +32,8 @@ class Plan:
         pairs: the rank and the F of every pair. The F is joined with the B that follows it in the
             row: a rank runs both together, and the exchange within the one beside the work of the
             other (``schedules.pairs``).
+        offloaded: number of chunks of every rank whose activations wait on the host between F and
+            backward (``schedules.offload``).
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -41,6 +43,7 @@ class Plan:
     forward_only: bool = False
     looks_ahead: bool = False
     pairs: frozenset[tuple[int, Pass]] = frozenset()
+    offloaded: int = 0
 
     @property
     def ranks(self) -> int:
@@ -88,6 +91,8 @@ class Plan:
             header.append("forward only")
         if self.looks_ahead:
             header.append("looks ahead")
+        if self.offloaded:
+            header.append(f"offloaded {self.offloaded}")
         rows = (f"{rank}: {self.row_text(rank)}" for rank in range(self.ranks))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -130,6 +135,7 @@ class Plan:
             forward_only="forward" in header,
             looks_ahead="looks" in header,
             pairs=frozenset(pairs),
+            offloaded=int(header.get("offloaded", "0")),
         )
 
 
@@ -143,6 +149,7 @@ _HEADER: Final = {
     "vocabulary": re.compile("|".join(_NAMES)),
     "forward": re.compile("only"),
     "looks": re.compile("ahead"),
+    "offloaded": re.compile(r"\d{1,18}"),
 }
 _OLD_HEADER: Final = {
     "barriers": re.compile(r"none|\d+"),
@@ -168,7 +175,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
             f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'forward "
-            "only', or 'looks ahead'"
+            "only', 'looks ahead', or 'offloaded CHUNKS'"
         )
     header[name] = value
 
@@ -237,16 +244,17 @@ def evaluation_plan(plan: Plan) -> Plan:
     """
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
-    return replace(plan, rows=rows, forward_only=True, pairs=frozenset())
+    return replace(plan, rows=rows, forward_only=True, pairs=frozenset(), offloaded=0)
 
 
 def plan_of_one(plan: Plan) -> Plan:
     """Return the plan of the first microbatch alone, with its passes in the same order.
 
-    No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run.
+    No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run. All
+    its activations stay on the device.
     """
     rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
-    return replace(plan, rows=rows, microbatches=1, pairs=frozenset())
+    return replace(plan, rows=rows, microbatches=1, pairs=frozenset(), offloaded=0)
 
 
 def with_recomputation(plan: Plan) -> Plan:
