@@ -33,7 +33,8 @@ class Subject(NamedTuple):
 
     The stream is the activations between layers. With ``documents`` every sample counts as one
     document, which is the most work that documents can make. ``None``: samples are not divided.
-    ``expert_imbalance`` is as in ``DryRun``.
+    ``expert_imbalance`` is as in ``DryRun``. ``offloads``: the bytes that may wait on the host are
+    counted.
     """
 
     model: ModelConfig
@@ -52,6 +53,7 @@ class Subject(NamedTuple):
     expert_imbalance: float
     context_exchange: ContextExchange
     documents: DocumentsConfig | None
+    offloads: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
@@ -79,6 +81,7 @@ class Subject(NamedTuple):
             expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
             context_exchange=parallel.context_exchange,
             documents=documents,
+            offloads=parallel.offloaded is not None,
         )
 
     def grid(self, ranks: int) -> Grid:
