@@ -51,6 +51,9 @@ class PlanFlags:
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
         f"Model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}.", COUNT, metavar="CHUNKS",
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
+    num_seq_splits: int | None = flag(None,
+        "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",
+        names=("--slices",), unset="1, or those of --schedule-file")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "Microbatches of a rank that may be in flight.", COUNT, metavar="MICROBATCHES",
         names=PLAN_FLAGS["memory_limit"][1:], unset="the schedule's")
@@ -87,6 +90,7 @@ def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> R
         "ranks": size.pipeline_model_parallel_size,
         "microbatches": size.microbatches,
         "chunks": plan.num_virtual_stages_per_pipeline_rank,
+        "slices": plan.num_seq_splits,
         "memory_limit": plan.zero_bubble_max_pending_backward,
         "split_backward": plan.split_backward or None,
         "file": plan.schedule_file,
@@ -107,6 +111,7 @@ def _of_file(path: Path | None) -> dict[str, Any]:
         "vocabulary": treatments_of(plan)[0],
         "ranks": plan.ranks,
         "microbatches": plan.microbatches,
+        "slices": plan.slices,
     }
 
 

@@ -16,6 +16,7 @@ from megatron.config.model import ModelFlags
 from megatron.config.offload import OFFLOAD, OffloadFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
+from megatron.config.slices import SliceFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 
@@ -48,11 +49,10 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
-    if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
+    if parallel.context_parallel_size > 1:
         yield (
-            "--tensor-model-parallel-size and --context-parallel-size have collectives within "
-            "passes, and only the host's order keeps those of several groups from waiting for each "
-            "other"
+            "--context-parallel-size shares sequences, and attention over shared sequences has "
+            "never been captured"
         )
     if corpus.reset_position_ids or corpus.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
@@ -60,8 +60,15 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--mtp-num-layers makes the last stage read further embeddings"
     if flags[EightBitFlags].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
+    if flags[SliceFlags].num_seq_splits > 1:
+        yield "--num-seq-splits makes attention of every slice see another number of keys"
     if experts_of(flags) is not None:
         yield "--num-experts makes layers leave losses of their own, which no graph hands over"
+    yield from _obstacles_in_memory(flags)
+
+
+def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
+    """Yield a line on each flag that changes what a pass keeps, after the pass."""
     if flags[RecomputeFlags].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
     if flags[OffloadFlags].cpu_offload:

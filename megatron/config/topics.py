@@ -52,6 +52,7 @@ from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
+from megatron.config.slices import SLICE_RULES, SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
@@ -66,6 +67,7 @@ GROUPS: Final = (
     BalancingFlags,
     ParallelFlags,
     PipelineFlags,
+    SliceFlags,
     TrainFlags,
     PrecisionFlags,
     EightBitFlags,
@@ -100,6 +102,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
+    *SLICE_RULES,
     *EXPERT_RANK_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,

@@ -1,9 +1,8 @@
 """The counts of a dense GPT in closed form: the explorer runs in a browser, which has no torch.
 
-Parameters, products, attention and collectives are the same as in the code, which is counted
-directly for all other models (``training/planning/count``). Activations follow arXiv 2205.05198
-(table 2). All other kernels are only a number of kernels and a sum of bytes. A test shows how close
-these counts are to the code's, and what they leave out.
+Parameters, products, attention and collectives are those of the code, which is counted directly for
+all other models (``training/planning/count``). Activations follow arXiv 2205.05198 (table 2). Other
+kernels are a number and a sum of bytes. A test shows how close these counts are to the code's.
 
 n is the number of tokens, h the hidden size, and u = 2nh the bytes of one activation.
 """
@@ -39,10 +38,7 @@ class DenseGpt(NamedTuple):
 
 
 def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count.RankCount]:
-    """Return the work of every rank of ``plan`` for one microbatch.
-
-    ``layers`` is the number of layers of every stage.
-    """
+    """Return every rank's work for one microbatch; ``layers`` is their number in every stage."""
     n, h = gpt.micro_batch_size * gpt.seq_length, gpt.hidden_size
     u, sharded, found = HALF * n * h, plan.treatment.is_sharded, []
     v = gpt.vocab_size // (plan.ranks if sharded else 1)
@@ -112,11 +108,7 @@ def layer_counts(gpt: DenseGpt, plan: Plan) -> count.Segment:
 
 
 def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int, PassKind, Work]]:
-    """Return the work of every kind of vocabulary pass.
-
-    If the vocabulary layers are not split, the stage and the kind of pass tell where the work is
-    done.
-    """
+    """Return the work of each vocabulary pass, and the stage and pass that do it if it is whole."""
     u, logits, last = HALF * n * h, HALF * n * v, len(plan.stages) - 1
     early, apart = plan.treatment.gradient_pass == "S", plan.treatment.maximum_first
     gradient = (product(n, h, v, written=FULL),)

@@ -1,8 +1,8 @@
-"""From a configuration to the plan of a training iteration: pure Python, the same on every rank.
+"""From a configuration to the plan of a training iteration, which is the same on every rank.
 
 The schedule decides the number of stages. The number of stages decides how many layers each stage
-has. The layers decide the costs of the passes, and the costs decide their order. All of it is known
-before any rank starts; an impossible plan is refused then too.
+has. The layers decide the costs of the passes, and the costs decide the order of the passes. So no
+other rank is needed, and an impossible plan is refused before the ranks meet.
 """
 
 from dataclasses import replace
@@ -28,6 +28,7 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.count.run import uncut
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.race import chosen
 from megatron.training.planning.run_costs import planned_costs, stage_costs
@@ -219,7 +220,9 @@ def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
 
 
 def _one_microbatch(config: RunConfig, request: Request) -> Plan:
-    """Return a schedule's plan of one microbatch, without a search.
+    """Return a schedule's plan of one microbatch, without slices and without a search.
+
+    Costs are those of whole microbatches; a pass of a slice takes its share of them.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
@@ -229,7 +232,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
-    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+    return replace(uncut(one), looks_ahead=config.model.mtp_num_layers > 0)
 
 
 def _check_file(request: Request, recomputation: Recomputation) -> None:
@@ -263,6 +266,7 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
         file=parallel.schedule_file,
         joined=parallel.experts.overlap,
         split_backward=parallel.experts.delays_weights and "split_backward" in traits.options,
+        slices=parallel.num_seq_splits,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 

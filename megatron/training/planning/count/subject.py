@@ -31,10 +31,12 @@ class Subject(NamedTuple):
 
     The plan gives the number of pipeline ranks and the treatment of the vocabulary.
 
-    The stream is the activations between layers. With ``documents`` every sample counts as one
-    document, which is the most work that documents can make. ``None``: samples are not divided.
-    ``expert_imbalance`` is as in ``DryRun``. ``offloads``: the bytes that may wait on the host are
-    counted.
+    Attributes:
+        wide_stream: whether the activations between layers are fp32.
+        documents: every sample counts as one document, which is the most work that documents can
+            make; ``None``: samples are not divided.
+        expert_imbalance: as in ``DryRun``.
+        offloads: whether the bytes that may wait on the host are counted.
     """
 
     model: ModelConfig
@@ -52,6 +54,7 @@ class Subject(NamedTuple):
     experts: ExpertRanks
     expert_imbalance: float
     context_exchange: ContextExchange
+    context_heads_size: int
     documents: DocumentsConfig | None
     offloads: bool = False
 
@@ -80,6 +83,7 @@ class Subject(NamedTuple):
             experts=parallel.experts,
             expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
             context_exchange=parallel.context_exchange,
+            context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offloaded is not None,
         )
@@ -98,6 +102,7 @@ class Subject(NamedTuple):
             context_size=self.context_size,
             expert_size=experts.size,
             given_expert_tensor_size=experts.tensor_size,
+            context_heads_size=self.context_heads_size,
         )
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
