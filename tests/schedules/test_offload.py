@@ -15,7 +15,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import HOST_KINDS, Comm
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.draw.trace import chrome_trace
 from megatron.simulator.simulate import simulate
@@ -78,7 +78,7 @@ def test_copies_are_in_order_and_let_no_pass_wait(
     offloaded = replace(plan, offloaded=min(chunks, plan.chunks))
     check(offloaded)
     plain, program = lower(plan, costs), lower(offloaded, costs)
-    reader = "R" if plan.recomputes else "B"
+    reader: PassKind = "R" if plan.recomputes else "B"
     for rank in range(plan.ranks):
         assert without_copies(program.rows[rank]) == list(plain.rows[rank])
         at = places(program, rank)
