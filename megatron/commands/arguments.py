@@ -53,7 +53,7 @@ class PlanFlags:
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
     num_seq_splits: int | None = flag(None,
         "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",
-        names=("--slices",), unset="1, or those of --schedule-file")
+        names=PLAN_FLAGS["slices"][1:], unset="1, or those of --schedule-file")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "Microbatches of a rank that may be in flight.", COUNT, metavar="MICROBATCHES",
         names=PLAN_FLAGS["memory_limit"][1:], unset="the schedule's")
@@ -67,7 +67,8 @@ class PlanFlags:
     split_backward: bool = flag(False, "Make W a pass of its own.")
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each F with a B that stands beside it, where the plan does not become longer. In a "
-        "pair, each pass works while the other one waits (--waits).")
+        "pair, each pass works while the other one waits (--waits). A rank may hold one "
+        "microbatch more, or as many as the memory limit allows.")
     search_seconds: float | None = flag(None,
         "Time to look for the plan; then the best so far is taken.", NOT_NEGATIVE,
         names=PLAN_FLAGS["seconds"][1:],

@@ -102,4 +102,15 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
+def _equal_shares(flags: Flags) -> Iterator[str]:
+    slices = flags[SliceFlags].num_seq_splits
+    if slices > 1:
+        yield (
+            f"{_SPLITS} {slices}: a dry run gives every slice an equal share of a microbatch's "
+            "time and memory; it counts neither the further launches of shorter passes nor the "
+            "gradients of earlier keys"
+        )
+
+
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _other_axes, _experts)
+SLICES_OF_DRY_RUN: Final[tuple[Rule, ...]] = (_equal_shares,)

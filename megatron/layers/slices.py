@@ -22,6 +22,7 @@ from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
+from megatron.kernels.softmax import statistics_dtype
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class SeenKeys:
     """Keys and values of the slices of one microbatch so far, in the layers of one stage.
 
     While the backward runs, it also holds the gradients that later slices have left for keys and
-    values of earlier ones, in the type of activations.
+    values of earlier ones. Their sums are statistics, so that each is rounded once.
     """
 
     def __init__(self) -> None:
@@ -96,12 +97,13 @@ class SeenKeys:
         left_2bsgd = self._left_2bsgd.pop(layer, None)
         if left_2bsgd is not None:
             of_slice = left_2bsgd[:, :, part.first : part.end]
-            own = [mine + later for mine, later in zip(own, of_slice, strict=True)]
+            own = [(later + mine).to(mine.dtype) for mine, later in zip(own, of_slice, strict=True)]
         if part.first == 0:
             return tuple(own)
         if left_2bsgd is None:
             b, _, g, d = grads[0].shape
-            left_2bsgd = grads[0].new_zeros(2, b, part.first, g, d)
+            wide = statistics_dtype(grads[0].dtype)
+            left_2bsgd = grads[0].new_zeros(2, b, part.first, g, d, dtype=wide)
         for left_bsgd, grad_bsgd in zip(left_2bsgd, earlier, strict=True):
             left_bsgd[:, part.first - grad_bsgd.shape[1] : part.first] += grad_bsgd
         self._left_2bsgd[layer] = left_2bsgd

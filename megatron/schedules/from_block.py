@@ -98,8 +98,8 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
     They may hold as much as the memory limit allows, and one microbatch more than the schedule
     promises without a limit. The passes are placed as if all waits were hidden.
     """
-    if request.treatment.synchronous:
-        return  # S, T and the barrier between them stand on all ranks at once: no room for pairs
+    if request.treatment.synchronous or request.slices > 1:
+        return  # a pair would part S from T, or delay the next slice
 
     def block(p: int, m: int, v: int) -> Block:
         return for_pairs(schedule.block(p, m, v))

@@ -50,7 +50,7 @@ class Request:
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
-            shorter plan.
+            shorter plan, and a request for pairs may too.
         split_backward: make W a separate pass even if the schedule itself does not split it off.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
@@ -59,6 +59,7 @@ class Request:
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
         quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
         joined: whether to join each F with a B beside it, where the plan does not become longer.
+            Without a memory limit a rank may hold one microbatch more for it.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
-from correctness.joined_jobs import config_of, file_of
+from correctness.joined_jobs import config_of, counted_turns, file_of
 from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
 from correctness.short_runs import Layout
 from correctness.test_expert_ranks import MODELS, job_of
@@ -15,7 +14,6 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 
 from megatron.config.run_config import RunConfig
-from megatron.parallel.turns import Turns
 from megatron.training.planning.run_plan import make_run_plan
 
 LAYOUTS = [
@@ -31,6 +29,7 @@ LAYOUTS = [
             recomputation=WHOLE, sharded=True, overlap=True,
         ),
     ),
+    ("deepseek", Layout(2, "none", replicas=2, experts=2, dispatcher="alltoall")),
     full("qwen2", Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")),
 ]  # fmt: skip
 
@@ -39,17 +38,9 @@ def switched(
     rank: int, world_size: int, *, config: RunConfig, batches: Batches
 ) -> tuple[RankRun, int]:
     """Train; also count how often a pass has handed over to one that was not over."""
-    count = 0
-    hand_over = Turns.hand_over
-
-    def counted(self: Turns) -> None:
-        nonlocal count
-        count += not all(self._over)
-        hand_over(self)
-
-    with patch.object(Turns, "hand_over", counted):
+    with counted_turns() as turns:
         run = train_on_rank(rank, world_size, config=config, batches=batches)
-    return run, count
+    return run, turns()
 
 
 def same(one: Pieces, other: Pieces) -> bool:

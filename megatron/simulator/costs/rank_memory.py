@@ -3,6 +3,10 @@
 A count says how many bytes a pass leaves behind, frees, and needs while it runs. A rank always
 holds some bytes; at any moment it also holds the bytes that all passes and communications so far
 have left behind, and the bytes that the present pass needs.
+
+Counts are of whole microbatches. If microbatches are cut into n slices, a pass of a slice counts as
+an n-th. What slices need in addition is not counted: a buffer of gradients of keys and values, and
+the part of the buffer of keys and values that later slices of the microbatch will fill.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,13 +47,9 @@ class RankMemory:
 
 
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
-    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it.
-
-    A slice of a microbatch takes its share of the microbatch's bytes. So keys and values that are
-    kept for later slices count as parts of the activations that they belong to.
-    """
+    """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     count, now = memory.count, _at_rest(program.plan, memory, rank)
-    share = 1 / program.plan.slices
+    n = program.plan.slices
     for step in program.rows[rank]:
         if isinstance(step, Run):
             own = _of_step(count, step)
@@ -60,8 +60,8 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
         else:
             known = count.begun if isinstance(step, Start) else count.ended
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
-        yield now + share * own.peak, now + share * own.left
-        now += share * own.left
+        yield now + own.peak / n, now + own.left / n
+        now += own.left / n
 
 
 def _of_copy(plan: Plan, count: RankCount, step: Start | Wait) -> PassCount:

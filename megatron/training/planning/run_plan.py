@@ -93,8 +93,9 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
         note = (
             "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
             f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
-            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, and needs a known GPU to tell "
-            "what they hide"
+            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, others hide more if "
+            "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "
+            "known GPU to tell what pairs hide"
         )
         config = replace(config, notes=(*config.notes, note))
     if not config.alternatives or run_plan.treatment is None:
