@@ -15,8 +15,8 @@ from megatron.schedules.plan import Plan
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/simulate.py"
 KEYS = [
-    *("schedule", "taken", "vocab", "p", "m", "replicas", "iteration_time", "idle", "bubble_rate"),
-    *("peak_in_flight", "peak_bytes", "hidden", "rows"),
+    *("schedule", "taken", "vocab", "p", "m", "slices", "replicas", "iteration_time", "idle"),
+    *("bubble_rate", "peak_in_flight", "peak_bytes", "hidden", "rows"),
 ]
 
 
