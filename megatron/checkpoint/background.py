@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """Runs work on a thread; there is at most one piece at a time."""
+    """Runs work on a thread, one piece of work at a time."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

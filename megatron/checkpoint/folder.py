@@ -238,7 +238,7 @@ def problem_of(
 ) -> str | None:
     """Return the first fault of a checkpoint; ``None``: there is no fault.
 
-    The arguments are those of ``problems``.
+    The arguments are as in ``problems``.
     """
     try:
         return next(problems(folder, names, sizes_only=sizes_only, threads=threads), None)

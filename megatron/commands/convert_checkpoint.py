@@ -10,8 +10,8 @@ checkpoint of iteration 0 that any layout starts from, with --load CHECKPOINTS -
 --use-checkpoint-args; it prints these flags. An export takes the checkpoint of any layout; no
 padding of the vocabulary leaves. Tensors go through one by one, so that memory holds one file's.
 
-CORE is a checkpoint of Megatron-Core in the format torch_dist. It tells the flags of its model;
-what it does not, and the vocabulary without its padding, is given in the words of pretrain_gpt.py.
+CORE is a checkpoint of Megatron-Core in the format torch_dist. Flags of the model that it does not
+tell, and the size of the vocabulary without padding, are given by the flags of pretrain_gpt.py.
 """
 
 import time

@@ -7,8 +7,8 @@ Every picture compares equal work: the vocabulary's layers on the first and the 
 same layers as passes of all ranks. The output layer is that of V = 256k at hidden size 4096,
 sequence length 2048 and 4 transformer layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv
 2411.05288, section 2), or 1.2 stages. F, B and W of a rank's transformer layers take one unit
-each. Communications and the input layer are free, but for the first picture, 1f1b_vocab, where
-they can be seen.
+each. Communications and the input layer are free, except in the first picture, 1f1b_vocab,
+which shows them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

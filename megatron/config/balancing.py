@@ -29,7 +29,7 @@ class BalancingFlags:
         "choices themselves. none: nothing, or only --moe-router-enable-expert-bias.",
         idle_without=_EXPERTS)
     moe_aux_loss_coeff: tuple[float, ...] = flag((0.0,),
-        "Coefficient of that loss; of several losses, one for each.", NOT_NEGATIVE,
+        "Coefficient of the balancing loss; of several losses, one for each.", NOT_NEGATIVE,
         idle_without=_EXPERTS)
     moe_z_loss_coeff: float = flag(0.0,
         "Coefficient of the router's mean squared log-partition, which keeps its logits small.",
@@ -38,7 +38,8 @@ class BalancingFlags:
         "A bias of every expert joins the scores for the choice, not for the weights; after every "
         "iteration it grows for experts with few tokens and shrinks for the others.",
         idle_without=_EXPERTS)
-    moe_router_bias_update_rate: float = flag(1e-3, "Change of that bias after an iteration.",
+    moe_router_bias_update_rate: float = flag(1e-3,
+        "Change of an expert's bias after an iteration.",
         NOT_NEGATIVE, idle_without="--moe-router-enable-expert-bias")
     moe_router_force_load_balancing: bool = flag(False,
         "For benchmarks: random logits take the place of the router's, so that all experts have "
@@ -48,7 +49,7 @@ class BalancingFlags:
         "1 + EPS.", SHARE, metavar="EPS", idle_without=_EXPERTS)
     moe_expert_capacity_factor: float | None = flag(None,
         "An expert takes this many times the mean number of tokens of an expert in a microbatch; "
-        "choices beyond that add nothing.", POSITIVE, unset="an expert takes all that choose it",
+        "choices beyond that add nothing.", POSITIVE, unset="no limit",
         idle_without=_EXPERTS)
     moe_token_drop_policy: DropPolicy = flag("probs",
         "Which choices a full expert keeps: those with the largest weights, or the first ones "

@@ -32,10 +32,10 @@ class DataFlags:
 
     data_path: tuple[str, ...] = flag((),
         "Prefix of a .bin and .idx file. Or several prefixes, with a weight before each.",
-        unset="required but for --dry-run and --mock-data", metavar="[WEIGHT] PREFIX ...")
+        unset="required, except with --dry-run or --mock-data", metavar="[WEIGHT] PREFIX ...")
     mock_data: bool = flag(False,
-        "Train on made-up documents, whose tokens only count up. No data is needed, and of the "
-        "tokenizer only --vocab-size.", excludes="--data-path")
+        "Train on made-up documents, whose tokens only count up. This needs no data and no "
+        "tokenizer, only --vocab-size.", excludes="--data-path")
     split: str = flag("969,30,1", "Shares of the documents for training, validation and test.",
         idle_with=OWN_PATHS)
     data_cache_path: Path | None = flag(None, "Folder where the indices of samples are kept.",

@@ -41,22 +41,23 @@ class EightBitFlags:
 
     fp8_format: Format | None = flag(None,
         "Multiply in 8 bits in the linear layers of attention and MLP. hybrid: inputs and weights "
-        "in e4m3, gradients in e5m2; e4m3: all three in e4m3.",
-        unset="no product is", needs="--bf16",
+        "in e4m3 (4 bits of exponent, 3 of mantissa), gradients in e5m2; e4m3: inputs, weights "
+        "and gradients in e4m3.",
+        unset="16 bits", needs="--bf16",
         lack="is for activations in bf16, as in Megatron", excludes="--multi-latent-attention")
     fp8_recipe: Recipe = flag("delayed",
-        "What scales are formed from. delayed: the largest magnitudes of earlier iterations; "
-        "tensorwise: each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of it.",
+        "Source of the scales. delayed: the largest magnitudes of earlier iterations; tensorwise: "
+        "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor.",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
         "What multiplies in 8 bits: PyTorch (local), or the package Transformer Engine. Only the "
         "package has scales of blocks.", idle_without=FORMAT)
-    fp8_margin: int = flag(0, "Power of two by which delayed scales are smaller.", NOT_NEGATIVE,
+    fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", NOT_NEGATIVE,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_compute_algo: Literal["most_recent", "max"] = flag("most_recent",
-        "What a delayed scale follows from. most_recent: the last iteration's largest magnitude; "
+        "Magnitude that decides a delayed scale. most_recent: the largest of the last iteration; "
         "max: the largest of --fp8-amax-history-len iterations.",
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     no_fp8_wgrad: bool = flag(False,

@@ -52,7 +52,7 @@ class ExpertFlags:
         idle_without=_EXPERTS, idle_with="--moe-router-score-function sigmoid")
     moe_router_num_groups: int | None = flag(None,
         "Groups of experts; a token chooses from the best --moe-router-group-topk of them.", COUNT,
-        unset="all experts are in one", idle_without=_EXPERTS, needs="--moe-router-group-topk")
+        unset="one group", idle_without=_EXPERTS, needs="--moe-router-group-topk")
     moe_router_group_topk: int | None = flag(None, "Groups that a token may choose from.", COUNT,
         unset="all of them", idle_without=_EXPERTS, needs="--moe-router-num-groups")
     moe_router_group_best: int | None = flag(None,
@@ -67,14 +67,15 @@ class ExpertFlags:
         "Width of an expert that all tokens pass.", WIDTH, unset="there is none",
         idle_without=_EXPERTS)
     moe_shared_expert_gate: bool = flag(False,
-        "A sigmoid of the token multiplies what that expert returns.", idle_without=_EXPERTS,
+        "A sigmoid of the token multiplies the output of the shared expert.", idle_without=_EXPERTS,
         needs=_SHARED)
     moe_use_upcycling: bool = flag(False,
         "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
         "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
         idle_without=_EXPERTS, needs="--load")
     moe_upcycling_granularity: int = flag(1,
-        "With --moe-use-upcycling: parts of an MLP; each expert begins as one of them.", COUNT,
+        "With --moe-use-upcycling: parts into which an MLP is cut; an expert begins as one part.",
+        COUNT,
         idle_without="--moe-use-upcycling")
     expert_model_parallel_size: int = flag(1,
         "Ranks over which the experts of a layer are spread, each with equally many. They are "

@@ -47,11 +47,10 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
-    if parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1:
+    if parallel.context_parallel_size > 1:
         yield (
-            "--tensor-model-parallel-size and --context-parallel-size have collectives within "
-            "passes, and only the host's order keeps those of several groups from waiting for each "
-            "other"
+            "--context-parallel-size shares sequences, and attention over shared sequences has "
+            "never been captured"
         )
     if corpus.reset_position_ids or corpus.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"

@@ -16,24 +16,24 @@ class LatentFlags:
     """Multi-latent attention of DeepSeek-V2 and V3."""
 
     multi_latent_attention: bool = flag(False,
-        "Make the queries, keys and values of a token's heads of a narrow vector of the token. "
-        "Needs --position-embedding-type rope. --qk-layernorm normalises these vectors.",
+        "Form the queries, keys and values of all heads from narrow vectors of the token. "
+        "--qk-layernorm normalises these vectors.",
         needs="--position-embedding-type rope",
         lack="rotates a part of queries and keys, so it has no other positions",
         excludes="--group-query-attention or --softmax-type learnable or "
         "--softmax-type off-by-one or --qk-layernorm-across-heads")
-    q_lora_rank: int | None = flag(None, "Width of the vector of which queries are made.", WIDTH,
-        unset="queries are one product of the layer's input", idle_without=_LATENT)
-    kv_lora_rank: int = flag(32, "Width of the vector of which keys and values are made.", WIDTH,
-        idle_without=_LATENT)
+    q_lora_rank: int | None = flag(None, "Width of the vector from which queries are formed.",
+        WIDTH, unset="queries are formed from the layer's input", idle_without=_LATENT)
+    kv_lora_rank: int = flag(32, "Width of the vector from which keys and values are formed.",
+        WIDTH, idle_without=_LATENT)
     qk_head_dim: int = flag(128, "Channels of a head's queries and keys that RoPE does not turn.",
         WIDTH, idle_without=_LATENT)
     qk_pos_emb_head_dim: int = flag(64,
         "Channels of a head's queries and keys that RoPE turns, neighbours together. All heads "
-        "share those of the keys.", WIDTH, idle_without=_LATENT)
+        "share one set of these channels for keys.", WIDTH, idle_without=_LATENT)
     v_head_dim: int = flag(128, "Channels of a head's values.", WIDTH, idle_without=_LATENT)
     latent_norm_epsilon: float | None = flag(None,
-        "Epsilon of the norms of these vectors.", POSITIVE, unset="--norm-epsilon",
+        "Epsilon of the norms of the narrow vectors.", POSITIVE, unset="--norm-epsilon",
         idle_without=_LATENT)
 # fmt: on
 

@@ -54,7 +54,7 @@ class LayerFlags:
         unset="the width of a head")
     rotary_base_local: int | None = flag(None,
         "RoPE theta of the layers with a window; their frequencies are not scaled.", up_to(10**12),
-        unset="that of all layers", needs="--window-size", idle_without=_ROPE)
+        unset="theta of all layers", needs="--window-size", idle_without=_ROPE)
     rotary_seq_len_interpolation_factor: int = flag(1,
         "Number by which RoPE divides positions.", COUNT,
         idle_without=_ROPE)
@@ -82,10 +82,11 @@ class LayerFlags:
         "MLP gated by x sigmoid(1.702 x), an approximation of GELU, instead of GELU.",
         excludes="--swiglu or --squared-relu or --geglu")
     activation_func_clamp_value: float | None = flag(None,
-        "Let the gate of --quick-geglu be at most this number, and what it multiplies no further "
-        "from 0, as in GPT-OSS.", POSITIVE, unset="no limit", needs="--quick-geglu")
+        "With --quick-geglu: the gate is at most this number, and the half that the gate "
+        "multiplies lies between minus and plus this number, as in GPT-OSS.", POSITIVE,
+        unset="no limit", needs="--quick-geglu")
     glu_linear_offset: float = flag(0.0,
-        "Add this number to what the gate of --quick-geglu multiplies, as in GPT-OSS.",
+        "Add this number to the half that the gate of --quick-geglu multiplies, as in GPT-OSS.",
         needs="--quick-geglu")
     embed_layernorm: bool = flag(False, "Normalise the word embeddings.")
     embedding_multiplier: float = flag(1.0, "Factor of the word embeddings.", POSITIVE,

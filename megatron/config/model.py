@@ -37,7 +37,7 @@ class ModelFlags:
     num_attention_heads: int = required("Query heads.", WIDTH)
     seq_length: int = required("Tokens per sample.", LENGTH)
     max_position_embeddings: int | None = flag(None,
-        "Rows of the learned position table: the longest sequence that it has positions for.",
+        "Rows of the learned position table, and so the longest sequence that has positions.",
         LENGTH, unset="--seq-length")
     ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
         unset="4 x hidden; with a gated MLP 8/3 x hidden in multiples of 64")
@@ -50,7 +50,8 @@ class ModelFlags:
     position_embedding_type: PositionEmbedding = flag("learned_absolute",
         "learned_absolute: a learned table; rope: rotated queries and keys; alibi: scores that "
         "fall with distance; none: nothing.")
-    rotary_base: int = flag(10000, "RoPE theta.", up_to(10**12), idle_without=_ROPE)
+    rotary_base: int = flag(10000, "Base of RoPE's frequencies (theta).", up_to(10**12),
+        idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
     rotary_interleaved: bool = flag(False,
@@ -68,14 +69,14 @@ class ModelFlags:
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
     squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
         excludes="--swiglu")
-    qk_layernorm: bool = flag(False, "Normalise queries and keys per head; with "
-        "--multi-latent-attention the vectors that they are made of.")
+    qk_layernorm: bool = flag(False, "Normalise queries and keys per head. With "
+        "--multi-latent-attention: normalise the narrow vectors from which they are formed.")
     qk_layernorm_across_heads: bool = flag(False,
         "Normalise queries and keys over the channels of all heads at once, as OLMoE does.",
         needs="--qk-layernorm")
     disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
     add_qkv_bias: bool = flag(False,
-        "Give queries, keys and values biases, also with --disable-bias-linear.",
+        "Add biases to queries, keys and values, also with --disable-bias-linear.",
         idle_without="--disable-bias-linear", idle_with=_LATENT)
     untie_embeddings_and_output_weights: bool = flag(False,
         "Give the output layer a matrix of its own, instead of the embedding's.")

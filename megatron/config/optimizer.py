@@ -75,9 +75,9 @@ class OptimizerFlags:
     weight_decay_incr_style: IncreaseStyle = flag("constant",
         "How the weight decay goes from --start-weight-decay to --end-weight-decay over the run.")
     start_weight_decay: float | None = flag(None, "Weight decay of the first step.", NOT_NEGATIVE,
-        unset="required if it is not constant")
+        unset="required, except with --weight-decay-incr-style constant")
     end_weight_decay: float | None = flag(None, "Weight decay at the end.", NOT_NEGATIVE,
-        unset="required if it is not constant")
+        unset="required, except with --weight-decay-incr-style constant")
     optimizer: Literal["adam", "sgd", "muon"] = flag("adam",
         "adam: Adam with decoupled weight decay. sgd: SGD with momentum; the weight decay is "
         "added to the gradient. muon: Muon for the matrices of the layers, Adam for all other "

@@ -7,7 +7,6 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.data import CorpusFlags
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import LayerFlags, sound_model
 from megatron.config.log import LogFlags
@@ -179,25 +178,13 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
 
 
 def _passed_on(flags: Flags) -> Iterator[str]:
-    """Yield a message for everything that attention along a ring lacks."""
-    parallel, layers = flags[ParallelFlags], flags[LayerFlags]
-    if parallel.context_parallel_size == 1 or parallel.cp_comm_type != "p2p":
-        return
-    model, corpus = flags[ModelFlags], flags[CorpusFlags]
-    lacking = {
-        f"--attention-dropout {model.attention_dropout}": model.attention_dropout,
-        f"--window-size {layers.window_size}": layers.window_size,
-        f"--attn-logit-softcapping {layers.attn_logit_softcapping}": layers.attn_logit_softcapping,
-        "--position-embedding-type alibi": model.position_embedding_type == "alibi",
-        "--reset-attention-mask": corpus.reset_attention_mask,
-    }
-    for words, is_asked in lacking.items():
-        if is_asked:
-            yield (
-                f"{words} with --cp-comm-type p2p: attention along a ring has only scaled "
-                "products, and whole samples; leave one of them out, or choose --cp-comm-type "
-                "all_gather or a2a"
-            )
+    parallel, dropout = flags[ParallelFlags], flags[ModelFlags].attention_dropout
+    if parallel.context_parallel_size > 1 and parallel.cp_comm_type == "p2p" and dropout:
+        yield (
+            f"--attention-dropout {dropout} with --cp-comm-type p2p: a ring forms the "
+            "probabilities part by part, and would have to keep what every part has dropped; use "
+            "--attention-dropout 0, or choose --cp-comm-type all_gather or a2a"
+        )
 
 
 CONTEXT_RULES = (_sequence, _next_tokens, _exchanged_heads, _passed_on)

@@ -30,7 +30,7 @@ class PrecisionFlags:
         "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
         "fp32.", excludes="--bf16")
     loss_scale: float | None = flag(None, "A loss scale that never changes.", POSITIVE,
-        unset="one that changes", idle_without=_FP16)
+        unset="a scale that changes", idle_without=_FP16)
     initial_loss_scale: float = flag(2.0**32, "The first loss scale.", POSITIVE,
         idle_without=_FP16, idle_with=_CONSTANT)
     min_loss_scale: float = flag(1.0, "The least loss scale.", POSITIVE, idle_without=_FP16,

@@ -32,7 +32,7 @@ class RecomputeFlags:
     recompute_granularity: Literal["selective", "full"] | None = flag(None,
         "full: whole layers are computed again, in groups, from the input of each group. "
         "selective: only the parts of each layer that --recompute-modules names.",
-        unset="nothing is")
+        unset="no recomputation")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
         "projections; mla_up_proj: the heads of multi-latent attention; layernorm: the two norms; "

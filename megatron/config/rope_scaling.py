@@ -41,12 +41,13 @@ class RopeScalingFlags:
         "YaRN divides the frequencies with this many turns or fewer by --rotary-scaling-factor.",
         POSITIVE, idle_without=_YARN, idle_with=_OTHERS)
     mscale: float = flag(1.0,
-        "YaRN lengthens what turns by 1 + 0.1 m log(--rotary-scaling-factor), with this m.",
+        "YaRN multiplies the channels that RoPE turns by 1 + 0.1 m log(--rotary-scaling-factor), "
+        "with this m.",
         NOT_NEGATIVE, idle_without=_YARN, idle_with=_OTHERS)
     mscale_all_dim: float = flag(0.0,
-        "YaRN divides that length by the same formula, with this m. Multi-latent attention "
-        "multiplies all scores by the square of the divisor, whatever --rope-type is, as "
-        "Megatron-Core does.", NOT_NEGATIVE, idle_without=_YARN)
+        "YaRN divides the factor of --mscale by the same formula, with this m. Multi-latent "
+        "attention multiplies all scores by the square of the divisor, whatever --rope-type is, "
+        "as Megatron-Core does.", NOT_NEGATIVE, idle_without=_YARN)
     yarn_exact_range: bool = flag(False,
         "YaRN's interpolation between the two kinds of frequencies begins and ends between "
         "channels; otherwise its ends are rounded outwards.", idle_without=_YARN,

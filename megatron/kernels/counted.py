@@ -25,7 +25,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
-from megatron.kernels.reference.partial_attention import knows_flash
+from megatron.kernels.reference.partial_attention import AttentionPart, knows_flash
 from megatron.kernels.reference.sink_attention import knows_sinks, sink_attention
 from megatron.kernels.scores import Scores
 
@@ -89,8 +89,8 @@ class _CountedKernels(CudaKernels):
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
 
-    def _flashes(self, q_basd: Tensor) -> bool:
-        return knows_flash(q_basd)
+    def _flashes(self, part: AttentionPart) -> bool:
+        return knows_flash(part)
 
     def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
         is_there = find_spec(_PACKED_ATTENTION) is not None

@@ -53,11 +53,8 @@ def context_attention(
         sinks_a: see ``Kernels.causal_attention``.
     """
     if context.exchange == "p2p":
-        assert scores.are_products, "config refuses others"
-        assert documents is None, "config refuses documents"
         assert not dropout, "config refuses dropout"
-        scale = scores.scale_of(q_buad.shape[-1])
-        return ring_attention(kernels, context, q_buad, k_bugd, v_bugd, scale, sinks_a)
+        return ring_attention(kernels, context, q_buad, k_bugd, v_bugd, scores, documents, sinks_a)
     if context.exchange == "a2a":
         all_heads = apply_all(_Exchanged, context, True, q_buad, k_bugd, v_bugd)
         share = all_heads[0].shape[2]

@@ -1,6 +1,6 @@
 """Multi-latent attention (arXiv 2405.04434, section 2.1; 2412.19437, section 2.1.1).
 
-    query   = up(norm(down(x))), or without a rank for queries one product of x
+    query   = up(norm(down(x))), or one product of x (without --q-lora-rank)
     key     = up(norm(latent)) beside a rotated part that all heads share
     value   = up(norm(latent))
 

@@ -1,8 +1,8 @@
-"""A norm that is computed directly as a factor: in the form that a linear layer multiplies.
+"""A norm whose result is directly a *factor*: the form of its input that a linear layer multiplies.
 
-The factor may be 8 bits, for example. The norm in 16 bits is then neither written nor read. The
+The factor may be in 8 bits, for example. The norm in 16 bits is then neither written nor read. The
 linear layer gets the factor, and a placeholder of the norm's shape for autograd. In the backward
-one pass adds the norm's gradient to the gradient of the residual stream.
+one kernel adds the norm's gradient to the gradient of the residual stream.
 
 Shapes: ``...`` any leading dimensions, n their product, h hidden.
 """

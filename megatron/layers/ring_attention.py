@@ -8,24 +8,34 @@ anything, and they see both chunks. So all steps but the first have the same wor
 the first needs a mask. The parts of the softmax are put together by their logarithms of sums
 (arXiv 2310.01889).
 
-The backward goes around once more. Gradients of keys and values travel with them, and the last hop
-brings the gradients home.
+Windows and documents hide keys, and then ``ring_pieces`` says which squares of queries and keys are
+left. Keys and values skip the steps in which no rank needs them: they travel several places at once
+to the next step that has work.
+
+The backward goes around once more. Gradients of keys and values travel with them, in the type of
+statistics, so that the sum over all ranks is rounded once. The last hop brings the gradients home.
 
 Shapes: b batch, u tokens of a rank, a query heads, g key/value heads, d channels of a head; 2: keys
 and values.
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart
+from megatron.kernels.scores import Scores
 from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
+from megatron.layers.ring_pieces import Piece, RingSight
 from megatron.parallel.context import ContextParallel
+from megatron.parallel.lanes import Done, Pending
 
 
 def ring_attention(
@@ -34,7 +44,8 @@ def ring_attention(
     q_buad: Tensor,
     k_bugd: Tensor,
     v_bugd: Tensor,
-    scale: float,
+    scores: Scores,
+    documents: Documents | None = None,
     sinks_a: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention of this rank's queries to all keys, [b, u, a, d].
@@ -45,11 +56,13 @@ def ring_attention(
         q_buad: queries of this rank's tokens, rotated by the tokens' true positions.
         k_bugd: keys of this rank's tokens, rotated in the same way.
         v_bugd: values of this rank's tokens.
-        scale: factor of the products of queries and keys.
+        scores: see ``Kernels.causal_attention``.
+        documents: of whole samples; see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, scale
+    sight = RingSight(context.rank, context.size, q_buad.shape[1], scores, documents)
+    given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, sight
     return apply(_RingAttention, *given).transpose(1, 2)
 
 
@@ -62,74 +75,103 @@ class _RingAttention(torch.autograd.Function):
         sinks_a: Tensor | None,
         kernels: Kernels,
         context: ContextParallel,
-        scale: float,
+        sight: RingSight,
     ) -> Tensor:
-        wide = statistics_dtype(q_baud.dtype)
-        coming = context.pass_on(own_2bgud)
-        own = _part(q_baud, own_2bgud, scale, is_causal=True)
-        first_baud, log_bau = kernels.attend_to_part(own)
-        out_baud = first_baud.to(wide)
-        for step in range(1, context.size):
-            seen_2bgud = coming.wait()
-            if step + 1 < context.size:
-                coming = context.pass_on(seen_2bgud)
-            queries, keys = _seeing(context, step, q_baud.shape[2])
-            part = _part(q_baud[:, :, queries], seen_2bgud[..., keys, :], scale)
-            whole = Attended(out_baud[:, :, queries], log_bau[:, :, queries])
-            _put_together(whole, kernels.attend_to_part(part))
+        whole = None
+        for step, seen_2bgud in _rounds(context, sight, own_2bgud):
+            for piece in sight.pieces(step):
+                attended = kernels.attend_to_part(_part(piece, q_baud, seen_2bgud, sight))
+                whole = _with(whole, attended, piece, sight)
+            del seen_2bgud  # the next keys may take its memory
+        assert whole is not None, "every query sees its own key"
+        out_baud, log_bau = whole
         if sinks_a is not None:
             out_baud, log_bau = with_sinks(out_baud, log_bau, sinks_a)
         narrow_baud = out_baud.to(q_baud.dtype)
         ctx.save_for_backward(q_baud, own_2bgud, narrow_baud, log_bau, sinks_a)
-        ctx.kernels, ctx.context, ctx.scale = kernels, context, scale
+        ctx.kernels, ctx.context, ctx.sight = kernels, context, sight
         return narrow_baud
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_baud: Tensor) -> tuple[Tensor | None, ...]:
         q_baud, own_2bgud, out_baud, log_bau, sinks_a = ctx.saved_tensors
-        kernels, context, scale = ctx.kernels, ctx.context, ctx.scale
-        wide = statistics_dtype(q_baud.dtype)
-        coming = context.pass_on(own_2bgud)
-        own, whole = _part(q_baud, own_2bgud, scale, is_causal=True), Attended(out_baud, log_bau)
-        first, *both = kernels.gradients_of_part(own, whole, grad_baud)
-        q_grad_baud, sum_2bgud = first.to(wide), torch.stack(both)
-        for step in range(1, context.size):
-            seen_2bgud = coming.wait()
-            coming_sum = context.pass_on(sum_2bgud)
-            if step + 1 < context.size:
-                coming = context.pass_on(seen_2bgud)
-            queries, keys = _seeing(context, step, q_baud.shape[2])
-            part = _part(q_baud[:, :, queries], seen_2bgud[..., keys, :], scale)
-            whole = Attended(out_baud[:, :, queries], log_bau[:, :, queries])
-            more, *both = kernels.gradients_of_part(part, whole, grad_baud[:, :, queries])
-            q_grad_baud[:, :, queries] += more
+        kernels, context, sight = ctx.kernels, ctx.context, ctx.sight
+        whole, wide = Attended(out_baud, log_bau), statistics_dtype(q_baud.dtype)
+        q_grad_baud = torch.zeros_like(q_baud, dtype=wide)
+        coming_sum: Pending[Tensor] = Done(torch.zeros_like(own_2bgud, dtype=wide))
+        rounds = _rounds(context, sight, own_2bgud)
+        for (step, seen_2bgud), places in zip(rounds, _moves(sight), strict=True):
+            made = []
+            for piece in sight.pieces(step):
+                own, own_grad = _of_queries(whole, piece), grad_baud[:, :, piece.queries]
+                more, *both = kernels.gradients_of_part(
+                    _part(piece, q_baud, seen_2bgud, sight), own, own_grad
+                )
+                q_grad_baud[:, :, piece.queries] += more
+                made.append((piece.keys, torch.stack(both)))
+            del seen_2bgud
             sum_2bgud = coming_sum.wait()
-            sum_2bgud[..., keys, :] += torch.stack(both)
-        kv_grad_2bgud = context.pass_on(sum_2bgud).wait()
+            for keys, more_2bgkd in made:
+                sum_2bgud[..., keys, :] += more_2bgkd
+            coming_sum = context.pass_on(sum_2bgud, places) if places else Done(sum_2bgud)
+        kv_grad_2bgud = coming_sum.wait().to(own_2bgud.dtype)
         sinks_grad_a = None
         if sinks_a is not None:
             sinks_grad_a = sinks_gradient(grad_baud, out_baud, log_bau, sinks_a)
         return q_grad_baud.to(q_baud.dtype), kv_grad_2bgud, sinks_grad_a, None, None, None
 
 
-def _seeing(context: ContextParallel, step: int, tokens: int) -> tuple[slice, slice]:
-    """Return the queries of this rank that see keys in a step after the first, and those keys."""
-    chunk = tokens // 2
-    if step <= context.rank:  # the keys are of the lower rank ``rank - step``
-        return slice(0, tokens), slice(0, chunk)
-    return slice(chunk, tokens), slice(0, tokens)
+def _moves(sight: RingSight) -> list[int]:
+    """Return for every step how many places keys travel to the next one, at last how many home."""
+    *_, last = sight.steps
+    between = [after - before for before, after in pairwise(sight.steps)]
+    return [*between, (sight.size - last) % sight.size]
 
 
-def _part(
-    q_baud: Tensor, keys_2bgud: Tensor, scale: float, *, is_causal: bool = False
-) -> AttentionPart:
-    k_bgud, v_bgud = keys_2bgud.unbind()
-    return AttentionPart(q_baud, k_bgud, v_bgud, is_causal, scale)
+def _rounds(
+    context: ContextParallel, sight: RingSight, own_2bgud: Tensor
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield each step with its keys and values; those of the next step travel meanwhile."""
+    *moves, _ = _moves(sight)
+    coming: Pending[Tensor] = Done(own_2bgud)
+    for step, places in zip(sight.steps, (*moves, 0), strict=True):
+        seen_2bgud = coming.wait()
+        if places:
+            coming = context.pass_on(seen_2bgud, places)
+        yield step, seen_2bgud
+
+
+def _part(piece: Piece, q_baud: Tensor, seen_2bgud: Tensor, sight: RingSight) -> AttentionPart:
+    k_bgkd, v_bgkd = seen_2bgud[..., piece.keys, :].unbind()
+    scale = sight.scores.scale_of(q_baud.shape[-1])
+    own_bakd = q_baud[:, :, piece.queries]
+    return AttentionPart(own_bakd, k_bgkd, v_bgkd, piece.is_causal, scale, piece.view)
+
+
+def _of_queries(whole: Attended, piece: Piece) -> Attended:
+    return Attended(*(of_all[:, :, piece.queries] for of_all in whole))
+
+
+def _with(whole: Attended | None, attended: Attended, piece: Piece, sight: RingSight) -> Attended:
+    """Return the parts of the softmax so far, ``None`` if there are none, and one more."""
+    out_bakd, log_bak = attended
+    if whole is None:
+        wide_bakd = out_bakd.to(log_bak.dtype)
+        if piece.queries == slice(0, sight.tokens):
+            return Attended(wide_bakd, log_bak)
+        shape = (*log_bak.shape[:2], sight.tokens)
+        log_bau = log_bak.new_full(shape, -torch.inf)
+        whole = Attended(wide_bakd.new_zeros(*shape, out_bakd.shape[3]), log_bau)
+    _put_together(_of_queries(whole, piece), attended)
+    return whole
 
 
 def _put_together(whole: Attended, part: Attended) -> None:
-    """Add a part of the softmax to the parts that ``whole`` has already, in place."""
+    """Add a part of the softmax to the parts that ``whole`` has already, in place.
+
+    Every query has seen a key in one of them.
+    """
     sum_bau = torch.logaddexp(whole.log_bas, part.log_bas)
     whole.out_basd.mul_((whole.log_bas - sum_bau).exp().unsqueeze(-1))
     whole.out_basd.add_((part.log_bas - sum_bau).exp().unsqueeze(-1) * part.out_basd)

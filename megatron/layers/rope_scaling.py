@@ -18,7 +18,7 @@ def plain_frequencies(base: float, pairs: int) -> Tensor:
 
 
 class RopeScaling(Protocol):
-    """What becomes of the frequencies, and of the length of what turns."""
+    """How frequencies change, and the length of the channels that turn."""
 
     @property
     def magnitude(self) -> float:
@@ -90,9 +90,9 @@ class YarnScaling:
         original_length: tokens of a sample in the original training.
         beta_fast: number of turns in such a sample from which a frequency stays.
         beta_slow: number of turns up to which a frequency is divided by ``factor``.
-        mscale: weight of the logarithm of ``factor`` in the length of what turns.
+        mscale: weight of the logarithm of ``factor`` in the length of the channels that turn.
         mscale_all_dim: weight of the logarithm by which that length is divided. Multi-latent
-            attention scales all channels by it instead, see ``length_factor``.
+            attention scales all channels by this divisor instead, see ``length_factor``.
         exact_range: the interpolation begins and ends between pairs; else the indices of its ends
             are rounded outwards to whole pairs.
     """

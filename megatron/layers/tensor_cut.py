@@ -51,7 +51,7 @@ class Cut:
         return False
 
     axis: ClassVar[None] = None
-    """The ranks over which the gradient is summed: those of most parameters."""
+    """The ranks over which the gradient is summed; ``None``: as for most parameters."""
 
     matrices: ClassVar[int] = 1
     """Number of equal matrices that lie one below the other in the parameter."""
@@ -135,7 +135,7 @@ class OfExperts:
 
     @property
     def axis(self) -> ConnectedAxis | None:
-        """The ranks over which the gradient is summed; ``None``: those of most parameters."""
+        """The ranks over which the gradient is summed; ``None``: as for most parameters."""
         return self.ranks.gradients
 
     @property

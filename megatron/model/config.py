@@ -91,12 +91,12 @@ class ModelConfig:
         swiglu: SiLU-gated MLP instead of GELU.
         geglu: GELU-gated MLP.
         quick_geglu: the same with ``x sigmoid(1.702 x)`` for GELU.
-        activation_func_clamp_value: with ``quick_geglu``, limit of the gate and of what it
-            multiplies; ``None``: there is none.
-        glu_linear_offset: with ``quick_geglu``, is added to what the gate multiplies.
+        activation_func_clamp_value: with ``quick_geglu``, limit of the gate and of the half that
+            the gate multiplies; ``None``: there is no limit.
+        glu_linear_offset: with ``quick_geglu``, number added to the half that the gate multiplies.
         squared_relu: MLP with relu(x)^2 instead of GELU.
-        qk_layernorm: normalise queries and keys per head, or the vectors they are made of.
-        qk_layernorm_across_heads: normalise them over all heads at once.
+        qk_layernorm: normalise queries and keys per head, or the vectors of latent attention.
+        qk_layernorm_across_heads: normalise queries and keys over all heads at once.
         add_bias_linear: biases in the linear layers of the blocks.
         add_qkv_bias: a bias of queries, keys and values, also without ``add_bias_linear``.
         tie_embeddings: the output layer uses the input embedding's matrix.
@@ -307,7 +307,7 @@ class ModelConfig:
         """Factor of the products of queries and keys; ``None``: 1 / root of their channels.
 
         Multi-latent attention lengthens all channels of queries and keys where YaRN would lengthen
-        those that turn.
+        the channels that turn.
         """
         if self.softmax_scale is not None or not self.multi_latent_attention:
             return self.softmax_scale

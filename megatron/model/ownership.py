@@ -43,8 +43,8 @@ class OwnedParameter:
         axis: the ranks over which the gradient is summed. They hold the same boxes and have
             different tokens. ``None``: all ranks of the job's axis ``gradients``. Parameters of
             which ranks hold different boxes, such as experts, name fewer ranks.
-        matrices: number of equal matrices that lie one below the other in the tensor, and of each
-            of which this rank holds a part: those of its experts.
+        matrices: number of equal matrices that lie one below the other in the tensor; this rank
+            holds a part of each. A stack of experts has one matrix for each expert of the rank.
     """
 
     name: str
@@ -65,7 +65,11 @@ class OwnedParameter:
         return usual if self.axis is None else self.axis
 
     def sharers(self, usual: int) -> int:
-        """Return the number of ranks over which the gradient is summed; ``usual``: by default."""
+        """Return the number of ranks over which the gradient is summed.
+
+        Args:
+            usual: this number for a parameter without an ``axis``.
+        """
         return usual if self.axis is None else self.axis.size
 
     @classmethod

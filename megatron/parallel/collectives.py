@@ -143,7 +143,7 @@ def all_to_all(
     """Send every rank its rows; return the rows that all ranks have sent here, by place.
 
     Args:
-        rows: [n, ...], those for place 0 first.
+        rows: [n, ...], the rows for place 0 first.
         axis: the ranks.
         sent: rows for every place, maybe 0; ``None``: equally many for all.
         received: rows from every place; ``None``: equally many from all.
@@ -163,12 +163,12 @@ def all_to_all(
     return result
 
 
-def shift(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
-    """Send a contiguous ``tensor`` to the next rank of the axis' ring; return the previous rank's.
+def shift(tensor: Tensor, axis: ConnectedAxis, places: int = 1) -> Tensor:
+    """Send a contiguous ``tensor`` some places on along the axis' ring; return what arrives here.
 
     All ranks send and receive at once. On NCCL that needs one call for both.
     """
-    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    after, before = (axis.rank + places) % axis.size, (axis.rank - places) % axis.size
     received = torch.empty_like(tensor)
     if tensor.is_cuda:
         both = [

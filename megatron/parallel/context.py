@@ -139,9 +139,12 @@ class ContextParallel:
             for part_cbuw, x_bsad in zip(parts, of_heads, strict=True)
         ]
 
-    def pass_on(self, x: Tensor) -> Pending[Tensor]:
-        """Start to send ``x``, contiguous, to the next rank; the result is the previous rank's."""
-        return self.lane.submit(lambda: collectives.shift(x, self.axis))
+    def pass_on(self, x: Tensor, places: int = 1) -> Pending[Tensor]:
+        """Start to send ``x``, contiguous, to the rank ``places`` later on the ring.
+
+        The result comes from the rank as many places before.
+        """
+        return self.lane.submit(lambda: collectives.shift(x, self.axis, places))
 
     def _by_rank(self, x: Tensor, dim: int) -> Tensor:
         """Return the chunks of ``dim`` one after the other, [z, ...]: two for every rank."""

@@ -14,6 +14,9 @@ NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     # Transfers are issued one by one on purpose: in a batch they would wait for one another.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+    # In a captured graph NCCL would register the buffers of collectives as if each lay in one
+    # allocation. In segments that grow it does not (pytorch#158029; Megatron-LM refuses the pair).
+    "NCCL_GRAPH_REGISTER": "0",
 }
 
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -3,8 +3,8 @@
 Usually the experts of a mixture are with their layer: every rank of a stage has all of them, or,
 with t tensor-parallel ranks, 1 / t of each (``ExpertParallel``). They can also be *spread*: e ranks
 have E / e experts each, and etp ranks share each of these. The e x etp ranks of such a block have
-different tokens. A token travels from its rank to those of its experts, and what they make of it
-travels back. There are two ways:
+different tokens. A token travels from its rank to the ranks of its experts, and the results
+travel back. There are two ways:
 
 * *gathering*: every rank of the block gets all tokens of the block, and takes the ones for its own
   experts. Afterwards the ranks' results are summed, each for its own tokens. No rank asks another
@@ -48,8 +48,8 @@ class ExpertParallel:
         size: ranks e over which experts are spread.
         tensor_rank: which part of each of its experts this rank has, 0 to ``tensor_size`` - 1.
         tensor_size: ranks etp that share an expert.
-        gradients: the ranks over which gradients of experts are summed; ``None``: those of all
-            other gradients.
+        gradients: the ranks over which gradients of experts are summed; ``None``: the
+            same ranks as for all other gradients.
         keeps_arrived: whether W keeps the rows that have arrived; otherwise it keeps a rank's own
             tokens, and lets them travel again.
     """
@@ -166,7 +166,7 @@ class ExchangingExperts(GatheringExperts):
 
         Args:
             times_e: as for ``tell``.
-            arriving: what ``tell`` has returned for them.
+            arriving: the result of ``tell`` for ``times_e``.
             leaving: rows z that this rank sends.
         """
         sent = times_e.view(self.size, -1).sum(1)

@@ -131,7 +131,7 @@ class PlaceholderPasses:
         self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
 
     def backward(self, item: Pass) -> None:
-        """B: the input gradient of a stage, for the previous one or for the input layer."""
+        """B: the input gradient of a stage, for the previous stage or for the input layer."""
         i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
         value = self.result(item, self.store.take("graph", i, item.chunk), gradient)

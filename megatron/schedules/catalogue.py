@@ -121,7 +121,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "1f1b": Schedule(
         title="1F1B",
-        description="PipeDream-flush",
+        description="one F and one B by turns (PipeDream-flush)",
         paper="arXiv 2104.04473",
         block=lambda p, m, v: one_f_one_b(p),
         promise=lambda p, m, v: p,
@@ -207,7 +207,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "v-min": Schedule(
         title="V-Min",
-        description="V shape, a third of it",
+        description="V shape, a third of the memory",
         paper="arXiv 2405.15362",
         block=lambda p, m, v: v_min(p),
         promise=lambda p, m, v: (p + 4) // 3,

@@ -34,8 +34,8 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
         program: the program of an iteration.
         costs: the costs of passes that have the GPU alone.
         share: share by which a pass is slower beside a collective of the vocabulary. It is the
-            share of all multiprocessors that the collective's kernel occupies; in Megatron-LM,
-            ``CHANNELS`` divided by their number.
+            share of all multiprocessors that the collective's kernel occupies. In Megatron-LM the
+            kernel occupies ``CHANNELS`` multiprocessors.
         replicas: share by which a pass is slower beside a collective with replicas.
     """
     timeline = simulate(program, costs)

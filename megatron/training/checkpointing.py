@@ -34,7 +34,7 @@ def _same_folder(one: Path | None, other: Path | None) -> bool:
 
 
 class Checkpoints:
-    """Saves and loads the state of a rank; all ranks call every method alike.
+    """Saves and loads the state of a rank; all ranks call the same methods in the same order.
 
     Args:
         config: the run.

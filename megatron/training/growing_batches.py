@@ -19,7 +19,7 @@ from megatron.training.setup import TrainState
 
 
 class GrowingBatches:
-    """The batches of a run on one rank; all ranks call every method alike, between iterations.
+    """The batches of a run on one rank; all ranks call the same methods, between iterations.
 
     At first the rank has the plan of the last size.
     """
@@ -61,7 +61,7 @@ class GrowingBatches:
 
     @contextmanager
     def largest(self) -> Iterator[None]:
-        """Run the plan of the last size in this context, for evaluations."""
+        """Run the plan of the last size until the context ends, for evaluations."""
         if self._largest is None:
             yield
             return

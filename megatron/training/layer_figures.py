@@ -97,7 +97,7 @@ class LayerFigures:
         return cls(tuple(places), tuple(layers), model.mtp_num_layers)
 
     def joined(self, loss: Tensor, sums: Sums) -> Tensor:
-        """Return this rank's losses behind ``loss``, the iteration's, 0 for those of other ranks.
+        """Return the losses of layers behind ``loss``; losses of other ranks' layers are 0.
 
         Args:
             loss: of the next token and of the depths, [1 + D].

@@ -60,7 +60,7 @@ class PostValidatedTrainStep:
         return state.scale
 
     def train(self, iteration: Iteration, observer: Observer | None = None) -> Finished | None:
-        """As in ``TrainStep``; the returned iteration is the iteration before."""
+        """As in ``TrainStep``; the result is that of the iteration before."""
         state, finished = self._state, None
         if self._open is None:
             loss = state.pipeline.train(iteration.batch, iteration.number, observer)

@@ -1,8 +1,9 @@
-"""Uses links, kernels and libraries before the first iteration: their first use makes them.
+"""Uses all links, kernels and libraries once before the first iteration.
 
-Without this, the first iteration would make them. While one rank connects a link or loads a kernel,
-the other ranks wait. They may even wait for ever: the load of a kernel waits for the device, and a
-communication on the device waits for the rank that loads.
+A link is connected, and a kernel is loaded, when it is first used. Without a warm-up this happens
+in the first iteration. While one rank connects a link or loads a kernel, the other ranks wait. They
+may even wait for ever: the load of a kernel waits for the device, and a communication on the device
+waits for the rank that loads.
 """
 
 import gc

@@ -314,7 +314,7 @@ def refusal(
         (
             "--cp-comm-type p2p --context-parallel-size 2",
             2,
-            "--attention-dropout 0.1 --cp-comm-type p2p leave --cp-comm-type all_gather",
+            "--attention-dropout 0.1 --cp-comm-type p2p 0 --cp-comm-type all_gather",
         ),
         (
             "--cp-comm-type a2a --context-parallel-size 2 --group-query-attention "

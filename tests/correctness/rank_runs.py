@@ -23,7 +23,9 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.communicator import ends_with_copies
+from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
+from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
@@ -144,13 +146,16 @@ def train_on_rank(
     Args:
         rank: given by the pool.
         world_size: given by the pool.
-        config: of the run.
+        config: of the run; it begins with the checkpoint that it loads, if any.
         batches: one per iteration.
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
     """
     state = build_train_state(config, connected(config))
     groups = state.groups
+    if config.checkpoint.load is not None:
+        hosts = writer_hosts(groups, config.checkpoint)
+        assert Checkpoints(config, state, hosts, lambda text: None).load() is not None
     run = RankRun(initial=pieces(state, parameter_values))
     replica, kept = groups.replica, kept_by(groups, config.model.seq_length)
     train, first = state.pipeline.train, to_device(batches[0], CPU)

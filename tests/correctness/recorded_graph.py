@@ -1,31 +1,77 @@
 """A graph for a CPU: it notes every operation with its tensors, and repeats them on their memory.
 
 As a graph of CUDA it knows no Python: no branch is taken again, no number is asked for again, and
-results come to the memory where they came before.
+results come to the memory where they came before. A collective of tensor-parallel ranks is one
+operation. A graph of CUDA may run it beside others; here each waits for the one before.
 """
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.parallel import collectives
+from megatron.parallel.lanes import InlineLane, ThreadLane
 from megatron.runtime.pass_graphs import NewGraph
 from megatron.training.planning.count.launches import tensors_of
 
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter")
+"""Functions of ``megatron.parallel.collectives`` that tensor-parallel layers call."""
+
 
 class _Noting(TorchDispatchMode):
+    """Notes every operation of the thread that captures, and every collective as a whole."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._is_within_collective = False
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Return a context whose work is noted; lanes of other threads go on without notes."""
+        thread = threading.get_ident()
+
+        def noted(collective: Callable[..., Any], *args: Any) -> Any:
+            if threading.get_ident() != thread or self._is_within_collective:
+                return collective(*args)
+            self._is_within_collective = True
+            try:
+                result = collective(*args)
+            finally:
+                self._is_within_collective = False
+            self.calls.append((collective, args, {}, result))
+            return result
+
+        submit = ThreadLane.submit
+
+        def submit_here(lane: ThreadLane, work: Callable[[], Any]) -> Any:
+            if threading.get_ident() != thread:
+                return submit(lane, work)
+            with torch.no_grad():
+                return InlineLane().submit(work)
+
+        with ExitStack() as stack:
+            for name in COLLECTIVES:
+                own = partial(noted, getattr(collectives, name))
+                stack.enter_context(patch.object(collectives, name, own))
+            stack.enter_context(patch.object(ThreadLane, "submit", submit_here))
+            stack.enter_context(self)
+            yield
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        self.calls.append((function, args, kwargs, result))
+        if not self._is_within_collective:
+            self.calls.append((function, args, kwargs, result))
         return result
 
 
@@ -44,7 +90,7 @@ class RecordedGraph:
 
     def capture(self, work: Callable[[], None]) -> None:
         """See ``Graph``."""
-        with self._noting:
+        with self._noting.capturing():
             work()
         self._is_fresh = True
 

@@ -38,13 +38,15 @@ QUICK = [
     (Layout(2, "vocab-1", "zb-h1", context=2, exchange="a2a"), WINDOWS, 1),
     (
         Layout(2, "none", "zb-v", context=2, exchange="p2p", recomputation=RECOMPUTED["selective"]),
-        SINKS,
+        WINDOWS,
         1,
     ),
 ]
 MORE = [
     (Layout(1, "none", context=4), LLAMA, 1),
-    (Layout(1, "none", context=4, exchange="p2p"), LLAMA, 1),
+    (Layout(1, "none", context=4, exchange="p2p"), SINKS, 1),
+    (Layout(1, "none", context=4, exchange="p2p"), WINDOWS, 2),
+    (Layout(1, "none", tensor=2, sequence=True, context=2, exchange="p2p"), WINDOWS, 1),
     (Layout(1, "none", context=4, exchange="a2a"), GPT, 1),
     (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),
 ]

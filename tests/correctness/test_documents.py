@@ -141,6 +141,9 @@ CASES = [
     (Layout(2, "vocab-2"), BLOOM, ATTENTION),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, BOTH),
     full((Layout(2, "vocab-2", "zb-v", context=2, recomputation=FULL), WINDOWS, ATTENTION)),
+    (Layout(2, "none", context=2, exchange="p2p"), BLOOM, ATTENTION),
+    full((Layout(1, "none", context=3, exchange="p2p"), WINDOWS, BOTH)),
+    full((Layout(1, "none", tensor=2, sequence=True, context=2, exchange="p2p"), LLAMA, BOTH)),
 ]
 
 

@@ -11,7 +11,13 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.cover import Case, cover, pairs_of
-from correctness.rank_runs import RankRun, assemble, train_on_rank
+from correctness.rank_runs import (
+    ListLoader,
+    RankRun,
+    assemble,
+    check_agreement,
+    train_on_rank,
+)
 from correctness.short_runs import Job, Layout
 from correctness.test_experts import (
     DEEPSEEK,
@@ -25,7 +31,7 @@ from correctness.test_experts import (
 )
 from correctness.test_replica_cover import errors
 from harness.rank_pool import RankPool
-from reference import plain_experts, plain_loss
+from reference import plain_experts, plain_loss, plain_training
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
@@ -241,6 +247,75 @@ def test_all_tokens_may_choose_one_expert(dispatcher: Any, ranks: RankPool) -> N
             change="all to the last expert",
         )
         compare(job, runs, start, wanted)
+
+
+class Turns:
+    """Counts the calls of a function, which begin iterations.
+
+    Args:
+        function: of an iteration.
+    """
+
+    begun = 0
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        Turns.begun = 0
+
+    def __call__(self, *args: Any) -> Any:
+        Turns.begun += 1
+        return self._function(*args)
+
+
+def in_turns(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
+    """All tokens choose the last expert in the first two iterations, and the first one later."""
+    choice = last_only(logits_bue, options)
+    if Turns.begun <= 2:
+        return choice
+    first_buk = torch.zeros_like(choice.experts_buk)
+    return Choice(first_buk, logits_bue.softmax(-1)[..., :1])
+
+
+def plain_in_turns(logits_bse: Tensor, options: Any, bias_e: Tensor) -> Tensor:
+    if Turns.begun <= 2:
+        return plain_last_only(logits_bse, options, bias_e)
+    return plain_last_only(logits_bse.flip(-1), options, bias_e).flip(-1)
+
+
+def train_in_turns(rank: int, world_size: int, **kwargs: Any) -> RankRun:
+    """Train as ``train_on_rank`` does; experts have tokens in turns."""
+    loaded = Turns(ListLoader.next_batch)
+    with (
+        patch.object(ListLoader, "next_batch", lambda self: loaded(self)),
+        patch.object(routers, "choose", in_turns),
+    ):
+        return train_on_rank(rank, world_size, **kwargs)
+
+
+def test_moments_of_an_expert_without_tokens_decay_as_those_of_others(ranks: RankPool) -> None:
+    """The last expert has tokens at first; later its gradient is 0, and its momentum moves it on.
+
+    Then the first expert, whose moments were 0, has all tokens.
+    """
+    job = replace(job_of(ALL_TO_ONE), iterations=5)
+    layout = Layout(1, "none", "zb-h1", replicas=2, experts=2, dispatcher="alltoall", sharded=True)
+    counted = Turns(plain_loss.losses_and_gradients)
+    with (
+        patch.object(plain_experts, "weights", plain_in_turns),
+        patch.object(plain_training, "losses_and_gradients", counted),
+    ):
+        start, wanted = of_reference(ranks, job)
+    runs = ranks.run(train_in_turns, 2, config=job.config(layout), batches=job.batches())
+    check_agreement(runs)
+    assert runs[0].losses == pytest.approx(wanted.losses, rel=1e-5)
+    final = {key: own.double() for key, own in assemble([own.final for own in runs]).items()}
+    assert max(errors(final, wanted.parameters).values()) < 1e-5
+    for name, own in final.items():
+        if ".experts." in name:
+            assert all(
+                not torch.equal(part, old.double())
+                for part, old in zip(own.chunk(4), start[name].chunk(4), strict=True)
+            ), "weights decay also where no token ever was"
 
 
 def faulty(ranks: RankPool, fault: str) -> list[RankRun]:

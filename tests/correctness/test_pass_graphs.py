@@ -28,6 +28,15 @@ LAYOUTS = [
     Layout(2, "vocab-2", schedule="zb-h1", recomputation=PARTS),
     Layout(2, "vocab-2", replicas=2, overlap=True, sharded=True),
 ]
+SHARED_LAYERS = [
+    (EIGHT_LAYER_GPT, Layout(1, "none", tensor=2)),
+    (EIGHT_LAYER_LLAMA, Layout(1, "vocab-2", tensor=2, sequence=True)),
+    (EIGHT_LAYER_LLAMA, Layout(2, "vocab-2", schedule="zb-h1", tensor=2, sequence=True)),
+    (EIGHT_LAYER_GPT, Layout(2, "vocab-1", schedule="zb-v", tensor=2, recomputation=PARTS)),
+]
+"""Whose passes have collectives."""
+
+CASES = [(o, layout) for layout in LAYOUTS for o in (EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA)]
 
 
 def replayed(
@@ -43,9 +52,12 @@ def replayed(
     return run, RecordedGraph.replays - before
 
 
-@pytest.mark.parametrize("options", [EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA], ids=["gpt", "llama"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_graphs_change_no_bit(layout: Layout, options: GPTOptions, ranks: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("options", "layout"),
+    CASES + SHARED_LAYERS,
+    ids=lambda value: {EIGHT_LAYER_GPT: "gpt", EIGHT_LAYER_LLAMA: "llama"}.get(value, str(value)),
+)
+def test_graphs_change_no_bit(options: GPTOptions, layout: Layout, ranks: RankPool) -> None:
     """With other data in every microbatch, more of them than slots, and weights that change."""
     job = Job(options, microbatches=5, iterations=3)
     config, batches = job.config(layout), job.batches()

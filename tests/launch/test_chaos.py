@@ -1,4 +1,7 @@
-"""A job whose ranks are killed again and again ends as if nothing had happened, to the last bit."""
+"""A job whose ranks are killed again and again ends as if nothing had happened, to the last bit.
+
+One of them has experts on ranks of their own, and goes on in another layout afterwards.
+"""
 
 import json
 import os
@@ -47,6 +50,7 @@ class Chaos:
         iterations: that it trains.
         kills: how often one of its ranks is killed.
         seed: of the ranks, and of the moments.
+        then: ranks and flags of another layout, in which the job goes on after its end.
     """
 
     ranks: int
@@ -54,6 +58,7 @@ class Chaos:
     iterations: int
     kills: int
     seed: int
+    then: tuple[int, str] | None = None
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def started(chaos: Chaos, root: Path) -> Iterator[subprocess.Popen[str]]:
         "PYTHONPATH": str(ROOT),
         "CHAOS_RECORDS": str(root / "records"),
     }
-    (root / "records").mkdir(parents=True)
+    (root / "records").mkdir(parents=True, exist_ok=True)
     with (root / "output").open("w") as output:
         process = subprocess.Popen(
             [*command, *flags.split(), *chaos.flags.split()],
@@ -191,9 +196,19 @@ def samples_read(root: Path) -> dict[tuple[int, int], set[tuple[int, ...]]]:
     return found
 
 
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 8 --moe-aux-loss-coeff 0.01 "
+    "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --disable-bias-linear"
+)
 CASES = {
-    "2 kills, synchronous": Chaos(
-        2, "--pipeline-model-parallel-size 2 --enable-vocab-parallel", 14, 2, seed=1
+    "2 kills, experts": Chaos(
+        2,
+        f"{EXPERTS} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+        "--use-distributed-optimizer",
+        10,
+        2,
+        seed=1,
+        then=(2, f"{EXPERTS} --pipeline-model-parallel-size 2 --enable-vocab-parallel"),
     ),
     "20 kills, synchronous": Chaos(
         2,
@@ -239,8 +254,22 @@ def test_kills_at_random_moments_change_nothing(name: str, tmp_path: Path) -> No
     assert {batch: again[batch] for batch in read} == read, "none lost, none of another batch"
     assert again.keys() == read.keys()
 
-    last = tmp_path / "killed" / "saved"
-    assert folder.pointed_to(last) == chaos.iterations
+    check_same_checkpoints(tmp_path, chaos.iterations)
+    if chaos.then is not None:
+        ranks, flags = chaos.then
+        longer = Chaos(ranks, flags, chaos.iterations + 2, 0, 0)
+        losses, others = (
+            printed(run(longer, tmp_path / name)[1]) for name in ("unbroken", "killed")
+        )
+        assert losses == others
+        assert sorted(losses) == [chaos.iterations + 1, chaos.iterations + 2]
+        check_same_checkpoints(tmp_path, longer.iterations)
+
+
+def check_same_checkpoints(root: Path, iterations: int) -> None:
+    """Check that the killed job's last checkpoint is that of the unbroken job."""
+    last = root / "killed" / "saved"
+    assert folder.pointed_to(last) == iterations
     with pytest.raises(SystemExit) as ended:
-        checkpoint_tool(["diff", str(last), str(tmp_path / "unbroken" / "saved")])
-    assert ended.value.code == 0, "weights and moments, to the last bit"
+        checkpoint_tool(["diff", str(last), str(root / "unbroken" / "saved")])
+    assert ended.value.code == 0, "weights, moments and biases of experts, to the last bit"

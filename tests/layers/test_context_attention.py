@@ -12,6 +12,7 @@ from torch import Tensor
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.layers import ring_pieces
 from megatron.layers.context_attention import context_attention
 from megatron.parallel import collectives, p2p
 from megatron.parallel.context import (
@@ -78,6 +79,8 @@ def attend(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(p2p, "send", send)
         patch.setattr(collectives, "all_to_all", all_to_all)
+        patch.setattr(ring_pieces, "BLOCK", 2)
+        patch.setattr(ring_pieces, "SCORED_BLOCK", 4)
         output = context_attention(
             kernels_for(CPU, dtype),
             context,
@@ -97,7 +100,8 @@ def attend(
 )
 @pytest.mark.parametrize(
     ("size", "exchange"),
-    [(2, "all_gather"), (4, "all_gather"), (2, "a2a")],  # there are 2 groups of heads to exchange
+    # there are 2 groups of heads to exchange
+    [(2, "all_gather"), (4, "all_gather"), (2, "a2a"), (2, "p2p"), (4, "p2p")],
 )
 def test_all_parts_together_are_what_one_rank_makes(
     size: int, exchange: ContextExchange, scores: Scores, apart: bool, ranks: RankPool
@@ -105,7 +109,7 @@ def test_all_parts_together_are_what_one_rank_makes(
     compare(ranks, size, exchange, scores, apart=apart)
 
 
-@pytest.mark.parametrize("scores", [PLAIN, Scores(0.7)], ids=["plain", "scaled"])
+@pytest.mark.parametrize("scores", [Scores(0.7), Scores(window=3)], ids=["scaled", "window"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_ring_makes_what_one_rank_makes(size: int, scores: Scores, ranks: RankPool) -> None:
     compare(ranks, size, "p2p", scores, apart=False)
@@ -135,15 +139,57 @@ def test_a_rank_sends_its_keys_and_values_once_to_every_other_and_their_gradient
         assert part.sent == (promised, promised)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_ring_sends_keys_and_values_to_every_other_and_their_gradients_home(
-    size: int, ranks: RankPool
+HOP = 2 * 2 * B * S // 4 * GROUPS * D
+"""Bytes in bf16 of the keys and values of a rank of 4; gradients travel in fp32, twice as many."""
+
+RING_BYTES = {
+    "everything": (PLAIN, False, 3 * HOP, 3 * HOP + 4 * 2 * HOP),
+    "neighbouring chunks": (Scores(window=4), False, 2 * HOP, 2 * HOP + 3 * 2 * HOP),
+    "documents": (Scores(window=1), True, 2 * HOP, 2 * HOP + 3 * 2 * HOP),
+    "caps": (Scores(softcap=1.5), False, 3 * HOP, 3 * HOP + 4 * 2 * HOP),
+}
+"""Scores, whether documents are apart, and the bytes of forward and backward of a ring of 4."""
+
+
+@pytest.mark.parametrize("case", RING_BYTES)
+def test_a_ring_sends_keys_and_values_to_who_sees_them_and_their_gradients_home(
+    case: str, ranks: RankPool
 ) -> None:
-    hop = 2 * 2 * B * S // size * GROUPS * D
+    scores, apart, *promised = RING_BYTES[case]
     for part in ranks.run(
-        attend, size, scores=PLAIN, apart=False, dtype=torch.bfloat16, exchange="p2p"
+        attend, 4, scores=scores, apart=apart, dtype=torch.bfloat16, exchange="p2p"
     ):
-        assert part.sent == ((size - 1) * hop, (size - 1) * hop + size * hop)
+        assert part.sent == tuple(promised)
+
+
+def test_gradients_are_rounded_once_along_a_ring(ranks: RankPool) -> None:
+    """256, and 0.6 from each of three more ranks: in bf16 no single one of these changes 256."""
+    first, *_ = ranks.run(first_value_gradient, 4)
+    assert first == 258.0
+
+
+def first_value_gradient(rank: int, size: int) -> float:
+    """Gradient of the first value, to which all ranks contribute, on the rank that has it."""
+    axis = ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD)
+    context = context_parallel(axis, CPU, "p2p")
+    kept = own_positions(S, rank, size)
+    q, k, v = (torch.zeros(1, len(kept), 1, 8, dtype=torch.bfloat16) for _ in range(3))
+    v.requires_grad_()
+    grad = torch.zeros_like(v)
+    position = int(kept[0])  # with equal scores a query gives 1 / (position + 1) to each key
+    grad[:, 0] = (position + 1) * (256.0 if rank == 0 else 0.6)
+    output = context_attention(
+        kernels_for(CPU, torch.bfloat16),
+        context,
+        q,
+        k,
+        v,
+        dropout=0.0,
+        scores=PLAIN,
+        documents=None,
+    )
+    [found] = torch.autograd.grad(output, v, grad)
+    return float(found[0, 0, 0, 0])
 
 
 def test_heads_are_exchanged_for_tokens_once_each_way(ranks: RankPool) -> None:

@@ -8,14 +8,12 @@ the memory is what a dry run says.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
 import torch
 from correctness.recorded_graph import recorded_graphs
-from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
@@ -55,57 +53,26 @@ def run_observed(config: RunConfig, rank: int) -> Findings:
     return run_rank(config, rank, observed=True)
 
 
-def check(case: Case, gpus: GpuPool, folder: Path) -> None:
-    """Train on every rank; each communicator has its own kind of traffic, and all is sound."""
-    schedule, treatment, p, tied = case
-    config = job(p, tied).config(layout(schedule, treatment, p, folder), torch.bfloat16)
-    found = gpus.map(run, config, ranks=p)
-    assert_sound(found)
-    by_group: dict[str, set[str]] = {each.group: set() for own in found for each in own.issued}
-    for own in found:
-        for each in own.issued:
-            by_group[each.group].add(each.kind)
-    both_ends = {"send", "receive"}
-    links = [str(link) for link in links_of(make_run_plan(config).plan)]
-    used = {name.partition(" of ")[0]: kinds for name, kinds in by_group.items()}
-    assert [used[f"transfers {link}"] for link in links] == [both_ends] * len(links)
-    assert not by_group.get("vocabulary", set()) & both_ends
-
-
-ONE_FOR_A_TREATMENT = {case[1]: case for case in each_once((2,))}
-
-
 @pytest.mark.parametrize(
-    "case",
+    "layout",
     [
-        case if treatment == "vocab-2" else full(case)
-        for treatment, case in ONE_FOR_A_TREATMENT.items()
+        Layout(2, "vocab-2", "zb-h1"),
+        full(Layout(2, "none", "1f1b")),
+        full(Layout(2, "vocab-1", "zb-v")),
+        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
+        full(Layout(2, "vocab-1", "zb-v", tensor=2)),
     ],
     ids=str,
 )
-def test_every_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
-    check(case, gpus, tmp_path)
+def test_passes_that_are_captured(layout: Layout, gpus: GpuPool) -> None:
+    """A replay works on the memory of its capture, on the stream of the passes.
 
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", all_pairs() + each_once((3, 4)), ids=str)
-def test_all_pairs_of_schedule_and_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
-    check(case, gpus, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "treatment"),
-    [
-        ("zb-h1", "vocab-2"),
-        pytest.param("1f1b", "none", marks=pytest.mark.full),
-        pytest.param("zb-v", "vocab-1", marks=pytest.mark.full),
-    ],
-)
-def test_passes_that_are_captured(schedule: str, treatment: str, gpus: GpuPool) -> None:
-    """A replay works on the memory of its capture, on the stream of the passes."""
+    It issues all collectives of a pass at once, in the order of the pass. So do hosts that are
+    ahead of their devices.
+    """
     options = GPTOptions(num_layers=4)
-    config = Job(options, microbatches=4).config(Layout(2, treatment, schedule), torch.bfloat16)
-    assert_sound(gpus.map(run_captured, config, ranks=2))
+    config = Job(options, microbatches=4).config(layout, torch.bfloat16)
+    assert_sound(gpus.map(run_captured, config, ranks=layout.world_size))
 
 
 def run_captured(config: RunConfig, rank: int) -> Findings:

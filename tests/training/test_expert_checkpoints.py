@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from megatron.parallel.groups import make_groups
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.progress import Progress
+from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState, build_train_state
 
 JOB = job_of(DEEPSEEK)
@@ -85,6 +87,79 @@ def test_every_layout_loads_what_another_has_saved(
         loaded = assemble(ranks.run(load_on_rank, loader.world_size, config=config))
         assert loaded.keys() == expected.keys()
         assert all(torch.equal(loaded[name], expected[name]) for name in expected), loader
+
+
+def save_again_on_rank(
+    rank: int, world_size: int, *, source: RunConfig, target: RunConfig
+) -> Pieces:
+    """Load into a state of other weights, save that state elsewhere, and return it."""
+    state, loading = opened(source)
+    assert loading.load().iteration == 1
+    hosts = writer_hosts(state.groups, target.checkpoint)
+    saving = Checkpoints(target, state, hosts, lambda text: None)
+    saving.save(Progress(1, 1))
+    state.pipeline.close()
+    assert not saving.fault
+    return everything(state)
+
+
+def test_a_checkpoint_may_change_its_layout_again_and_again(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Experts on 4 ranks, on 1 and on 2, with other t, p and d each time: no bit changes."""
+    expected, _ = save(ranks, FOUR, tmp_path / "0")
+    for step, layout in enumerate((TENSOR, TWO, FOUR)):
+        source = config_of(layout, tmp_path / str(step), seed=2 + step, loads=True)
+        target = config_of(layout, tmp_path / str(step + 1), seed=2 + step, loads=False)
+        found = assemble(
+            ranks.run(save_again_on_rank, layout.world_size, source=source, target=target)
+        )
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), layout
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "more": ({"num_experts": 16}, "--num-experts 8 there, --num-experts 16 here"),
+    "narrower": (
+        {"moe_ffn_hidden_size": 8},
+        "--moe-ffn-hidden-size 12 there, --moe-ffn-hidden-size 8 here",
+    ),
+    "in other layers": ({"moe_layer_pattern": (1, 1, 1, 1)}, "--moe-layer-freq"),
+    "of other groups": (
+        {"moe_router_num_groups": 2, "moe_router_group_topk": 1},
+        "--moe-router-num-groups 4 there, --moe-router-num-groups 2 here",
+    ),
+    "without a bias": (
+        {"moe_router_enable_expert_bias": False},
+        "--moe-router-enable-expert-bias there, no --moe-router-enable-expert-bias here",
+    ),
+}
+"""Experts that are not those of a checkpoint, and what is said of them."""
+
+
+def fault_on_rank(rank: int, world_size: int, *, config: RunConfig) -> str:
+    """Return the error of a load."""
+    state, checkpoints = opened(config)
+    with pytest.raises(UserError) as told:
+        checkpoints.load()
+    state.pipeline.close()
+    return str(told.value)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_checkpoint_of_other_experts_is_refused_by_what_differs(
+    kind: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Also where all tensors would fit, as with other groups."""
+    save(ranks, ALONE, tmp_path)
+    changed, words = OTHERS[kind]
+    config = config_of(ALONE, tmp_path, seed=2, loads=True)
+    [told] = ranks.run(
+        fault_on_rank, 1, config=replace(config, model=replace(config.model, **changed))
+    )
+    assert "is another one: " in told
+    assert words in told
+    assert "--use-checkpoint-args" in told
 
 
 def test_experts_and_all_else_are_written_once_and_evenly(ranks: RankPool, tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 Sizes have the names of the papers. Queries are made of a vector of ``q_lora_rank`` channels, keys
 and values of a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace`` layers have
-an MLP in place of experts. In V3 a bias of every expert joins its score for the choice.
+an MLP in place of experts. In V3 a bias of every expert joins its score for the choice, and the
+layers of multi-token prediction follow the last layer. Beside each of them V3 stores copies of the
+embedding and of the output layer.
 """
 
 from typing import Final
 
 from megatron.checkpoint.foreign.family import Values, llama_like
-from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import Halves, Same, Table
+from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
+from megatron.checkpoint.foreign.layouts import DEPTHS, Halves, Same, SharedByDepths, Table
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.checkpoint.foreign.mixtures import experts_table
 from megatron.model.config import ModelConfig
-from megatron.model.ownership import LAYERS
+from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
 
 _LATENT_EPSILON: Final = 1e-6
 """Epsilon of the norms of latents, which ``rms_norm_eps`` does not change."""
@@ -72,10 +74,19 @@ def _read_v3(c: Fields) -> Values:
     found = _read_common(c) | {
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
+        "mtp_num_layers": _depths(c),
     }
     if found["moe_router_topk"] == 1:
         raise c.fault("num_experts_per_tok", "more than 1, which this program needs here")
     return found | _groups(c, found["moe_router_topk"], best=2)
+
+
+def _depths(c: Fields) -> int:
+    """Return the number of layers of multi-token prediction."""
+    depths = c.any("num_nextn_predict_layers", 0)
+    if type(depths) is not int or not 0 <= depths <= MOST_LAYERS:
+        raise c.fault("num_nextn_predict_layers", f"a whole number up to {MOST_LAYERS}")
+    return depths
 
 
 def _groups(c: Fields, topk: int, best: int) -> Values:
@@ -120,7 +131,7 @@ def _write_v3(model: ModelConfig) -> Values:
     return _write_common(model) | {
         "norm_topk_prob": True,
         "rope_interleave": True,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": model.mtp_num_layers,
     }
 
 
@@ -153,12 +164,24 @@ _TABLE: Final[Table] = {
 DEEPSEEK_V2: Final = llama_like(
     "deepseek_v2", "DeepseekV2", NORMS, _read_v2, _write_v2, more=_TABLE
 )
-_BIAS: Final = Same("model.layers.{}.mlp.gate.e_score_correction_bias")
+_JOINED: Final = ("enorm", "hnorm", "eh_proj")
+"""Parts of a depth of multi-token prediction that have the same name in both programs."""
+
+_V3: Final[Table] = {
+    **_TABLE,
+    f"{LAYERS}mlp.router.expert_bias": Same("model.layers.{}.mlp.gate.e_score_correction_bias"),
+    WORD_EMBEDDINGS: SharedByDepths(
+        "model.embed_tokens.weight", "model.layers.{}.embed_tokens.weight"
+    ),
+    OUTPUT_LAYER: SharedByDepths("lm_head.weight", "model.layers.{}.shared_head.head.weight"),
+    **{f"{DEPTHS}{name}.weight": Same(f"model.layers.{{}}.{name}.weight") for name in _JOINED},
+    f"{DEPTHS}final_layernorm.weight": Same("model.layers.{}.shared_head.norm.weight"),
+}
 DEEPSEEK_V3: Final = llama_like(
     "deepseek_v3",
     "DeepseekV3",
     NORMS,
     _read_v3,
     _write_v3,
-    more={**_TABLE, f"{LAYERS}mlp.router.expert_bias": _BIAS},
+    more=_V3,
 )

@@ -97,6 +97,7 @@ _OF_TRAINING: Final = (
     "init_method_std",
     "label_smoothing",
     "z_loss_coeff",
+    "mtp_loss_scaling_factor",
     "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",

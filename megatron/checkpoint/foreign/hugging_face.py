@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -113,9 +113,12 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
     family = family_of(config)
     model = family.model_of(config, seq_length)
     files = NamedFiles(TensorFiles(folder), family)
+    model = _without_lacking_depths(model, files.names)
     _check_depth(folder, model, files.names, family)
     try:
-        wanted = recipes(model, family.table)
+        wanted = {
+            name: recipe.among(files.names) for name, recipe in recipes(model, family.table).items()
+        }
     except ValueError as error:  # the sizes in config.json contradict one another
         raise ForeignError(f"{folder / CONFIG}: {error}") from error
     tied = {"lm_head.weight"} if model.tie_embeddings else set()
@@ -139,15 +142,25 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
     return ImportedModel(model, wanted, files)
 
 
+def _without_lacking_depths(model: ModelConfig, names: set[str]) -> ModelConfig:
+    """Return a model without multi-token prediction if its files have nothing of it.
+
+    ``transformers`` saves the main model alone, and its ``config.json`` still tells of the rest.
+    """
+    first = f"model.layers.{model.num_layers}."
+    if any(name.startswith(first) for name in names):
+        return model
+    return replace(model, mtp_num_layers=0)
+
+
 def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Family) -> None:
     """Refuse a wrong number of layers early, before the model is built."""
     norm = family.table["decoder.layers.input_layernorm.weight"].names[0]
-    found = sum(norm.format(i) in names for i in range(model.num_layers + 1))
-    if found != model.num_layers:
-        more = "more" if found > model.num_layers else "not as many"
-        raise ForeignError(
-            f"{folder}: {CONFIG} tells of {model.num_layers} layers, and there are {more}"
-        )
+    told = model.num_layers + model.mtp_num_layers
+    found = sum(norm.format(i) in names for i in range(told + 1))
+    if found != told:
+        more = "more" if found > told else "not as many"
+        raise ForeignError(f"{folder}: {CONFIG} tells of {told} layers, and there are {more}")
 
 
 def import_model(

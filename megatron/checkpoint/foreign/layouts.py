@@ -5,18 +5,22 @@ the layout of each of our tensors. A layout moves numbers and changes none, so a
 exported bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
-from megatron.model.ownership import LAYERS
+from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.parallel.box import Shape
+
+DEPTHS: Final = f"{MULTI_TOKEN_PREDICTION}.layers."
+"""Prefix of our names of all parameters of multi-token prediction."""
 
 
 class ForeignError(ValueError):
@@ -37,6 +41,10 @@ class Layout:
         """Return the names of their tensors in a model."""
         return self.names
 
+    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """Return those of the names that files may lack, because their tensors are copies."""
+        return ()
+
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
         """Return the shapes of their tensors, given the shape of our tensor."""
         return [ours]
@@ -51,7 +59,52 @@ class Layout:
 
 
 class Same(Layout):
-    """A tensor that is the same in both programs."""
+    """A tensor that our model and the foreign model hold in the same form."""
+
+
+class SharedByDepths(Layout):
+    """A tensor of which they store a copy for every depth of multi-token prediction.
+
+    Args:
+        name: name of their tensor.
+        copy: name of a copy; ``{}`` stands for the number of the depth's layer.
+    """
+
+    def __init__(self, name: str, copy: str) -> None:
+        super().__init__(name)
+        self._copy = copy
+
+    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return self.names + self.copies_in(model)
+
+    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        first = model.num_layers
+        return tuple(self._copy.format(first + depth) for depth in range(model.mtp_num_layers))
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [ours] * (1 + model.mtp_num_layers)
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        first, *copies = theirs
+        if any(not torch.equal(_bits(first), _bits(copy)) for copy in copies):
+            raise ForeignError(
+                f"{self._copy.format('*')} differs from {self.names[0]}, and this program has one "
+                "matrix for both"
+            )
+        return first
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return [ours] * (1 + model.mtp_num_layers)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, of which also NaN are equal."""
+    return tensor.contiguous().view(torch.uint8)
 
 
 class Halves(Layout):
@@ -117,7 +170,7 @@ class InOne(Layout):
 
 
 class Transposed(Layout):
-    """Matrices that they store transposed.
+    """Matrices that the foreign model stores transposed.
 
     Args:
         stored: layout of the matrices after they are transposed.
@@ -186,19 +239,24 @@ class Recipe:
         model: the model.
         shape: shape of our tensor.
         layout: how our tensor is made of their tensors.
-        theirs: names of their tensors.
+        their_shapes: shapes of their tensors by name.
     """
 
     model: ModelConfig
     shape: Shape
     layout: Layout
-    theirs: tuple[str, ...]
+    their_shapes: Mapping[str, Shape]
 
     @property
-    def their_shapes(self) -> dict[str, Shape]:
-        """The shapes of their tensors by name."""
-        shapes = self.layout.shapes(self.shape, self.model)
-        return dict(zip(self.theirs, shapes, strict=True))
+    def theirs(self) -> tuple[str, ...]:
+        """The names of their tensors."""
+        return tuple(self.their_shapes)
+
+    def among(self, names: Collection[str]) -> "Recipe":
+        """Return the recipe without the copies that are not among ``names``."""
+        lacking = set(self.layout.copies_in(self.model)) - set(names)
+        shapes = {name: own for name, own in self.their_shapes.items() if name not in lacking}
+        return replace(self, their_shapes=shapes)
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         """Return our tensor, contiguous."""
@@ -222,11 +280,25 @@ def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
     """
     found = {}
     for name, shape in tensor_shapes(model).items():
-        key, number = without_number(name)
+        key, number = _in_table(name, model)
         layout = table[key]
-        theirs = tuple(theirs.format(number) for theirs in layout.names_in(model))
-        found[name] = Recipe(model, shape, layout, theirs)
+        theirs = [theirs.format(number) for theirs in layout.names_in(model)]
+        shapes = layout.shapes(shape, model)
+        found[name] = Recipe(model, shape, layout, dict(zip(theirs, shapes, strict=True)))
     return found
+
+
+def _in_table(name: str, model: ModelConfig) -> tuple[str, str]:
+    """Return the name in a table, and the number of the layer.
+
+    In their numbers the depths of multi-token prediction follow the last layer.
+    """
+    if not name.startswith(DEPTHS):
+        return without_number(name)
+    depth, _, rest = name.removeprefix(DEPTHS).partition(".")
+    of_layer = rest.removeprefix("transformer_layer.")
+    key = DEPTHS + rest if of_layer == rest else LAYERS + of_layer
+    return key, str(model.num_layers + int(depth))
 
 
 def without_number(name: str) -> tuple[str, str]:

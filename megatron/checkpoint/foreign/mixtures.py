@@ -143,7 +143,14 @@ def _write_olmoe(model: ModelConfig) -> Values:
 
 
 def experts_table(block: str, gate: str, up: str, down: str) -> dict[str, Layout]:
-    """Return the layouts of a router and of experts; the arguments are their names."""
+    """Return the layouts of a router and of experts.
+
+    Args:
+        block: name of the module in a layer that holds router and experts.
+        gate: name of an expert's gate projection.
+        up: name of an expert's up projection.
+        down: name of an expert's down projection.
+    """
 
     def of_expert(name: str) -> str:
         return f"model.layers.{{}}.{block}.experts.{{expert}}.{name}.weight"

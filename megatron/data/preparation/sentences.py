@@ -25,7 +25,7 @@ class SentenceConfig:
 
 
 def splitter(config: SentenceConfig) -> Splitter:
-    """Make the function that cuts a text.
+    """Return the function that cuts a text into sentences.
 
     Raises:
         ValueError: NLTK or its data for the language is not installed.

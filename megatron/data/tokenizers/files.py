@@ -13,7 +13,7 @@ def library(name: str, asker: str) -> Any:
 
     Args:
         name: the package, or a module of it.
-        asker: what needs it, such as a flag with its value.
+        asker: the flag with its value, or the file, that needs the package.
 
     Raises:
         ValueError: the package is not installed.

@@ -79,12 +79,14 @@ class CpuKernels(ReferenceKernels):
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """See ``Kernels``."""
-        return host_flash(part)
+        return host_flash(part) if part.view is None else super().attend_to_part(part)
 
     def gradients_of_part(
         self, part: AttentionPart, whole: Attended, grad_basd: Tensor
     ) -> Gradients:
         """See ``Kernels``."""
+        if part.view is not None:
+            return super().gradients_of_part(part, whole, grad_basd)
         return host_flash_gradients(part, whole, grad_basd)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:

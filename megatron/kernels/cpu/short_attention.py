@@ -60,7 +60,7 @@ def _dense(t_basd: Tensor, groups: int, block: tuple[int, int]) -> Tensor:
 def _backward(
     q_xqd: Tensor, k_xkd: Tensor, v_xkd: Tensor, grad_xqd: Tensor, queries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a block's gradient of its queries, and its part of those of keys and values."""
+    """Return the gradient of a block's queries, and its part of the keys' and values' gradients."""
     scale = q_xqd.shape[-1] ** -0.5
     score_xqk = (q_xqd @ k_xkd.mT).mul_(scale)
     prob_xqk = torch.softmax(_hide_future(score_xqk, queries), dim=-1)

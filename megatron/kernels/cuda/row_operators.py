@@ -43,7 +43,7 @@ def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
 
 
 def norm_span(r: int, h: int) -> int:
-    """Return how many rows a program of the backward goes through."""
+    """Return how many rows one Triton program of a norm's backward goes through."""
     return max(_LEAST_SPAN, quotient(r, _MOST_SPANS), norm_tile(h, 1)["ROWS"])
 
 

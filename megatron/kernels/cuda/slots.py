@@ -203,7 +203,7 @@ class CudaSlots(SlotOperations):
     def weighted(
         self, inner_ri: Tensor, weights_r: Tensor, activation: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See ``Kernels``; an activation function that no program knows is run by itself."""
+        """See ``Kernels``; an activation function that no Triton program has runs in PyTorch."""
         fused = _FUSED.get(getattr(activation, "__name__", ""))
         if fused is None or getattr(activation, "__self__", None) is not self:
             return super().weighted(inner_ri, weights_r, activation)

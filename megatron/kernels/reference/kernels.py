@@ -301,7 +301,7 @@ class ReferenceKernels(SlotOperations, TiledOutput):
 
         Parts of the keys can be put together (``partial_attention``). Autograd records nothing.
         """
-        return flash(part) if self._flashes(part.q_basd) else multiplied(part)
+        return flash(part) if self._flashes(part) else multiplied(part)
 
     def gradients_of_part(
         self, part: AttentionPart, whole: Attended, grad_basd: Tensor
@@ -313,12 +313,12 @@ class ReferenceKernels(SlotOperations, TiledOutput):
             whole: attention of the part's queries to all keys.
             grad_basd: gradient of the output of ``whole``.
         """
-        gradients = flash_gradients if self._flashes(part.q_basd) else multiplied_gradients
+        gradients = flash_gradients if self._flashes(part) else multiplied_gradients
         return gradients(part, whole, grad_basd)
 
-    def _flashes(self, q_basd: Tensor) -> bool:
-        """Return whether ``flash`` computes attention of these queries to a part of the keys."""
-        return q_basd.is_cuda and knows_flash(q_basd)
+    def _flashes(self, part: AttentionPart) -> bool:
+        """Return whether ``flash`` computes attention to a part of the keys."""
+        return part.q_basd.is_cuda and knows_flash(part)
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         """Return whether ``_attend`` is quick for queries of the last positions only."""

@@ -1,4 +1,4 @@
-"""Biases of experts: those of the first layers join slots, those of the second layers join tokens.
+"""Biases of experts: biases of first layers join slots, biases of second layers join tokens.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, k choices of a token,
 z slots of this rank, o outputs of a layer, h hidden; e experts of this rank, E of the layer.

@@ -31,7 +31,7 @@ from megatron.layers.site import Site
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """Sizes of a mixture.
+    """Sizes of the experts of one layer.
 
     Attributes:
         hidden_size: h.
@@ -148,7 +148,7 @@ class _TwoLayers(nn.Module):
 
 
 class _OfSlots(torch.autograd.Function):
-    """The weight of every slot, given those of this rank's choices."""
+    """The weight of every slot, given the weights of this rank's choices."""
 
     @staticmethod
     def forward(ctx: Any, weights_buk: Tensor, route: Route) -> Tensor:

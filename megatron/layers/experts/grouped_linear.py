@@ -183,8 +183,9 @@ class _Factors:
         route: of the layer's tokens.
         grad: gradient of the layer's outputs.
         x: the layer's inputs.
-        of_slots: both are those of slots. Otherwise they are as W keeps them: those of slots, or,
-            unless the route keeps what has arrived, those of tokens where the layer has tokens.
+        of_slots: whether both have a row for every slot. Otherwise they are as W keeps them: with
+            rows of slots, or with rows of tokens where the layer has tokens and the route does not
+            keep the rows that have arrived.
     """
 
     layer: GroupedLinear

@@ -90,12 +90,12 @@ def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel, kernels: 
 
 @dataclass(frozen=True, eq=False)
 class Gathering:
-    """A ``Route``: the tokens of all ranks are here, and those of this rank's experts have slots.
+    """A ``Route`` that gathers the tokens of all ranks; tokens of this rank's experts get slots.
 
     Attributes:
-        order: of the slots.
-        ranks: have the tokens.
-        kernels: of the layer.
+        order: the order of the slots.
+        ranks: the ranks that have the tokens.
+        kernels: kernels of the layer.
     """
 
     order: Order

@@ -3,7 +3,7 @@
 A token's score of an expert is a softmax over all experts, or a sigmoid of each. It chooses the k
 experts with the best scores, from the best groups alone if experts form groups (arXiv 2412.19437,
 section 2.1.2). A *bias* of every expert may join the scores for the choice, never for the weights;
-it balances the experts without a loss (arXiv 2408.15664). What else balances them stands in
+it balances the experts without a loss (arXiv 2408.15664). Other ways to balance experts stand in
 ``balance.py`` (losses) and ``sinkhorn.py`` (another way to choose).
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, k choices of a
@@ -92,7 +92,7 @@ class RouterOptions:
 
 
 class Choice(NamedTuple):
-    """What tokens have chosen.
+    """The choices of tokens.
 
     Attributes:
         experts_buk: int64, all of a token different.
@@ -109,7 +109,7 @@ class Router(nn.Module):
     Args:
         options: how tokens choose.
         hidden_size: h.
-        site: what the router is built in.
+        site: device, dtype, kernels and ranks of the router.
 
     Attributes:
         expert_bias: fp32 [e], which no gradient reaches; training changes it after every iteration

@@ -17,6 +17,10 @@ TOLERANCE: Final = 1e-4
 MOST_ROUNDS: Final = 100
 """Scaling ends after so many rounds, because factors of hardly liked experts may never settle."""
 
+ASSUMED_ROUNDS: Final = 8
+"""Rounds where work is counted, without values. With 4,096 tokens and 8 to 128 experts, random
+logits needed 4 to 6 rounds if their standard deviation was 1.3, and 9 to 16 if it was 3."""
+
 _LEAST: Final = 1e-8
 
 
@@ -33,11 +37,10 @@ def balanced(logits_ne: Tensor, tokens: int, over_ranks: Callable[[Tensor], Tens
     scores_ne = (logits_ne - logits_ne.amax(1, keepdim=True)).exp()
     of_experts_e = scores_ne.new_ones(experts)
     of_tokens_n = scores_ne.new_zeros(len(scores_ne))
-    for _ in range(MOST_ROUNDS):
+    for _ in range(ASSUMED_ROUNDS if scores_ne.is_meta else MOST_ROUNDS):
         of_tokens_n = 1 / (tokens * ((of_experts_e * scores_ne).sum(1) + _LEAST))
         sums_e = over_ranks((of_tokens_n[:, None] * scores_ne).sum(0))
         earlier_e, of_experts_e = of_experts_e, 1 / (experts * (sums_e + _LEAST))
-        # Without values, as where work is counted, one round stands for all. NaN ends them too.
-        if scores_ne.is_meta or not (earlier_e - of_experts_e).abs().mean() > TOLERANCE:
+        if not (earlier_e - of_experts_e).abs().mean() > TOLERANCE:  # NaN ends the rounds too
             break
     return of_experts_e * scores_ne * of_tokens_n[:, None]

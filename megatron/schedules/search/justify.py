@@ -59,7 +59,7 @@ def to_the_left(problem: Problem, base: Scheduled, slack: float) -> Scheduled:
 
 
 def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Scheduled:
-    """Return the shortest schedule: ``base`` or one of those that the pushes to and fro make.
+    """Return the shortest schedule: ``base``, or a schedule that the pushes to and fro make.
 
     Args:
         problem: the passes and the limits of memory.

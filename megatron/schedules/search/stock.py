@@ -6,7 +6,9 @@ row: at p = 128 an IF overtakes a thousand other passes.
 
 
 class Stock:
-    """One quantity that a rank holds, and the changes of it in the rest of the base row.
+    """One quantity that a rank holds, and its changes in the rest of the base row.
+
+    The base row is the row from which the search starts.
 
     Attributes:
         room: how much more the rank may hold.

@@ -1,4 +1,7 @@
-"""Costs of the passes and communications of a plan, from the counts of its ranks."""
+"""Costs of the passes and communications of a plan, from the counts of its ranks.
+
+A count lists what a pass of one rank launches, sends and keeps (``count.py``).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -2,8 +2,10 @@
 
 * The result of a matrix product is cut into tiles. A multiprocessor computes one tile at a time,
   and all multiprocessors together compute a wave of tiles. A wave that is not full takes as long as
-  a full one. A tile begins by filling its pipeline, which takes as long as some additional depth k.
-* Attention in one kernel attains its own share of the peak, counted in FLOPs that it executes.
+  a full one. Before a tile multiplies, it fills a pipeline of loads. This takes as long as some
+  more steps along k, the dimension over which a product sums.
+* Fused attention attains a share of the peak of its own. Its FLOPs are those that the kernel
+  executes.
 * No kernel is faster than the memory moves its bytes; a kernel without products takes just this
   time.
 * The host queues kernels ahead of the GPU, so the host costs no time. Between the end of a kernel

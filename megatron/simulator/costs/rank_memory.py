@@ -2,7 +2,7 @@
 
 A count says how many bytes a pass leaves behind, frees, and needs while it runs. A rank always
 holds some bytes; at any moment it also holds the bytes that all passes and communications so far
-have left behind, and those that the present pass needs.
+have left behind, and the bytes that the present pass needs.
 """
 
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ Stages = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of one layer and of all other work; they give the costs of any distribution.
+    """Costs of one layer and of all other work, from which the costs of any stages follow.
 
     Attributes:
         stages: the stages.

@@ -59,7 +59,9 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> "Window":
-        """Return the window of ``FROM:TO`` (times) or ``mFROM:mTO``; each number may be left out.
+        """Return the window of ``FROM:TO`` (times) or ``mFROM:mTO`` (microbatches).
+
+        Each of the two numbers may be left out.
 
         Raises:
             ValueError: if the text is no window.

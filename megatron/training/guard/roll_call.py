@@ -29,7 +29,7 @@ class Verdict:
 
 
 class RollCall:
-    """One rank's part in the calls.
+    """One rank's part in the calls that ask all ranks where they are.
 
     ``rendezvous`` must have a connection to the store that only this thread uses.
 

@@ -1,8 +1,8 @@
-"""From a configuration to the plan of a training iteration: pure Python, the same on every rank.
+"""From a configuration to the plan of a training iteration, which is the same on every rank.
 
 The schedule decides the number of stages. The number of stages decides how many layers each stage
-has. The layers decide the costs of the passes, and the costs decide their order. All of it is known
-before any rank starts; an impossible plan is refused then too.
+has. The layers decide the costs of the passes, and the costs decide the order of the passes. So no
+other rank is needed, and an impossible plan is refused before the ranks meet.
 """
 
 from dataclasses import replace

@@ -101,7 +101,7 @@ def gated(out_rf, gate_up_rf, f, GELU: tl.constexpr, BLOCK: tl.constexpr):
 def gated_backward(
     gate_up_grad_rf, gate_up_rf, grad_rf, f, GELU: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Gradients of both halves, where they belong."""
+    """Write the gradients of gate and up to their halves of ``gate_up_grad_rf``."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < f

@@ -76,7 +76,7 @@ def norm_backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Form the gradient of a norm's input, and the span's part of those of weight and bias.
+    """Form the gradient of a norm's input, and the span's part of weight's and bias's gradients.
 
     With ``STREAM`` the input went elsewhere too, and that gradient is added.
     """

@@ -40,7 +40,7 @@ def place_choices(
 ):
     """Write the slot of every choice, and the choice of every slot.
 
-    ``sums`` adds ``counts`` up, in the order of its memory.
+    ``sums`` has the sums of ``counts`` so far, in the order in which ``counts`` lies in memory.
     """
     block = tl.program_id(0)
     within = tl.arange(0, BLOCK)

@@ -25,7 +25,7 @@ class DividedAtLayers(Recomputation):
 
     Attributes:
         recorder: records the passes.
-        between: whether other layers follow; their backward makes a new gradient.
+        between: whether other layers follow. The backward of these layers makes a new gradient.
     """
 
     recorder: Recorder = field(kw_only=True)

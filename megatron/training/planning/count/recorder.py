@@ -38,6 +38,9 @@ GRANULE: Final = 512
 """Bytes; PyTorch's allocator on CUDA rounds sizes up to multiples of them."""
 
 
+_READ: Final = torch.ops.aten._local_scalar_dense.default
+"""The operation by which the host reads a number of the device."""
+
 _ONLY_IN_PLACE: Final = {"aten::_fused_sgd_"}
 """Operations that only change their arguments; PyTorch cannot run them on ``meta``."""
 
@@ -108,8 +111,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation, and list it."""
+        """Run an operation, and list it.
+
+        If code asks whether a condition holds, the host waits, and the answer is yes: a loop that
+        goes on under a condition runs as often as the code allows.
+        """
         kwargs = kwargs or {}
+        if function is _READ and args[0].is_meta and args[0].dtype == torch.bool:
+            self.let_the_host_wait()
+            return True
         if _is_of_the_host(args, kwargs):
             return function(*args, **kwargs)
         given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}

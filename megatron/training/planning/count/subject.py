@@ -31,9 +31,11 @@ class Subject(NamedTuple):
 
     The plan gives the number of pipeline ranks and the treatment of the vocabulary.
 
-    The stream is the activations between layers. With ``documents`` every sample counts as one
-    document, which is the most work that documents can make. ``None``: samples are not divided.
-    ``expert_imbalance`` is as in ``DryRun``.
+    Attributes:
+        wide_stream: whether the activations between layers are fp32.
+        documents: every sample counts as one document, which is the most work that documents can
+            make; ``None``: samples are not divided.
+        expert_imbalance: as in ``DryRun``.
     """
 
     model: ModelConfig

@@ -10,9 +10,10 @@ from training.planning.count.counting import LLAMA, counted, run_of
 
 from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import DryRun
+from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.experts import Dispatcher
 from megatron.schedules.passes import PassKind
-from megatron.simulator.costs.count import Collective, RankCount
+from megatron.simulator.costs.count import HOST_WAIT, Collective, Launch, RankCount
 from megatron.training.planning.count.assumed_routes import assumed_journey, busiest
 
 MIXTURE: Final = replace(
@@ -68,3 +69,27 @@ def test_more_rows_take_longer_to_arrive() -> None:
     grown = exchanged(of("alltoall", 1.5)) - exchanged(of("alltoall", 1.0))
     weights = 2 * MIXTURE.seq_length * 4
     assert grown == MIXTURE.num_layers * (2 * hidden + weights) // 2
+
+
+def test_the_host_waits_for_every_assumed_round_of_sinkhorn() -> None:
+    """Beside the waits, rounds are launches; without sinkhorn the host never waits."""
+    balanced = replace(
+        MIXTURE,
+        moe_router_topk=1,
+        moe_router_load_balancing_type="sinkhorn",
+        moe_aux_loss_coeff=0.0,
+    )
+    plain = replace(MIXTURE, moe_router_topk=1, moe_router_score_function="sigmoid")
+    steps = {
+        model: [
+            step
+            for work, _ in counted(run_of(model), (2,))[0].passes["F", 0].parts
+            for step in work.steps
+        ]
+        for model in (balanced, plain)
+    }
+    rounds = ASSUMED_ROUNDS * MIXTURE.num_layers
+    assert steps[balanced].count(HOST_WAIT) == rounds
+    assert steps[plain].count(HOST_WAIT) == 0
+    launches = [sum(isinstance(s, Launch) for s in steps[model]) for model in (balanced, plain)]
+    assert launches[0] - launches[1] > 5 * rounds
