@@ -51,6 +51,9 @@ class PlanFlags:
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
         f"Model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}.", COUNT, metavar="CHUNKS",
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
+    num_seq_splits: int | None = flag(None,
+        "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",
+        names=PLAN_FLAGS["slices"][1:], unset="1, or those of --schedule-file")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "Microbatches of a rank that may be in flight.", COUNT, metavar="MICROBATCHES",
         names=PLAN_FLAGS["memory_limit"][1:], unset="the schedule's")
@@ -64,7 +67,8 @@ class PlanFlags:
     split_backward: bool = flag(False, "Make W a pass of its own.")
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each F with a B that stands beside it, where the plan does not become longer. In a "
-        "pair, each pass works while the other one waits (--waits).")
+        "pair, each pass works while the other one waits (--waits). A rank may hold one "
+        "microbatch more, or as many as the memory limit allows.")
     search_seconds: float | None = flag(None,
         "Time to look for the plan; then the best so far is taken.", NOT_NEGATIVE,
         names=PLAN_FLAGS["seconds"][1:],
@@ -87,6 +91,7 @@ def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> R
         "ranks": size.pipeline_model_parallel_size,
         "microbatches": size.microbatches,
         "chunks": plan.num_virtual_stages_per_pipeline_rank,
+        "slices": plan.num_seq_splits,
         "memory_limit": plan.zero_bubble_max_pending_backward,
         "split_backward": plan.split_backward or None,
         "file": plan.schedule_file,
@@ -107,6 +112,7 @@ def _of_file(path: Path | None) -> dict[str, Any]:
         "vocabulary": treatments_of(plan)[0],
         "ranks": plan.ranks,
         "microbatches": plan.microbatches,
+        "slices": plan.slices,
     }
 
 

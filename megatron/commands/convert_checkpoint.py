@@ -5,10 +5,11 @@ convert-checkpoint export CHECKPOINTS MODEL --like ORIGINAL --dtype bfloat16
 convert-checkpoint import-core CORE CHECKPOINTS --vocab-size 50257
 
 MODEL is a folder with config.json and safetensors files, of GPT-2, Llama 2 or 3, Mistral, Qwen 2 or
-3, or the text models Gemma 1, 2 or 3. CHECKPOINTS is a folder as --save writes it. An import is a
-checkpoint of iteration 0 that any layout starts from, with --load CHECKPOINTS --finetune
---use-checkpoint-args; it prints these flags. An export takes the checkpoint of any layout; no
-padding of the vocabulary leaves. Tensors go through one by one, so that memory holds one file's.
+3, the text models Gemma 1, 2 or 3, or of the mixtures Mixtral, Qwen 2 and 3 MoE, OLMoE, DeepSeek-V2
+and V3 and GPT-OSS. CHECKPOINTS is a folder as --save writes it. An import is a checkpoint of
+iteration 0 from which any layout starts, by the flags --load CHECKPOINTS --finetune
+--use-checkpoint-args, which the command prints. An export takes the checkpoint of any layout, and
+leaves out the padding of the vocabulary. Memory holds the tensors of one file at a time.
 
 CORE is a checkpoint of Megatron-Core in the format torch_dist. Flags of the model that it does not
 tell, and the size of the vocabulary without padding, are given by the flags of pretrain_gpt.py.

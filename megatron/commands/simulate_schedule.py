@@ -5,6 +5,7 @@ simulate-schedule --pipeline-schedule zb-v --vocab-parallel vocab-2 -p 8 -m 24 -
 simulate-schedule --pipeline-schedule zb-v -p 8 -m 64 --text --window m20:m24
 simulate-schedule --schedule-file my.plan --measured-costs costs.json
 simulate-schedule --cost F=1,B=2:2:2:4.4,p2p=0.1 --json
+simulate-schedule --vocab-parallel vocab-1 --num-seq-splits 4 --attention-share 0.2
 simulate-schedule --vocab-parallel redis --output-layer 1.2 --num-layers 32
 simulate-schedule --pipeline-schedule dualpipe-v --overlap-moe-expert-parallel-comm \
   --cost F=1.5,B=1.5,W=1 --waits F=0.5,B=0.5
@@ -15,17 +16,17 @@ simulate-schedule --replicas 64 --parameters 1e9 --replica-bandwidth 50e9 --repl
 
 Flags of a plan have the names that they have in training; their second names mean the same.
 
-Costs may have any unit, and the results have the same. They are those of one pass of one chunk; for
-'auto', which compares schedules, of all chunks of a rank together. If W is given, B is the input
-gradient, and schedules that do not split the backward run B + W as one pass. If W is absent, B is
-the whole backward. If R is given, layers are computed again; without --recompute-ahead that is a
-part of B. 'none' and 'redis' have no passes of the output layer: there only --output-layer adds its
-time, to the last stage.
+Costs may have any unit, and the results have the same unit. A cost is the time of one pass of one
+chunk; for 'auto', which compares schedules, it is the time for all chunks of a rank together. If W
+is given, B is the input gradient, and schedules that do not split the backward run B + W as one
+pass. If W is absent, B is the whole backward. If R is given, layers are computed again; without
+--recompute-ahead B then takes R + B. 'none' and 'redis' have no passes of the output layer: there
+only --output-layer adds its time, to the last stage.
 
 Replicas of the pipeline reduce the gradients of buckets (RG), and with a sharded optimizer each
 updates a part of the parameters (U) and gathers the others (AG). The costs have the time of all
-buckets of a rank together; or RG and AG follow from --parameters and the link. A rank has as many
-parameters in each chunk, and in each vocabulary layer that is split, as in the others.
+buckets of a rank together; or RG and AG follow from --parameters and the link. All chunks of a
+rank, and all vocabulary layers that are split, have equally many parameters.
 """
 
 import json
@@ -47,7 +48,7 @@ from megatron.commands.arguments import (
 from megatron.commands.replica_flags import ReplicaFlags, about_replicas, with_exchange
 from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, SHARE, flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import told_as_error
 from megatron.schedules.catalogue import TRAITS
@@ -57,6 +58,7 @@ from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.slice_lengths import SLICE_STRATEGIES
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import (
     DEFAULT_COSTS,
@@ -100,6 +102,13 @@ class CostFlags:
     vocab_recompute: bool = flag(False,
         "The backward of --output-layer computes the logits again, which takes TIME once more.",
         needs="--output-layer", lack="adds to the time of the output layer")
+    attention_share: float = flag(0.0,
+        "Share of the time of F, R and B that causal attention takes: a later slice reads more "
+        "keys, so it takes longer.", SHARE, needs="--num-seq-splits",
+        lack="makes later slices of a microbatch dearer")
+    seq_split_strategy: str = flag("uniform",
+        "Slices of equal length (uniform), or of equal time (balanced).", metavar="STRATEGY",
+        choices=SLICE_STRATEGIES, needs="--attention-share", lack="is about later slices")
     num_layers: int | None = flag(None, "Layers of the model, for redis.", COUNT,
         names=PLAN_FLAGS["layers"][1:], unset=f"{LAYERS_PER_STAGE} a stage")
     final_stage_num_layers: int | None = flag(None, "Layers of the last stage, for redis.",
@@ -198,6 +207,8 @@ def read_case(flags: Flags, request: Request) -> Scenario:
         replicas.replicas,
         replicas.cut,
         own.vocab_recompute,
+        own.attention_share,
+        next(name for name in SLICE_STRATEGIES if name == own.seq_split_strategy),
     )
 
 
@@ -223,6 +234,7 @@ def figures(
         "vocab": scenario.request.vocabulary,
         "p": scenario.request.ranks,
         "m": scenario.request.microbatches,
+        "slices": scenario.request.slices,
         "replicas": scenario.replicas,
         "iteration_time": done.timeline.end,
         "idle": done.timeline.idle(),
@@ -238,10 +250,11 @@ def heading(scenario: Scenario, done: Simulation) -> str:
     """Return the results of a simulation in one line."""
     request = scenario.request
     taken = f" takes {done.schedule}" if request.traits.compares else ""
+    slices = "" if request.slices == 1 else f", n = {request.slices}"
     replicas = "" if scenario.replicas == 1 else f", d = {scenario.replicas}"
     return (
         f"{request.schedule}{taken}, vocabulary {request.vocabulary}, p = {request.ranks}, "
-        f"m = {request.microbatches}{replicas}: {headline(done.timeline, done.in_flight)}"
+        f"m = {request.microbatches}{slices}{replicas}: {headline(done.timeline, done.in_flight)}"
     )
 
 

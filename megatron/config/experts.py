@@ -91,7 +91,9 @@ class ExpertFlags:
         "refused.", idle_without=_EXPERTS)
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each forward with a backward that stands beside it in the plan, where no iteration "
-        "becomes longer: each works while tokens of the other travel to experts and back. "
+        "becomes longer: each works while tokens of the other travel to experts and back. A rank "
+        "may then hold one microbatch more, or as many as --zero-bubble-max-pending-backward "
+        "allows. "
         f"--pipeline-schedule {' or '.join(PAIRED_SCHEDULES)} is made for it.",
         idle_without=_EXPERTS)
     delay_wgrad_compute: bool = flag(False,

@@ -15,6 +15,7 @@ from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
+from megatron.config.slices import SliceFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 
@@ -58,6 +59,8 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--mtp-num-layers makes the last stage read further embeddings"
     if flags[EightBitFlags].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
+    if flags[SliceFlags].num_seq_splits > 1:
+        yield "--num-seq-splits makes attention of every slice see another number of keys"
     if experts_of(flags) is not None:
         yield "--num-experts makes layers leave losses of their own, which no graph hands over"
     if flags[RecomputeFlags].recompute_ahead is not None:

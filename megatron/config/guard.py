@@ -51,7 +51,7 @@ class GuardFlags:
         "stuck.",
         POSITIVE, unset="half of --distributed-timeout-minutes")
     log_straggler: bool = flag(False,
-        "Time the passes of one iteration of every printed line, and report slow ranks.")
+        "Time the passes of one iteration for every printed line, and report slow ranks.")
     manual_gc: bool = flag(False,
         "Collect Python's garbage on all ranks at the same times, so that no rank waits for "
         "another rank's collector.")

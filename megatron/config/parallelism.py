@@ -59,7 +59,13 @@ class ParallelFlags:
         "How attention sees the tokens of all context-parallel ranks. all_gather: it gathers keys "
         "and values. p2p: keys and values pass along a ring of the ranks while attention to those "
         "that are there is computed. a2a: ranks exchange heads for tokens, and each computes "
-        "attention of some heads for all tokens.", idle_without="--context-parallel-size > 1")
+        "attention of some heads for all tokens. a2a+p2p: neighbours exchange heads, and keys and "
+        "values pass along a ring of sets of neighbours.",
+        idle_without="--context-parallel-size > 1")
+    hierarchical_context_parallel_sizes: tuple[int, ...] = flag((),
+        "With --cp-comm-type a2a+p2p: number of neighbours that exchange heads, and number of such "
+        "sets, which make a ring.", RANKS, metavar="HEADS RING",
+        idle_without="--cp-comm-type a2a+p2p")
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
@@ -159,19 +165,42 @@ def _next_tokens(flags: Flags) -> Iterator[str]:
         )
 
 
+def adjacent_heads(flags: ParallelFlags) -> int:
+    """Return how many adjacent context-parallel ranks exchange heads, of those that make a ring."""
+    if flags.context_parallel_size == 1 or flags.cp_comm_type != "a2a+p2p":
+        return 1
+    return flags.hierarchical_context_parallel_sizes[0]
+
+
+def _levels(flags: Flags) -> Iterator[str]:
+    parallel = flags[ParallelFlags]
+    ranks, sizes = parallel.context_parallel_size, parallel.hierarchical_context_parallel_sizes
+    if ranks == 1 or parallel.cp_comm_type != "a2a+p2p":
+        return
+    if len(sizes) != 2 or prod(sizes) != ranks or min(sizes) == 1:
+        given = " ".join(map(str, sizes)) if sizes else "unset"
+        yield (
+            f"--hierarchical-context-parallel-sizes {given} with --cp-comm-type a2a+p2p and "
+            f"--context-parallel-size {ranks}: give two numbers above 1 whose product is {ranks}, "
+            "first the ranks that exchange heads; for a single level choose --cp-comm-type a2a or "
+            "p2p"
+        )
+
+
 def _exchanged_heads(flags: Flags) -> Iterator[str]:
     parallel, ranks = flags[ParallelFlags], flags[ParallelFlags].context_parallel_size
-    if ranks == 1 or parallel.cp_comm_type != "a2a":
+    if ranks == 1 or "a2a" not in parallel.cp_comm_type or any(_levels(flags)):
         return
     try:
         model = sound_model(flags)
     except ValueError:  # another rule reports this mistake
         return
     tensor = parallel.tensor_model_parallel_size
-    if model.num_query_groups % (tensor * ranks):
+    heads = ranks if parallel.cp_comm_type == "a2a" else adjacent_heads(parallel)
+    if model.num_query_groups % (tensor * heads):
         yield (
-            f"--cp-comm-type a2a with --context-parallel-size {ranks}: "
-            f"--tensor-model-parallel-size {tensor} x {ranks} ranks cannot share "
+            f"--cp-comm-type {parallel.cp_comm_type} with --context-parallel-size {ranks}: "
+            f"--tensor-model-parallel-size {tensor} x {heads} ranks cannot share "
             f"{model.num_query_groups} heads of keys and values evenly; choose fewer ranks, or "
             "--cp-comm-type all_gather"
         )
@@ -179,12 +208,13 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
 
 def _passed_on(flags: Flags) -> Iterator[str]:
     parallel, dropout = flags[ParallelFlags], flags[ModelFlags].attention_dropout
-    if parallel.context_parallel_size > 1 and parallel.cp_comm_type == "p2p" and dropout:
+    is_ring = parallel.cp_comm_type in ("p2p", "a2a+p2p")
+    if parallel.context_parallel_size > 1 and is_ring and dropout:
         yield (
-            f"--attention-dropout {dropout} with --cp-comm-type p2p: a ring forms the "
-            "probabilities part by part, and would have to keep what every part has dropped; use "
-            "--attention-dropout 0, or choose --cp-comm-type all_gather or a2a"
+            f"--attention-dropout {dropout} with --cp-comm-type {parallel.cp_comm_type}: a ring "
+            "forms the probabilities part by part, and would have to keep what every part has "
+            "dropped; use --attention-dropout 0, or choose --cp-comm-type all_gather or a2a"
         )
 
 
-CONTEXT_RULES = (_sequence, _next_tokens, _exchanged_heads, _passed_on)
+CONTEXT_RULES = (_sequence, _next_tokens, _levels, _exchanged_heads, _passed_on)

@@ -27,6 +27,7 @@ from megatron.config.schedule import (
     treatments_asked,
     treatments_of,
 )
+from megatron.config.slices import SliceFlags
 from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags, Rule, faults_of
@@ -158,10 +159,12 @@ def _plan_file(flags: Flags) -> Iterator[str]:
     share = (train.micro_batch_size or 1) * number_of_replicas(flags)
     batch = train.global_batch_size or share
     ranks = flags[ParallelFlags].pipeline_model_parallel_size
-    for misfit in misfits(plan, ranks, batch // share, treatment_of(flags)):
+    wanted = ranks, batch // share, treatment_of(flags), flags[SliceFlags].num_seq_splits
+    for misfit in misfits(plan, *wanted):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
             "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "slices": f"--num-seq-splits {plan.slices}",
             "vocabulary": f"--vocab-parallel {treatments_of_plan(plan)[0]}",
         }[misfit.field]
         yield f"--schedule-file {file} {misfit.fault}: give {way_out}, or another file"

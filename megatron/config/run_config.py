@@ -37,7 +37,12 @@ from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import ModelFlags
 from megatron.config.optimizer_kind import optimizer_config
-from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
+from megatron.config.parallelism import (
+    ParallelFlags,
+    adjacent_heads,
+    number_of_replicas,
+    on_cuda,
+)
 from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
 from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordFlags, record_config
@@ -49,6 +54,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatments_of,
 )
+from megatron.config.slices import SliceFlags
 from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
@@ -57,6 +63,7 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
+from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
@@ -95,6 +102,7 @@ class ParallelConfig:
             outside of attention and MLP.
         context_size: context-parallel ranks c, which share every sequence.
         context_exchange: how attention sees the tokens of all of these ranks.
+        context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
         experts: the ranks that have the experts of a layer.
         nccl_blocks: thread blocks that NCCL may use.
@@ -124,6 +132,9 @@ class ParallelConfig:
     sequence_parallel: bool = False
     context_size: int = 1
     context_exchange: ContextExchange = "all_gather"
+    context_heads_size: int = 1
+    num_seq_splits: int = 1
+    seq_split_strategy: SplitStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
@@ -144,6 +155,7 @@ class ParallelConfig:
             self.context_size,
             self.experts.size,
             self.experts.tensor_size,
+            self.context_heads_size,
         )
 
     @property
@@ -183,6 +195,9 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
         context_exchange=parallel.cp_comm_type,
+        context_heads_size=adjacent_heads(parallel),
+        num_seq_splits=flags[SliceFlags].num_seq_splits,
+        seq_split_strategy=flags[SliceFlags].seq_split_strategy,
         experts=expert_ranks(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),

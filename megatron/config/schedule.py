@@ -68,8 +68,8 @@ class PipelineFlags:
         unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
         "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
-        "v-min may use them to idle less. auto takes a schedule within this limit. A schedule "
-        "that needs more is refused.", COUNT,
+        "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
+        "auto takes a schedule within this limit. A schedule that needs more is refused.", COUNT,
         unset="no limit",
         metavar="MICROBATCHES")
     search_seconds: float | None = flag(None,

@@ -51,6 +51,7 @@ from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
+from megatron.config.slices import SLICE_RULES, SLICES_OF_DRY_RUN, SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
@@ -65,6 +66,7 @@ GROUPS: Final = (
     BalancingFlags,
     ParallelFlags,
     PipelineFlags,
+    SliceFlags,
     TrainFlags,
     PrecisionFlags,
     EightBitFlags,
@@ -98,6 +100,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
+    *SLICE_RULES,
     *EXPERT_RANK_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
@@ -154,7 +157,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """Return the rules that find flags that change nothing on this machine or with these ranks."""
     if flags[LogFlags].dry_run:
-        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN, *SLICES_OF_DRY_RUN)
     return (
         *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,

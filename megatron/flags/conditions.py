@@ -1,7 +1,8 @@
 """A language for conditions on flags: in declarations, and in the table of other projects' flags.
 
     --profile                             the flag is given, and is neither off nor 0
-    --lr-decay-style constant             the flag has this value; * stands for any characters
+    --lr-decay-style constant             the flag has this value; * stands for any characters, and
+                                          + between letters is a part of the value
     not A      A and B      A or B        "not" binds most, "or" least
     0 < --num-layers % 2 <= replicas      numbers of flags, quantities of the line; +, * and %
     (--tensor-model-parallel-size else 1) the second number if the first flag has no number
@@ -69,7 +70,7 @@ def _plain(condition: str) -> str:
     return rest if kind == "beside" else condition
 
 
-_WORD: Final = re.compile(r"--[\w-]+|[<>=!]=|[<>%+()]|\*(?!\w)|[*\w][\w.*-]*")
+_WORD: Final = re.compile(r"--[\w-]+|[<>=!]=|[<>%+()]|\*(?!\w)|[*\w](?:[\w.*-]|\+(?=[a-z]))*")
 _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,

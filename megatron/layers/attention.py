@@ -19,6 +19,7 @@ from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
+from megatron.layers.slices import slice_attention
 from megatron.layers.tensor_cut import Cut, Holding, Whole
 
 Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
@@ -161,8 +162,8 @@ class SelfAttention(nn.Module):
         rope, documents = forward_pass.rope, forward_pass.documents
         kernels, context = self._site.kernels, self._site.context
         dropout = self._begin_dropout(forward_pass)
-        is_whole = context.size == 1
-        if is_whole and self.q_layernorm is None and rope is None:
+        sliced, is_whole = forward_pass.sliced, context.size == 1
+        if is_whole and sliced is None and self.q_layernorm is None and rope is None:
             return kernels.causal_self_attention(
                 qkv_bsgcd,
                 dropout=dropout,
@@ -175,6 +176,19 @@ class SelfAttention(nn.Module):
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
         if rope is not None:
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        if sliced is not None:
+            return slice_attention(
+                kernels,
+                sliced,
+                forward_pass.layer,
+                q_bsad,
+                k_bsgd,
+                v_bsgd,
+                dropout=dropout,
+                scores=self.scores,
+                documents=documents,
+                sinks_a=self.sinks(),
+            ).flatten(2)
         if not is_whole:
             return context_attention(
                 kernels,
@@ -208,6 +222,5 @@ class SelfAttention(nn.Module):
         """Seed the dropout of this rank's heads and tokens, and return its probability."""
         if forward_pass.seeds is None or not self.dropout:
             return 0.0
-        tensor, context = self._site.tensor, self._site.context
-        forward_pass.seeds.begin("attention", context.rank * tensor.size + tensor.rank)
+        forward_pass.seeds.begin_attention(self._site)
         return self.dropout

@@ -1,4 +1,4 @@
-"""Causal attention for ranks that share every sequence, in one of three ways.
+"""Causal attention for ranks that share every sequence, in one of four ways.
 
 ``all_gather``: one collective gathers keys and values of all ranks. The backward reduce-scatters
 their gradients. A rank has two chunks of queries. A chunk sees the sequence up to the chunk's own
@@ -10,10 +10,14 @@ mask.
 ``a2a``: one collective gives every rank queries, keys and values of all tokens for its share of the
 heads, and a second one gives the results back. In between stands ordinary causal attention.
 
+``a2a+p2p``: ranks exchange heads with their neighbours, and so have the tokens of all of these, two
+longer chunks of the sequence. In between stands attention along a ring.
+
 Shapes: b batch, s sequence, u tokens of a rank, a query heads, g key/value heads, d channels of a
 head; 2: keys and values.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +27,7 @@ from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
-from megatron.layers.ring_attention import ring_attention
+from megatron.layers.ring_attention import Heads, ring_attention
 from megatron.parallel.context import ContextParallel, chunks_of
 
 
@@ -52,22 +56,36 @@ def context_attention(
         documents: of whole samples; see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
+    own = q_buad, k_bugd, v_bugd
     if context.exchange == "p2p":
         assert not dropout, "config refuses dropout"
-        return ring_attention(kernels, context, q_buad, k_bugd, v_bugd, scores, documents, sinks_a)
-    if context.exchange == "a2a":
-        all_heads = apply_all(_Exchanged, context, True, q_buad, k_bugd, v_bugd)
-        share = all_heads[0].shape[2]
-        own = slice(context.rank * share, (context.rank + 1) * share)
-        y_basd = kernels.causal_attention(
-            *(x_bsad.transpose(1, 2) for x_bsad in all_heads),
-            dropout=dropout,
-            scores=scores.of_heads(context.rank * share, share),
-            documents=documents,
-            sinks_a=None if sinks_a is None else sinks_a[own],
+        return ring_attention(kernels, context, own, scores, documents, sinks_a)
+    if context.levels is not None:
+        assert not dropout, "config refuses dropout"
+        heads, ring = context.levels
+        return _of_own_heads(
+            heads,
+            own,
+            scores,
+            sinks_a,
+            lambda all_, scores, sinks: ring_attention(
+                kernels, ring, all_, scores, documents, sinks
+            ),
         )
-        [y_buad] = apply_all(_Exchanged, context, False, y_basd.transpose(1, 2))
-        return y_buad
+    if context.exchange == "a2a":
+        return _of_own_heads(
+            context,
+            own,
+            scores,
+            sinks_a,
+            lambda all_, scores, sinks: kernels.causal_attention(
+                *(x_bsad.transpose(1, 2) for x_bsad in all_),
+                dropout=dropout,
+                scores=scores,
+                documents=documents,
+                sinks_a=sinks,
+            ).transpose(1, 2),
+        )
     seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
     parts = [
         kernels.causal_attention(
@@ -84,6 +102,32 @@ def context_attention(
         )
     ]
     return torch.cat(parts, dim=1)
+
+
+def _of_own_heads(
+    context: ContextParallel,
+    own: Heads,
+    scores: Scores,
+    sinks_a: Tensor | None,
+    attend: Callable[[Heads, Scores, Tensor | None], Tensor],
+) -> Tensor:
+    """Exchange heads for tokens, compute attention, and exchange its output back.
+
+    Args:
+        context: the ranks that exchange heads.
+        own: queries, keys and values of all heads of this rank's tokens.
+        scores: of all heads.
+        sinks_a: of all heads.
+        attend: returns the attention of some heads, given their queries, keys and values, scores
+            and sinks.
+    """
+    q, k, v = apply_all(_Exchanged, context, True, *own)
+    share = q.shape[2]
+    first = context.rank * share
+    sinks = None if sinks_a is None else sinks_a[first : first + share]
+    y_bsad = attend((q, k, v), scores.of_heads(first, share), sinks)
+    [y_buad] = apply_all(_Exchanged, context, False, y_bsad)
+    return y_buad
 
 
 class _Seen(torch.autograd.Function):

@@ -15,6 +15,7 @@ from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.left_losses import LayerLosses, LeftLoad, LeftLoss
 from megatron.layers.recompute import Again
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.slices import SequenceSlice, SlicedPass
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ForwardPass:
         losses: gets the losses of layers and the loads of their experts; ``None``: nobody wants
             them, as in an evaluation.
         layer: index of the current layer in the whole model.
+        sliced: the slice that the pass is of, and the keys of earlier ones; ``None``: the samples
+            are whole.
     """
 
     seeds: DropoutSeeds | None = None
@@ -45,6 +48,12 @@ class ForwardPass:
     left_out: list[Again] | None = None
     losses: LayerLosses | None = None
     layer: int = -1
+    sliced: SlicedPass | None = None
+
+    @property
+    def part(self) -> SequenceSlice | None:
+        """The slice of every sample that the pass is of; ``None``: the samples are whole."""
+        return None if self.sliced is None else self.sliced.part
 
     @property
     def of_layers(self) -> "ForwardPass":

@@ -4,12 +4,13 @@
     key     = up(norm(latent)) beside a rotated part that all heads share
     value   = up(norm(latent))
 
-``down`` gives a token one narrow vector, its *latent*; ``up`` makes the heads of it. Only a part of
-each query and key is rotated, neighbouring channels together. Values may be narrower than keys. The
-kernels want equal widths, so the narrower ones are filled up with zeros, which changes no result.
+``down`` gives a token one narrow vector, its *latent*; ``up`` forms the heads from it. Only a part
+of each query and key is rotated, neighbouring channels together. Values may be narrower than keys.
+The kernels want equal widths, so the narrower ones are filled up with zeros, which changes no
+result.
 
-The layers down are whole on every tensor-parallel rank, for the tokens that it has outside of
-attention. The layers up are cut by heads. Names and rows are those of Megatron-Core.
+The layers down are whole on every tensor-parallel rank, for the tokens that the rank has outside
+of attention. The layers up are cut by heads. Names and rows are those of Megatron-Core.
 
 Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of attention, h
 hidden, a heads, n channels of a head that do not turn, r channels that do, d = n + r, e channels of
@@ -30,6 +31,7 @@ from megatron.layers.gathered import gathered
 from megatron.layers.linear import Linear
 from megatron.layers.recompute import again, all_forgotten
 from megatron.layers.site import Site
+from megatron.layers.slices import slice_attention
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,19 @@ class LatentAttention(nn.Module):
         """Compute attention of this rank's heads; return [b, s, a e]."""
         kernels, context = self._site.kernels, self._site.context
         dropout, documents = self._begin_dropout(forward_pass), forward_pass.documents
-        if context.size > 1:
+        if forward_pass.sliced is not None:
+            out_bsaw = slice_attention(
+                kernels,
+                forward_pass.sliced,
+                forward_pass.layer,
+                q_bsaw,
+                k_bsaw,
+                v_bsaw,
+                dropout=dropout,
+                scores=self.scores,
+                documents=documents,
+            )
+        elif context.size > 1:
             out_bsaw = context_attention(
                 kernels,
                 context,
@@ -213,8 +227,7 @@ class LatentAttention(nn.Module):
         """Seed the dropout of this rank's heads and tokens, and return its probability."""
         if forward_pass.seeds is None or not self.dropout:
             return 0.0
-        tensor, context = self._site.tensor, self._site.context
-        forward_pass.seeds.begin("attention", context.rank * tensor.size + tensor.rank)
+        forward_pass.seeds.begin_attention(self._site)
         return self.dropout
 
 

@@ -21,7 +21,7 @@ and values.
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,13 +37,14 @@ from megatron.layers.ring_pieces import Piece, RingSight
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
 
+Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
 
 def ring_attention(
     kernels: Kernels,
     context: ContextParallel,
-    q_buad: Tensor,
-    k_bugd: Tensor,
-    v_bugd: Tensor,
+    heads: Heads,
     scores: Scores,
     documents: Documents | None = None,
     sinks_a: Tensor | None = None,
@@ -53,13 +54,13 @@ def ring_attention(
     Args:
         kernels: compute attention to a part of the keys.
         context: the ranks that share the sequences.
-        q_buad: queries of this rank's tokens, rotated by the tokens' true positions.
-        k_bugd: keys of this rank's tokens, rotated in the same way.
-        v_bugd: values of this rank's tokens.
+        heads: queries of this rank's tokens [b, u, a, d], rotated by the tokens' true positions;
+            their keys [b, u, g, d], rotated in the same way; and their values.
         scores: see ``Kernels.causal_attention``.
         documents: of whole samples; see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
+    q_buad, k_bugd, v_bugd = heads
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
     sight = RingSight(context.rank, context.size, q_buad.shape[1], scores, documents)
     given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, sight

@@ -25,7 +25,6 @@ from megatron.runtime.not_finite import NonFiniteDetector
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.vocabulary_passes import VocabularyPasses
-from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 
 
@@ -177,7 +176,7 @@ class WholeVocabulary(VocabularyPasses):
             assert x_bsh.grad is not None, "the loss does not depend on the last stage's output"
             self._store.put("output_gradient", i, x_bsh.grad, self._stages - 1)
 
-    def output_t(self, item: Pass) -> None:
+    def finish_output(self, i: int) -> None:
         """Do nothing: ``output_whole`` has formed all gradients."""
 
 

@@ -1,4 +1,7 @@
-"""The FLOPs of a model, by which MFU is defined."""
+"""The FLOPs of a model, by which MFU is defined, and of the layers at every position."""
+
+import torch
+from torch import Tensor
 
 from megatron.model.config import ModelConfig
 
@@ -31,6 +34,22 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     output = 2 * tokens * h * config.vocab_size
     joining = 4 * tokens * h * h
     return 3 * (products + attention + depths * joining + (1 + depths) * output)
+
+
+def token_flops(config: ModelConfig) -> Tensor:
+    """Return the FLOPs that all layers' forward spends on the token at each position, float64 [s].
+
+    Scores of later positions are not among them, as in kernels for causal attention.
+    """
+    h, layers = config.hidden_size, range(config.num_layers)
+    inner = sum(_inner_width(config, layer) for layer in layers)
+    products = 2 * (len(layers) * _attention_weights(config) + h * inner)
+    seen_s = torch.arange(1, config.seq_length + 1, dtype=torch.float64)
+    total_s = torch.zeros_like(seen_s)
+    for layer in layers:
+        window = config.window_of(layer)
+        total_s += seen_s if window is None else seen_s.clamp(max=window + 1)
+    return products + 2 * _score_width(config) * total_s
 
 
 def _attention_weights(config: ModelConfig) -> int:

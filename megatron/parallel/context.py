@@ -3,7 +3,8 @@
 Outside of attention the c ranks of the context axis behave as replicas do: each has its own tokens,
 all have the same parameters, and their gradients add up. Within attention a token needs the keys
 and values of all earlier ones. So the ranks gather them, pass them on along a ring, or every rank
-attends for all tokens with its share of the heads (``megatron.layers.context_attention``).
+attends for all tokens with its share of the heads (``megatron.layers.context_attention``). Or sets
+of neighbours share heads, and the sets make a ring.
 
 A sequence is cut into 2c chunks, and rank k has chunks k and 2c - 1 - k, as in Megatron. An early
 chunk sees few keys and a late one many, so that all ranks have the same work.
@@ -12,22 +13,37 @@ Shapes: b batch, s tokens of a sequence, u = s / c tokens that a rank has, k tok
 z = 2c chunks, a heads, d channels of a head, w features of several tensors side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
-from megatron.parallel.lanes import InlineLane, Lane, Pending, make_lane
+from megatron.parallel.lanes import InlineLane, Lane, Pending
 
-ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a"]
+ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p"]
 """How attention sees all tokens: ranks gather keys and values, pass them on along a ring beside
-attention, or exchange heads for tokens."""
+attention, exchange heads for tokens, or exchange heads with their neighbours and pass keys and
+values on from one set of neighbours to the next."""
 
 CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
+
+
+class ContextAxes(NamedTuple):
+    """The ranks that share sequences.
+
+    Attributes:
+        all: all of them.
+        heads: in two levels, those that exchange heads.
+        ring: in two levels, those that make a ring.
+    """
+
+    all: ConnectedAxis
+    heads: ConnectedAxis
+    ring: ConnectedAxis
 
 
 def chunks_of(rank: int, size: int) -> tuple[int, int]:
@@ -57,11 +73,14 @@ class ContextParallel:
         axis: the context axis, with a process group that only attention uses.
         exchange: how attention sees all tokens.
         lane: where keys and values travel along the ring, beside attention.
+        levels: in two levels, the ranks that exchange heads and the ranks of the ring. The first
+            have neighbouring chunks, so that together they have two chunks of the ring's.
     """
 
     axis: ConnectedAxis
     exchange: ContextExchange = "all_gather"
     lane: Lane = field(default_factory=InlineLane)
+    levels: "tuple[ContextParallel, ContextParallel] | None" = None
 
     @property
     def rank(self) -> int:
@@ -166,18 +185,22 @@ def _in_order(parts: Tensor, dim: int) -> Tensor:
 
 
 def context_parallel(
-    axis: ConnectedAxis, device: torch.device, exchange: ContextExchange
+    axes: ContextAxes, exchange: ContextExchange, make: Callable[[int], Lane]
 ) -> ContextParallel:
     """Return how a rank shares sequences.
 
     Args:
-        axis: the context axis, with a process group that only attention uses.
-        device: on which this rank computes.
+        axes: the ranks, with process groups that only attention uses.
         exchange: how attention sees all tokens.
+        make: returns a lane for a ring of so many ranks.
     """
+    axis, heads, ring = axes
+    if exchange == "a2a+p2p":
+        levels = ContextParallel(heads, "a2a"), ContextParallel(ring, "p2p", make(ring.size))
+        return ContextParallel(axis, exchange, levels=levels)
     if exchange != "p2p":
         return ContextParallel(axis, exchange)
-    return ContextParallel(axis, exchange, make_lane(device, axis.size, "context"))
+    return ContextParallel(axis, exchange, make(axis.size))
 
 
 WHOLE_SEQUENCES: Final = ContextParallel(ConnectedAxis("context", 0, (0,)))

@@ -8,6 +8,7 @@ Experts (of mixtures) have coordinates of their own. They fold over the same ran
 stage, in order, are also expert-tensor x expert x expert-data ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -22,6 +23,8 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 AxisName = Literal[
     "tensor",
     "context",
+    "context_heads",
+    "context_ring",
     "data",
     "pipeline",
     "vocabulary",
@@ -37,6 +40,8 @@ Tiling = tuple[tuple[int, ...], ...]
 _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "tensor": ("tensor",),
     "context": ("context",),
+    "context_heads": ("heads",),
+    "context_ring": ("ring",),
     "data": ("context", "data"),
     "pipeline": ("pipeline",),
     "vocabulary": ("tensor", "pipeline"),
@@ -46,6 +51,9 @@ _VARYING: Final[dict[str, tuple[str, ...]]] = {
     "expert_data": ("expert_data",),
 }
 """The coordinates that differ within a group of each axis."""
+
+_OF_LEVELS: Final = ("context_heads", "context_ring")
+"""The axes into which the context axis is divided."""
 
 _OF_EXPERTS: Final = ("expert_tensor", "experts", "expert_data")
 """The axes whose groups are slices of the experts' coordinates."""
@@ -89,6 +97,25 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class LevelCoordinates:
+    """Where a rank is in the grid, if the ranks that share a sequence do so in two levels.
+
+    Attributes:
+        tensor: as in ``Coordinates``, like ``data`` and ``pipeline``.
+        data: replica.
+        pipeline: pipeline rank.
+        heads: place among adjacent context-parallel ranks, which exchange heads.
+        ring: place on the ring of such sets of ranks.
+    """
+
+    tensor: int
+    data: int
+    pipeline: int
+    heads: int
+    ring: int
+
+
+@dataclass(frozen=True)
 class ExpertCoordinates:
     """Where a rank is among the ranks of its stage, for the experts' sake.
 
@@ -117,6 +144,7 @@ class Grid:
         context_size: context-parallel ranks c, which share every sequence.
         expert_size: ranks e over which the experts of a layer are spread.
         given_expert_tensor_size: ranks etp that share an expert; ``None``: t.
+        context_heads_size: adjacent context-parallel ranks that exchange heads, a divisor of c.
 
     Raises:
         ValueError: a size below 1, an unknown order, or ranks of a stage that do not divide into
@@ -130,6 +158,7 @@ class Grid:
     context_size: int = 1
     expert_size: int = 1
     given_expert_tensor_size: int | None = None
+    context_heads_size: int = 1
 
     def __post_init__(self) -> None:
         sizes = (self.tensor_size, self.data_size, self.pipeline_size, self.context_size)
@@ -137,6 +166,11 @@ class Grid:
             raise ValueError(f"a grid of {sizes} (t, d, p, c) ranks: every size must be at least 1")
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r}: must be tp-dp-pp or tp-pp-dp")
+        if self.context_size % self.context_heads_size:
+            raise ValueError(
+                f"{self.context_size} context-parallel ranks do not divide into sets of "
+                f"{self.context_heads_size}"
+            )
         if (
             min(self.expert_size, self.expert_tensor_size) < 1
             or self.stage_size % self.expert_block
@@ -188,6 +222,12 @@ class Grid:
             data, pipeline = divmod(rest, self.pipeline_size)
         return Coordinates(tensor, data, pipeline, context)
 
+    def level_coordinates(self, rank: int) -> LevelCoordinates:
+        """Return the coordinates of a rank of the job, with two levels of context parallelism."""
+        at = self.coordinates(rank)
+        ring, heads = divmod(at.context, self.context_heads_size)
+        return LevelCoordinates(at.tensor, at.data, at.pipeline, heads, ring)
+
     def expert_coordinates(self, rank: int) -> ExpertCoordinates:
         """Return the coordinates of a rank of the job among the experts.
 
@@ -209,11 +249,17 @@ class Grid:
         of the sequence. The place of a rank is k = pp * t + tp, the index of its shard. A group of
         the axis ``experts`` holds ranks with different experts of a layer, a group of
         ``expert_tensor`` the ranks that share an expert, and a group of ``expert_data`` the ranks
-        with the same parts of the same experts, which add up the gradients of these. On every axis
-        the ranks of a group ascend.
+        with the same parts of the same experts, which add up the gradients of these. A group of
+        ``context_heads`` holds adjacent ranks of a group of ``context``, and a group of
+        ``context_ring`` the ranks with the same place in these. On every axis the ranks of a group
+        ascend.
         """
         found: dict[tuple[int, ...], list[int]] = {}
-        coordinates = self.expert_coordinates if name in _OF_EXPERTS else self.coordinates
+        coordinates: Callable[[int], object] = self.coordinates
+        if name in _OF_EXPERTS:
+            coordinates = self.expert_coordinates
+        elif name in _OF_LEVELS:
+            coordinates = self.level_coordinates
         for rank in range(self.world_size):
             place = vars(coordinates(rank)).items()
             fixed = tuple(value for direction, value in place if direction not in _VARYING[name])

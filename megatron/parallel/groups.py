@@ -73,6 +73,9 @@ class Groups:
         tensor: the ranks that share a layer, for collectives that passes wait for.
         tensor_sums: the same ranks, for sums outside the schedule.
         context: the ranks that share every sequence, for attention's collectives.
+        context_heads: those of them that exchange heads; this rank alone if the ranks of
+            ``context`` share sequences in one level. In two levels ``context`` has no group.
+        context_ring: in two levels, those of them that make a ring.
         data: the ranks that hold the same parameters, in all replicas and for all parts of the
             sequence.
         gradients: the same ranks, for the reductions of gradients beside the passes.
@@ -104,6 +107,8 @@ class Groups:
     tensor: ConnectedAxis
     tensor_sums: ConnectedAxis
     context: ConnectedAxis
+    context_heads: ConnectedAxis
+    context_ring: ConnectedAxis
     data: ConnectedAxis
     gradients: ConnectedAxis
     experts: ConnectedAxis
@@ -221,13 +226,23 @@ def connect_grid(
     def of_experts(name: AxisName) -> Tiling:
         return grid.groups(name) if spread else ()
 
+    levels = grid.context_heads_size > 1
+    context = ConnectedAxis(**vars(grid.axis("context", rank)))
+    if not levels:
+        context = axis("context", "context", grid.groups("context"))
+
+    def of_levels(name: AxisName) -> ConnectedAxis:
+        return axis(name, name, grid.groups(name) if levels else ())
+
     return Groups(
         device=device,
         grid=grid,
         world=axis("world", CONTROL, world),
         tensor=axis("tensor", "tensor", tensor),
         tensor_sums=axis("tensor", CONTROL, tensor),
-        context=axis("context", "context", grid.groups("context")),
+        context=context,
+        context_heads=of_levels("context_heads"),
+        context_ring=of_levels("context_ring"),
         data=axis("data", CONTROL, grid.groups("data")),
         gradients=axis("data", "gradients", grid.groups("data")),
         experts=axis("experts", "experts", of_experts("experts")),

@@ -11,7 +11,7 @@ ways:
 * *The host's order.* Every rank issues its communications in one order that all ranks share
   (``schedules.lower``). Suppose that all communications that may wait at once fit on the GPU
   together. Then none takes the place of another, however the device queues them, and each waits
-  only for communications that come before it in that order. So there is always one that can go on.
+  only for communications that come before it in that order. So one of them can always go on.
 * *NCCL's implicit order* (``NCCL_LAUNCH_ORDER_IMPLICIT``, NCCL 2.26): a communication starts only
   after all earlier communications of this host have started, on any communicator. That needs no
   room, but it ties the links to each other: a message waits until an earlier collective, which may

@@ -4,8 +4,8 @@ A forward and a backward of a pair run in a thread each, but never both at a tim
 begun an exchange on an axis with ``Turns``, it hands over to the other pass, and waits for its
 exchange when it has its turn again. A pass that ends hands over for good. So the order in which the
 two issue their work is decided by their layers alone, not by time: ranks that run the same pair
-issue the exchanges of each group in the same order, which excludes a deadlock. It also means that
-each pass computes exactly what it computes by itself.
+issue the exchanges of each group in the same order, which excludes a deadlock. Each pass also
+computes exactly what it would compute alone.
 
 On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
 waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues

@@ -8,7 +8,7 @@ Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocab
 have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.layers.slices import SequenceSlice
 from megatron.layers.vocabulary.output_s import Merged, merge_some_statistics
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
@@ -24,6 +25,7 @@ from megatron.parallel.links import Link, in_rounds
 from megatron.parallel.two_level import TwoLevels
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
+from megatron.runtime.units import shapes_of
 from megatron.schedules.needs import Comm, CommKind, participants
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Barrier, Payload
@@ -35,7 +37,7 @@ class _Collective:
 
     Attributes:
         prepare: takes the data to send from the store, and returns the work for the lane.
-        deliver: puts the result for a microbatch into the store, if this rank needs it.
+        deliver: puts the result for a unit into the store, if this rank needs it.
     """
 
     prepare: Callable[[int], Callable[[], object]]
@@ -89,10 +91,11 @@ class Communicator:
         plan: the training plan.
         passes: this rank's passes; their store holds the data to send, and gets the received data.
         lane: where collectives run beside the passes.
-        activation_shape: [b, u, h], the shape of the tensors between stages.
+        activation_shape: [b, u, h], the shape of a microbatch's tensors between stages.
         dtype: of activations.
         sequence_parts: parts of u tokens that every sample is cut into.
         stream_dtype: of the tensors between stages; ``None``: ``dtype``.
+        slices: the slices of every microbatch; empty: the shape is that of a unit.
 
     Attributes:
         passes: the passes with the store; a barrier may call their ``merge``. May be exchanged.
@@ -109,13 +112,14 @@ class Communicator:
         dtype: torch.dtype,
         sequence_parts: int = 1,
         stream_dtype: torch.dtype | None = None,
+        slices: Sequence[SequenceSlice] = (),
     ) -> None:
         self.passes = passes
         self.recorder: Observer | None = None
         self._groups = groups
         self._plan = plan
         self._lane = lane
-        self._shape = activation_shape
+        self._shapes = shapes_of(activation_shape, slices)
         self._sequence_parts = sequence_parts
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
@@ -130,7 +134,7 @@ class Communicator:
         """Issue ``comm``; data that this rank sends must be in the store."""
         if comm.kind in ("X", "G"):
             return self._start_transfer(comm)
-        work = self._collectives[comm.kind].prepare(comm.microbatch)
+        work = self._collectives[comm.kind].prepare(self._plan.unit(comm))
         if self.recorder is not None:
             work = self.recorder.timed(comm, work)
         return self._lane.submit(work)
@@ -138,7 +142,7 @@ class Communicator:
     def finish(self, comm: Comm, pending: Pending[object]) -> None:
         """Wait for ``comm``, and put the received tensor or result into the store."""
         result = pending.wait()
-        i = comm.microbatch
+        i = self._plan.unit(comm)
         if comm.kind not in ("X", "G"):
             self._collectives[comm.kind].deliver(i, result)
         elif self._groups.pipeline.rank == participants(self._plan, comm)[1]:
@@ -153,38 +157,40 @@ class Communicator:
         tag = 0 if forward else 1  # X and G may share a group: the tag tells them apart
         if self._groups.pipeline.rank == link.sender:
             name = "output" if forward else "input_gradient"
-            tensor = self.passes.store.take(name, comm.microbatch, comm.stage)
+            tensor = self.passes.store.take(name, self._plan.unit(comm), comm.stage)
             return p2p.send(tensor, other, axis, tag)
-        buffer = self._buffer(self._shape, self._stream_dtype)
+        buffer = self._buffer(self._shape(self._plan.unit(comm)), self._stream_dtype)
         return p2p.receive(buffer, other, axis, tag)
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._groups.device)
 
-    @property
-    def _ahead_shape(self) -> tuple[int, int, int]:
+    def _shape(self, i: int) -> tuple[int, int, int]:
+        """Return the shape [b, u, h] of the tensors between stages, in unit ``i``."""
+        return self._shapes[i % len(self._shapes)]
+
+    def _ahead_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [b, w, h], on each rank, of the further embeddings for multi-token prediction."""
-        b, u, h = self._shape
+        b, u, h = self._shape(i)
         return b, u + self.passes.depths - 1, h
 
-    @property
-    def _output_shape(self) -> tuple[int, int, int]:
+    def _output_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks."""
-        b, u, h = self._shape
+        b, u, h = self._shape(i)
         return (1 + self.passes.depths) * b, u, h
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; barriers move their payloads one by one."""
         parts, first, last = self._parts(), self._first, self._last
         return {
-            "C0": self._broadcast("x", last, lambda: self._output_shape),
+            "C0": self._broadcast("x", last, self._output_shape),
             "CIF": self._at_both_ends(
-                self._reduction("partial_embedding", first, "input", lambda: self._shape),
-                self._reduction("partial_ahead", last, "ahead", lambda: self._ahead_shape),
+                self._reduction("partial_embedding", first, "input", self._shape),
+                self._reduction("partial_ahead", last, "ahead", self._ahead_shape),
             ),
             "CIB": self._at_both_ends(
-                self._broadcast("input_gradient", first, lambda: self._shape),
-                self._broadcast("ahead_gradient", last, lambda: self._ahead_shape),
+                self._broadcast("input_gradient", first, self._shape),
+                self._broadcast("ahead_gradient", last, self._ahead_shape),
             ),
             **{barrier.kind: _chain(barrier, parts) for barrier in self._plan.treatment.barriers},
         }
@@ -213,19 +219,19 @@ class Communicator:
         return _Collective(prepare, deliver)
 
     def _broadcast(
-        self, name: str, root: int, shape: Callable[[], tuple[int, int, int]]
+        self, name: str, root: int, shape: Callable[[int], tuple[int, int, int]]
     ) -> _Collective:
         """Return the broadcast of ``name`` from the ranks of ``root``, which already hold it.
 
         Args:
             name: of a tensor with all tokens, in the order of their parts.
             root: pipeline rank that sends the tensor.
-            shape: returns the shape of one rank's part of the tensor.
+            shape: returns the shape of one rank's part of the tensor in a unit.
         """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
-            b, u, h = shape()
+            b, u, h = shape(i)
             whole = self._sequence_parts * b * u, h
             tensor = self.passes.store.get(name, i) if at_root else self._buffer(whole)
             return lambda: levels.broadcast(tensor, root)
@@ -237,7 +243,7 @@ class Communicator:
         return _Collective(prepare, deliver)
 
     def _reduction(
-        self, name: str, root: int, result: str, shape: Callable[[], tuple[int, int, int]]
+        self, name: str, root: int, result: str, shape: Callable[[int], tuple[int, int, int]]
     ) -> _Collective:
         """Return the reduction that sums all ranks' ``name`` into the root's ``result``.
 
@@ -245,7 +251,7 @@ class Communicator:
             name: of a tensor with all tokens, in the order of their parts.
             root: pipeline rank that gets the sum.
             result: name of the sum; each rank of the root gets the sum for its own tokens.
-            shape: returns the shape of the result.
+            shape: returns the shape of the result in a unit.
         """
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
@@ -255,7 +261,7 @@ class Communicator:
 
         def deliver(i: int, tensor: Tensor) -> None:
             if at_root:
-                self.passes.store.put(result, i, tensor.view(shape()))
+                self.passes.store.put(result, i, tensor.view(shape(i)))
 
         return _Collective(prepare, deliver)
 

@@ -90,11 +90,16 @@ class Executor:
         return carried_out
 
     def _run_step(self, passes: Passes, step: Run, recorder: Observer | None) -> None:
-        """Run a pass, or the two passes of a pair."""
+        """Run a pass, or the two passes of a pair.
+
+        B begins a pair, because the first that it does is an exchange: the gradient of a layer's
+        output travels to the experts. F has attention to compute meanwhile. If F began, both passes
+        would wait for their first exchange at the same time.
+        """
         if step.joined is not None and self._turns is not None:
             forward, backward = (partial(self._run, passes, item) for item in step.passes)
             with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
-                self._turns.run(forward, backward)
+                self._turns.run(backward, forward)
             return
         for item in step.passes:
             with _recorded(recorder, item):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron.layers.slices import SequenceSlice
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.sharded import ShardedOptimizer
@@ -71,11 +72,12 @@ class PipelineRank:
         model: this rank's part of the model, on its device.
         plan: the checked training plan, the same on every rank.
         groups: the axes and their process groups.
-        activation_shape: [b, u, h], the shape of the tensors between stages.
+        activation_shape: [b, u, h], the shape of a microbatch's tensors between stages.
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
         replication: the work shared with other ranks; needed if a program reduces gradients.
+        slices: the slices of every microbatch; empty: microbatches are whole.
         new_slot: makes the graphs of passes (``StageGraphs``); ``None``: every pass launches its
             kernels without a graph.
 
@@ -94,6 +96,7 @@ class PipelineRank:
         costs: Costs = UNIT_COSTS,
         replication: Replication | None = None,
         new_slot: Callable[[], NewGraph] | None = None,
+        slices: Sequence[SequenceSlice] = (),
     ) -> None:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
@@ -108,6 +111,7 @@ class PipelineRank:
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._replication = replication
         self._new_slot = new_slot
+        self._slices = slices
         self._gradient_lane = make_lane(groups.device, sharing, "gradients")
         self._installed = self._install(plan, costs)
 
@@ -188,7 +192,10 @@ class PipelineRank:
         graphs = None
         if self._new_slot is not None and not is_first:
             graphs = StageGraphs(self.model, self._new_slot)
-        passes = StagePasses(self.model, plan, rank, self.store, self._seed, groups.replica, graphs)
+        slices = self._slices
+        passes = StagePasses(
+            self.model, plan, rank, self.store, self._seed, groups.replica, graphs, slices
+        )
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
             plan,
@@ -200,9 +207,10 @@ class PipelineRank:
             parts,
             stream_dtype,
             self.model.config.mtp_num_layers,
+            slices,
         )
         communicator = Communicator(
-            groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype
+            groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype, slices
         )
         return Installed(
             costs=costs,
@@ -313,14 +321,14 @@ class PipelineRank:
         with self._installed.passes.watching() as sightings:
             self.evaluate(batch, predicts_ahead=True)
         everywhere = [
-            (microbatch, stage, rank, what)
+            (unit, stage, rank, what)
             for rank, own in enumerate(self._groups.world.all_gather_object(sightings))
-            for microbatch, stage, what in own
+            for unit, stage, what in own
         ]
         if not everywhere:
             return None
-        microbatch, _, rank, what = min(everywhere)
-        return microbatch, rank, what
+        unit, _, rank, what = min(everywhere)
+        return unit // self.train_program.plan.slices, rank, what
 
     def timeline(self, recorder: Recorder) -> Timeline:
         """Collect the records of all ranks of this pipeline; every rank calls it."""

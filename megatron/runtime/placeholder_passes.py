@@ -5,13 +5,14 @@ that real passes left, and leave tensors of the same shapes and dtypes under the
 communication therefore still matches on both sides, whether the other rank computes or not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron.layers.slices import SequenceSlice
 from megatron.layers.vocabulary.output_s import (
     HasStatistics,
     Merged,
@@ -19,6 +20,7 @@ from megatron.layers.vocabulary.output_s import (
     statistics_dtype,
 )
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import shapes_of
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
@@ -46,7 +48,8 @@ class PlaceholderPasses:
     """The passes of one rank in training, without their work.
 
     The tensors have the shapes and dtypes that ``Communicator`` expects. Every token predicts
-    ``depths`` further tokens besides the next one.
+    ``depths`` further tokens besides the next one. ``activation_shape`` and ``slices`` are as for
+    ``Communicator``.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class PlaceholderPasses:
         sequence_parts: int = 1,
         stream_dtype: torch.dtype | None = None,
         depths: int = 0,
+        slices: Sequence[SequenceSlice] = (),
     ) -> None:
         self.plan = plan
         self.depths = depths
@@ -76,11 +80,7 @@ class PlaceholderPasses:
             "IF": self.input_forward,
             "IB": self.input_backward,
         }
-        b, u, h = activation_shape
-        n = sequence_parts * b * u
-        self._nh, self._ahead_nh = (n, h), (n + sequence_parts * b * (depths - 1), h)
-        self._buh = activation_shape
-        self._output_buh, self._output_n = ((1 + depths) * b, u, h), (1 + depths) * n
+        self._shapes, self._parts = shapes_of(activation_shape, slices), sequence_parts
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
@@ -97,11 +97,13 @@ class PlaceholderPasses:
     def merge(self, i: int, state: Any, statistics_p4n: Tensor) -> tuple[Merged, Tensor | None]:
         """As in ``Passes``."""
         merged = merge_statistics(statistics_p4n)
-        return merged, None if state.raw_gradient_nh is None else self._output(0.0)
+        return merged, None if state.raw_gradient_nh is None else self._output(i, 0.0)
 
     def forward(self, item: Pass) -> None:
         """F: the output of a stage, for the next one or for the output layer."""
-        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
+        if self.plan.slices > 1 and item.slice == 0:
+            self.store.put("keys", item.microbatch, None, item.chunk)
         sharded, is_last = self.plan.treatment.is_sharded, stage == self._last_stage
         inputs = [self.store.take("input", i, stage)] if stage > 0 or sharded else []
         if is_last and sharded and self.depths:
@@ -113,9 +115,9 @@ class PlaceholderPasses:
         if not is_last:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
-            self.store.put(name, i, self._between_stages(value), stage + same_rank)
+            self.store.put(name, i, self._between_stages(i, value), stage + same_rank)
         elif sharded:
-            self.store.put("x", i, self._output(value))
+            self.store.put("x", i, self._output(i, value))
         else:
             self._put_whole_output(i, value)
 
@@ -123,16 +125,19 @@ class PlaceholderPasses:
         """Leave the output layer's results in F, for a rank that holds the whole layer."""
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
-        gradient = self._filled(self._output_buh, value)
+        b, u, h = self._shape(i)
+        gradient = self._filled(((1 + self.depths) * b, u, h), value)
         self.store.put("output_gradient", i, gradient, self._last_stage)
 
     def recompute(self, item: Pass) -> None:
         """R: takes the value that F left for R."""
-        self.result(item, self.store.take("left_out", item.microbatch, item.chunk))
+        self.result(item, self.store.take("left_out", self.plan.unit(item), item.chunk))
 
     def backward(self, item: Pass) -> None:
         """B: the input gradient of a stage, for the previous stage or for the input layer."""
-        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
+        if self.plan.slices > 1 and item.slice == 0:
+            self.store.take("keys", item.microbatch, item.chunk)
         gradient = self.store.take("output_gradient", i, stage)
         value = self.result(item, self.store.take("graph", i, item.chunk), gradient)
         if self.plan.split_backward:
@@ -142,68 +147,81 @@ class PlaceholderPasses:
             self.store.take("state", i)
             self.store.take("merged", i)
         elif stage == self._last_stage and self.depths:
-            self.store.put("ahead_gradient", i, self._filled(self._ahead_nh, value))
+            self.store.put("ahead_gradient", i, self._ahead(i, value))
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, self._between_stages(value), stage - same_rank)
+            self.store.put(name, i, self._between_stages(i, value), stage - same_rank)
         elif sharded:
-            self.store.put("input_gradient", i, self._all_tokens(value))
+            self.store.put("input_gradient", i, self._all_tokens(i, value))
 
     def weight_gradients(self, item: Pass) -> None:
         """W: takes the values that B left."""
-        self.result(item, self.store.take("weights", item.microbatch, item.chunk))
+        self.result(item, self.store.take("weights", self.plan.unit(item), item.chunk))
 
     def input_forward(self, item: Pass) -> None:
         """IF: this rank's part of the embeddings."""
-        i, value = item.microbatch, self.result(item)
-        self.store.put("partial_embedding", i, self._all_tokens(value))
+        i, value = self.plan.unit(item), self.result(item)
+        self.store.put("partial_embedding", i, self._all_tokens(i, value))
         if self.depths:
-            self.store.put("partial_ahead", i, self._filled(self._ahead_nh, value))
+            self.store.put("partial_ahead", i, self._ahead(i, value))
 
     def input_backward(self, item: Pass) -> None:
         """IB: takes the gradient of the embeddings."""
         names = ("input_gradient", "ahead_gradient") if self.depths else ("input_gradient",)
-        self.result(item, *(self.store.take(name, item.microbatch) for name in names))
+        self.result(item, *(self.store.take(name, self.plan.unit(item)) for name in names))
 
     def output_s(self, item: Pass) -> None:
         """S: the state that the barriers combine."""
-        i = item.microbatch
+        i = self.plan.unit(item)
         value = self.result(item, self.store.take("x", i))
-        state = PlaceholderState(value, self._statistics(value))
+        state = PlaceholderState(value, self._statistics(i, value))
         if self.plan.treatment.gradient_pass == "S":
-            state.raw_gradient_nh = self._output(value)
+            state.raw_gradient_nh = self._output(i, value)
         self.store.put("state", i, state)
 
     def output_e(self, item: Pass) -> None:
         """E: the sums that C2 adds up; replaces the state that a real S left."""
-        i = item.microbatch
+        i = self.plan.unit(item)
         value = self.result(item, self.store.take("state", i), self.store.get("maximum", i))
-        self.store.put("state", i, PlaceholderState(value, self._statistics(value)))
+        self.store.put("state", i, PlaceholderState(value, self._statistics(i, value)))
 
     def output_t(self, item: Pass) -> None:
         """T: takes the barriers' results; leaves the part of the gradient that S did not form."""
-        i = item.microbatch
+        i = self.plan.unit(item)
         merged = ("maximum", "sums") if self.plan.treatment.maximum_first else ("merged",)
         value = self.result(item, *(self.store.take(name, i) for name in ("state", *merged)))
         if self.plan.treatment.gradient_pass == "T":
-            self.store.put("partial_gradient", i, self._output(value))
+            self.store.put("partial_gradient", i, self._output(i, value))
 
-    def _between_stages(self, value: float) -> Tensor:
-        return torch.full(self._buh, value, dtype=self._stream_dtype, device=self._device)
+    def _shape(self, i: int) -> tuple[int, int, int]:
+        """Return the shape of a rank's activations in unit ``i``."""
+        return self._shapes[i % len(self._shapes)]
 
-    def _all_tokens(self, value: float) -> Tensor:
-        return self._filled(self._nh, value)
+    def _tokens(self, i: int) -> int:
+        """Return the tokens of unit ``i`` on all ranks that share its samples, n."""
+        b, u, _ = self._shape(i)
+        return self._parts * b * u
 
-    def _output(self, value: float) -> Tensor:
-        return self._filled((self._output_n, self._nh[1]), value)
+    def _between_stages(self, i: int, value: float) -> Tensor:
+        return torch.full(self._shape(i), value, dtype=self._stream_dtype, device=self._device)
+
+    def _all_tokens(self, i: int, value: float) -> Tensor:
+        return self._filled((self._tokens(i), self._shape(i)[2]), value)
+
+    def _ahead(self, i: int, value: float) -> Tensor:
+        b, _, h = self._shape(i)
+        return self._filled((self._tokens(i) + self._parts * b * (self.depths - 1), h), value)
+
+    def _output(self, i: int, value: float) -> Tensor:
+        return self._filled(((1 + self.depths) * self._tokens(i), self._shape(i)[2]), value)
 
     def _filled(self, shape: tuple[int, ...], value: float) -> Tensor:
         return torch.full(shape, value, dtype=self._dtype, device=self._device)
 
-    def _statistics(self, value: float) -> Tensor:
+    def _statistics(self, i: int, value: float) -> Tensor:
         """Return [4, n] filled with ``value``; if C1 merges statistics, their maximum is 0."""
-        shape, dtype = (4, self._output_n), self._statistics_dtype
+        shape, dtype = (4, (1 + self.depths) * self._tokens(i)), self._statistics_dtype
         statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
         if not self.plan.treatment.maximum_first:
             statistics_4n[0] = 0  # the same on every rank, so that no sum is rescaled

@@ -33,7 +33,7 @@ class Passes(Protocol):
         """Merge the statistics of all shards; C1 calls this between its collectives.
 
         Args:
-            i: microbatch.
+            i: unit, which is a microbatch or a slice of one.
             state: the state that S left.
             statistics_p4n: of all shards.
 

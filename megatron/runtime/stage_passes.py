@@ -10,7 +10,10 @@ Names in the store:
 prediction, and their gradient ``ahead_gradient``;
 ``state``: the result of S;
 ``merged``: the result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work);
-``partial_...``: this rank's part of a sum that a collective forms.
+``partial_...``: this rank's part of a sum that a collective forms;
+``keys``: keys and values of a microbatch's slices, from its first F to its last B.
+
+All but ``keys`` are kept by unit: a microbatch, or a slice of one (``runtime.units``).
 
 Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
 all tokens, [n, h], in the order of the ranks' parts. The pass that makes a tensor for a vocabulary
@@ -28,6 +31,7 @@ from torch.autograd.graph import get_gradient_edge
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import Again
+from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
@@ -37,6 +41,7 @@ from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.pass_graphs import Slot, StageGraphs
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import units_of
 from megatron.runtime.vocabulary_passes import VocabularyPasses
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
@@ -54,6 +59,7 @@ class StagePasses:
         seed: of the run, for dropout.
         replica: number of this replica, and number of replicas. The replicas' microbatches
             alternate in the global batch, and a microbatch's dropout depends on its place there.
+        slices: the slices of every microbatch; empty: microbatches are whole.
         graphs: of F, B and W in training; ``None``: every pass launches its kernels without a
             graph. With graphs, the layers' only input is the activation: there is no dropout, there
             are no documents, and layers have no losses.
@@ -68,7 +74,9 @@ class StagePasses:
         seed: int,
         replica: tuple[int, int] = (0, 1),
         graphs: StageGraphs | None = None,
+        slices: Sequence[SequenceSlice] = (),
     ) -> None:
+        assert plan.slices == (len(slices) or 1), "every pass of the plan has its slice"
         self.model = model
         self.plan = plan
         self.rank = rank
@@ -91,6 +99,7 @@ class StagePasses:
         self._last_stage = len(plan.stages) - 1
         self._deferred: list[Callable[[], None]] = []
         self._graphs = graphs
+        self._slices = slices
 
     @property
     def depths(self) -> int:
@@ -119,12 +128,12 @@ class StagePasses:
         """
         assert not len(self.store), "the store must be empty between iterations"
         defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
-        self._batch = batch
+        self._batch = units = units_of(batch, self._slices)
         self._iteration = iteration
         self._training = training
         self.model.begin(training=training)
-        self._vocabulary.begin(batch, training, predicts_ahead)
-        self._layer_losses.begin(batch)
+        self._vocabulary.begin(units, training, predicts_ahead)
+        self._layer_losses.begin(units)
         if self._graphs is not None:
             self._graphs.begin()
 
@@ -151,7 +160,7 @@ class StagePasses:
         if self._graphs is not None and self._training:
             self._forward_by_graph(item, self._graphs)
             return
-        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         left_out, wants_losses = list[Again](), self._training or self._non_finite.is_keeping
         losses = self._layer_losses.collector() if wants_losses else None
         x_buh, ahead_bwh = self._input(i, stage), self._embeddings_ahead(i, stage)
@@ -162,7 +171,7 @@ class StagePasses:
             if self._training and ahead_entry is not None and ahead_bwh is not None:
                 ahead_bwh = ahead_entry.connect(ahead_bwh)
             forward_pass = replace(
-                self._forward_pass(i), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
+                self._forward_pass(item), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
             y_buh = self.model(item.chunk, x_buh, forward_pass)
         left, loads = ([], []) if losses is None else losses.close()
@@ -180,7 +189,7 @@ class StagePasses:
 
     def _forward_by_graph(self, item: Pass, graphs: StageGraphs) -> None:
         """F as a replayed graph; the graph's slot keeps the tensors that B needs."""
-        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         take_deferred = self._take_deferred if self.plan.split_backward else None
         slot, y_buh = graphs.forward(item.chunk, self._input(i, stage), take_deferred)
         self.store.put("graph", i, slot, item.chunk)
@@ -193,16 +202,34 @@ class StagePasses:
         x_buh: Tensor = self.store.take("input", i, stage)
         return x_buh
 
-    def _forward_pass(self, i: int) -> ForwardPass:
-        """Return a microbatch's dropout seeds, documents and positions, which every stage gets.
+    def _forward_pass(self, item: Pass) -> ForwardPass:
+        """Return the dropout seeds, documents, positions and earlier keys of an F.
 
         Dropout is seeded by the microbatch's number within the global batch.
         """
-        seeds, own = None, self._batch[i]
+        seeds, own, sliced = None, self._batch[self.plan.unit(item)], self._sliced(item)
         if self._training:
-            number = i * self._replicas + self._replica
-            seeds = DropoutSeeds(self._seed, self._iteration, number)
-        return ForwardPass(seeds, documents=own.documents, positions_bs=own.positions_bs)
+            number = item.microbatch * self._replicas + self._replica
+            part = None if sliced is None else sliced.part
+            seeds = DropoutSeeds(self._seed, self._iteration, number, part=part)
+        return ForwardPass(
+            seeds, documents=own.documents, positions_bs=own.positions_bs, sliced=sliced
+        )
+
+    def _sliced(self, item: Pass) -> SlicedPass | None:
+        """Return the slice of an F with the keys of earlier slices; ``None``: there are no slices.
+
+        In training the graphs of the slices also hold the keys, and B of the first slice, the last
+        to run, lets go of them.
+        """
+        if not self._slices:
+            return None
+        key, is_last = ("keys", item.microbatch), item.slice + 1 == len(self._slices)
+        if item.slice == 0:
+            self.store.put(*key, SeenKeys(), item.chunk)
+        ends = is_last and not self._training
+        seen = (self.store.take if ends else self.store.get)(*key, item.chunk)
+        return SlicedPass(self._slices[item.slice], seen)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the following tokens, if this stage predicts further tokens."""
@@ -224,13 +251,13 @@ class StagePasses:
 
     def recompute(self, item: Pass) -> None:
         """R: compute again the activations that the forward of one stage has dropped."""
-        left_out = self.store.take("left_out", item.microbatch, item.chunk)
+        left_out = self.store.take("left_out", self.plan.unit(item), item.chunk)
         while left_out:  # popped, so that only the graph keeps them, and B can free each
             left_out.pop(0).compute()
 
     def backward(self, item: Pass) -> None:
         """B: gradients of one stage's input and parameters; W may form weight gradients instead."""
-        i, stage = item.microbatch, self.plan.stage_of[self.rank, item.chunk]
+        i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         gradient = self.store.take("output_gradient", i, stage)
         graph = self.store.take("graph", i, item.chunk)
         if isinstance(graph, Slot):
@@ -245,13 +272,15 @@ class StagePasses:
         if ahead_entry is not None:
             self._hand_back_ahead(i, ahead_entry.take_gradient())
         self._hand_back(i, stage, x_entry.take_gradient())
+        if self._slices and item.slice == 0:
+            self.store.take("keys", item.microbatch, item.chunk)
         self._leave_weights(item, stage)
 
     def _leave_weights(self, item: Pass, stage: int) -> None:
         """Leave the deferred weight gradients to W, or form them now if there is no W."""
-        i = item.microbatch
+        i = self.plan.unit(item)
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
-            self._defer(lambda: self._vocabulary.output_t(Pass("T", i)))
+            self._defer(lambda: self._vocabulary.finish_output(i))
         deferred = self._take_deferred()
         if self.plan.split_backward:
             self.store.put("weights", i, deferred, item.chunk)
@@ -279,7 +308,7 @@ class StagePasses:
 
     def weight_gradients(self, item: Pass) -> None:
         """W: run the products for one stage's weight gradients that B has left."""
-        _run_all(self.store.take("weights", item.microbatch, item.chunk))
+        _run_all(self.store.take("weights", self.plan.unit(item), item.chunk))
 
     def _defer(self, work: Callable[[], None]) -> None:
         self._deferred.append(work)

@@ -15,7 +15,7 @@ import torch
 
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.simulator.simulate import Span, pair_spans
+from megatron.simulator.simulate import Span, comm_span, pair_spans, pass_span
 
 T = TypeVar("T")
 
@@ -87,9 +87,9 @@ class Recorder:
         item, start, end = mark.item, self._seconds(mark.start), self._seconds(mark.end)
         if mark.joined is not None and isinstance(item, Pass):
             return pair_spans(self._rank, (item, mark.joined), start, (start + end) / 2, end)
-        chunk = item.chunk if isinstance(item, Pass) else 0
-        named = str(item), item.kind, item.microbatch, chunk
-        return (Span(self._rank, mark.lane, *named, start, end),)
+        if isinstance(item, Pass):
+            return (pass_span(self._rank, item, start, end),)
+        return (comm_span(self._rank, mark.lane, item, start, end),)
 
     def _record(self, lane: str, item: Pass | Comm, joined: Pass | None = None) -> Iterator[None]:
         start = self._now()

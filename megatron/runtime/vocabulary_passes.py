@@ -9,7 +9,7 @@ With multi-token prediction IF also looks up the following tokens, whose embeddi
 reads, and IB also adds the gradient of these embeddings. The output layer treats the depths'
 predictions as further tokens.
 
-Shapes: n tokens of a microbatch, in the order of ``DeviceMicrobatch``.
+Shapes: n tokens of a unit, a microbatch or a slice of one, in the order of ``DeviceMicrobatch``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ class VocabularyPasses:
         non_finite: looks for infinity and NaN when asked to.
 
     Attributes:
-        losses: for every microbatch of this iteration, its weighted loss and the loss of every
+        losses: for every unit of this iteration, its weighted loss and the loss of every
             depth, [1 + D]; only on one rank of the last stage.
         depths: D, the number of further tokens that every token predicts in this iteration.
     """
@@ -68,6 +68,7 @@ class VocabularyPasses:
         self._model = model
         self._store = store
         self._non_finite = non_finite
+        self._unit = plan.unit
         self._treatment = plan.treatment
         self._stages = len(plan.stages)
         self._tells_losses = plan.stages[-1][0] == rank and model.tensor.rank == 0
@@ -95,7 +96,7 @@ class VocabularyPasses:
         """Start an iteration over ``batch``.
 
         Args:
-            batch: its microbatches.
+            batch: its units.
             training: whether gradients are formed.
             predicts_ahead: whether a model with multi-token prediction predicts further tokens.
         """
@@ -127,7 +128,7 @@ class VocabularyPasses:
         return ids_n
 
     def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
-        """Add the gradient of the embeddings of microbatch ``i`` that this rank holds."""
+        """Add the gradient of the embeddings of unit ``i`` that this rank holds."""
         self._input_layer.add_gradient(self._batch[i].tokens_n, gradient_nh)
 
     def add_gradient_ahead(self, i: int, gradient_nh: Tensor) -> None:
@@ -136,21 +137,24 @@ class VocabularyPasses:
 
     def input_forward(self, item: Pass) -> None:
         """IF: the embeddings of the tokens of this rank's shard."""
-        i, lookup = item.microbatch, self._input_layer.lookup
+        i, lookup = self._unit(item), self._input_layer.lookup
         self._store.put("partial_embedding", i, lookup(self._batch[i].tokens_n))
         if self.depths:
             self._store.put("partial_ahead", i, lookup(self._ids_ahead(i)))
 
     def input_backward(self, item: Pass) -> None:
         """IB: the gradient of this rank's shard of the embedding."""
-        i = item.microbatch
+        i = self._unit(item)
         self.add_embedding_gradient(i, self._store.take("input_gradient", i))
         if self.depths:
             self.add_gradient_ahead(i, self._store.take("ahead_gradient", i))
 
     def output_s(self, item: Pass) -> None:
         """S: the work that a shard can do alone; the treatment decides how far it goes."""
-        i, layer = item.microbatch, self._output_layer
+        self._begin_output(self._unit(item))
+
+    def _begin_output(self, i: int) -> None:
+        layer = self._output_layer
         x_nh = self._store.take("x", i)
         targets_n = self._batch[i].targets_n
         if self._treatment.maximum_first:
@@ -167,7 +171,7 @@ class VocabularyPasses:
 
     def output_e(self, item: Pass) -> None:
         """E: exponentials and their sums, once the maximum over all ranks is known."""
-        i = item.microbatch
+        i = self._unit(item)
         state = self._store.get("state", i)
         self._output_layer.naive_e(state, self._store.get("maximum", i))
         self._non_finite.check(i, self._stages, "the output layer", state.sums_kn)
@@ -177,12 +181,12 @@ class VocabularyPasses:
 
         In training S and the merge form the input gradient, and T runs in B.
         """
-        self.output_s(Pass("S", i))
+        self._begin_output(i)
         state, tensor = self._store.get("state", i), self._model.tensor
         merged, gradient_nh = self.merge(i, state, tensor.all_gather(state.statistics_4n))
         self._store.put("merged", i, merged)
         if not self._training:
-            self.output_t(Pass("T", i))
+            self.finish_output(i)
             return
         assert gradient_nh is not None, "S has begun it"
         state.drop_gradient()
@@ -197,7 +201,11 @@ class VocabularyPasses:
 
     def output_t(self, item: Pass) -> None:
         """T: the loss, the input gradient if S has not begun it, then the weight gradient."""
-        i, layer = item.microbatch, self._output_layer
+        self.finish_output(self._unit(item))
+
+    def finish_output(self, i: int) -> None:
+        """Do the work of T, also in the B of ranks that hold the whole vocabulary."""
+        layer = self._output_layer
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
         if self._tells_losses:

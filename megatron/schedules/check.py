@@ -43,8 +43,14 @@ def check(plan: Plan, in_flight_limit: Sequence[float] | None = None) -> None:
 
 
 def _check_header(plan: Plan) -> None:
-    if plan.microbatches < 1:
-        raise ValueError(f"a plan needs at least 1 microbatch, this one has {plan.microbatches}")
+    for name, number in (("microbatch", plan.microbatches), ("slice", plan.slices)):
+        if number < 1:
+            raise ValueError(f"a plan needs at least 1 {name}, this one has {number}")
+    least = min(map(len, plan.rows), default=0)
+    if plan.slices > max(least, 1):  # before the passes of a microbatch are listed
+        raise ValueError(
+            f"a rank has {counted(least, 'pass')}, too few for {plan.slices} slices of a microbatch"
+        )
     # Compare the numbers first: with a stage such as 0.1000000000 the set would be huge.
     right = len(plan.stages) == plan.ranks * plan.chunks and set(plan.stages) == {
         (rank, chunk) for chunk in range(plan.chunks) for rank in range(plan.ranks)
@@ -60,10 +66,11 @@ def _check_header(plan: Plan) -> None:
 
 def _check_row(plan: Plan, rank: int) -> None:
     first = passes_of(plan, rank)
-    places = {(item.kind, item.chunk) for item in first}
+    places = {(kind, chunk, s) for kind, _, chunk, s in first}
     seen: set[Pass] = set()
     for index, item in enumerate(plan.rows[rank]):
-        if (item.kind, item.chunk) not in places or item.microbatch >= plan.microbatches:
+        place = (item.kind, item.chunk, item.slice)
+        if place not in places or item.microbatch >= plan.microbatches:
             raise ValueError(f"rank {rank} cannot run {item}\n{grid(plan, {rank: index})}")
         if item in seen:
             raise ValueError(f"rank {rank} runs {item} twice\n{grid(plan, {rank: index})}")
@@ -71,7 +78,7 @@ def _check_row(plan: Plan, rank: int) -> None:
     if len(seen) == len(first) * plan.microbatches:
         return
     # Only as many as the message names: a plan may promise more microbatches than can be listed.
-    in_order = sorted(first, key=lambda item: (item.kind, item.chunk))
+    in_order = sorted(first)
     expected = (item._replace(microbatch=i) for i in range(plan.microbatches) for item in in_order)
     missing = list(islice((item for item in expected if item not in seen), 9))
     if missing:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final
 
-from megatron.schedules.needs import Comm, CommKind
+from megatron.schedules.counted import counted
+from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
+from megatron.schedules.slice_lengths import slice_shares
 
 Time = float | Sequence[float] | Sequence[Sequence[float]]
 """One time for all ranks, one for each rank, or one for each rank and chunk."""
@@ -51,6 +53,8 @@ class Costs:
         waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
             its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
             of a pair works meanwhile.
+        slices: for every slice of a microbatch, the costs of its passes and communications; empty:
+            each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 
     Raises:
         ValueError: if a time is negative, infinite or no number.
@@ -60,6 +64,7 @@ class Costs:
     comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     waits: Mapping[PassKind, Time] = field(default_factory=dict)
+    slices: "Sequence[Costs]" = ()
 
     def __post_init__(self) -> None:
         exchanges = ((kind, (*own.times, own.latency)) for kind, own in self.exchanges.items())
@@ -79,15 +84,17 @@ class Costs:
             rank: pipeline rank.
             item: the pass.
             share: share of the work that the given cost stands for; below 1 for one of several
-                buckets.
+                buckets. A slice's share of its microbatch is not part of it.
 
         Raises:
-            ValueError: if no cost is known for its kind, or none for that rank or chunk.
+            ValueError: if no cost is known for its kind, or none for that rank or chunk; or if the
+                costs are of another number of slices.
         """
-        if item.kind == "U" and "U" not in self.passes:
-            return 0.0
-        parts = self._parts(plan, item)
-        return share * sum(self.time(part, rank, item.chunk) for part in parts)
+        if item.kind == "U":
+            return share * self.time("U", rank) if "U" in self.passes else 0.0
+        own, part_of_it = self._of_slice(plan.slices, item.slice)
+        parts = own._parts(plan, item)
+        return share * part_of_it * sum(own.time(part, rank, item.chunk) for part in parts)
 
     def waits_of(self, plan: Plan, rank: int, item: Pass) -> float:
         """Return the part of the time of ``item`` in which it waits for an exchange.
@@ -95,18 +102,19 @@ class Costs:
         Raises:
             ValueError: if a wait is longer than its pass, or none is known for that rank or chunk.
         """
+        own, share = self._of_slice(plan.slices, item.slice)
         total = 0.0
-        for part in self._parts(plan, item) if self.waits else ():
-            if part in self.waits:
-                wait = _at(self.waits[part], part, rank, item.chunk)
-                time = self.time(part, rank, item.chunk)
+        for part in own._parts(plan, item) if own.waits else ():
+            if part in own.waits:
+                wait = _at(own.waits[part], part, rank, item.chunk)
+                time = own.time(part, rank, item.chunk)
                 if wait > time:
                     raise ValueError(
                         f"{part} takes {time:g} and waits {wait:g} of it: the wait is a part of "
                         "the time"
                     )
                 total += wait
-        return total
+        return share * total
 
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair: each pass works while the other one waits for its exchange.
@@ -119,6 +127,17 @@ class Costs:
         waits = [self.waits_of(plan, rank, item) for item in pair]
         return joined_time(one, waits[0], other, waits[1])
 
+    def _of_slice(self, slices: int, number: int) -> "tuple[Costs, float]":
+        """Return the costs of which a slice takes a share, and this share."""
+        if not self.slices:
+            return self, 1 / slices
+        if len(self.slices) != slices:
+            raise ValueError(
+                f"there are costs of {counted(len(self.slices), 'slice')} of a microbatch, and the "
+                f"plan has {slices}: give costs of as many"
+            )
+        return self.slices[number], 1.0
+
     def _parts(self, plan: Plan, item: Pass) -> list[PassKind]:
         """Return the kinds of passes whose times together are the time of ``item``."""
         kind: PassKind = "F" if item.kind == "R" and "R" not in self.passes else item.kind
@@ -127,13 +146,14 @@ class Costs:
         within: dict[PassKind, bool] = {"R": not plan.recomputes, "W": not plan.split_backward}
         return [kind, *(part for part, own in within.items() if own and part in self.passes)]
 
-    def of_comm(self, comm: Comm, share: float = 1.0) -> float:
+    def of_comm(self, comm: Comm, share: float = 1.0, slices: int = 1) -> float:
         """Return the time of ``comm``.
 
         Args:
             comm: the communication.
             share: share of the work that the given cost stands for; below 1 for one of several
-                buckets.
+                buckets. A slice's share of its microbatch is not part of it.
+            slices: slices of a microbatch in the plan.
 
         Raises:
             ValueError: if each hop has its own time, and the hop of ``comm`` has none.
@@ -141,6 +161,9 @@ class Costs:
         exchange = self.exchanges.get(comm.kind)
         if exchange is not None:
             return exchange.latency + share * exchange.times[comm.stage]
+        if comm.kind not in REPLICA_KINDS and max(slices, len(self.slices)) > 1:
+            own, part = self._of_slice(slices, comm.slice)
+            return own.of_comm(comm, share * part)
         time = self.comms.get(comm.kind, 0.0)
         if isinstance(time, (int, float)):
             return share * time
@@ -163,7 +186,35 @@ class Costs:
             for kind in CHUNKED_KINDS:
                 if kind in times:
                     times[kind] = _divided(times[kind], chunks)
-        return replace(self, passes=passes, waits=waits)
+        slices = tuple(own.per_chunk(chunks) for own in self.slices)
+        return replace(self, passes=passes, waits=waits, slices=slices)
+
+    def in_slices(self, lengths: Sequence[int], attention: Mapping[PassKind, float]) -> "Costs":
+        """Return the costs of a microbatch that is cut into slices.
+
+        A slice takes as long as its tokens, and its attention as long as its tokens and the keys
+        that they read, which are those of all earlier slices too.
+
+        Args:
+            lengths: the length of every slice.
+            attention: the share of the time of a pass of the whole microbatch that attention takes,
+                by kind; 0 for absent kinds.
+        """
+        alike = slice_shares(lengths)
+        shares = {kind: slice_shares(lengths, share) for kind, share in attention.items()}
+
+        def of(number: int) -> "Costs":
+            def scaled(times: Mapping[PassKind, Time]) -> dict[PassKind, Time]:
+                return {
+                    kind: _times(time, shares.get(kind, alike)[number])
+                    for kind, time in times.items()
+                }
+
+            part = alike[number]
+            comms = {kind: _times(time, part) for kind, time in self.comms.items()}
+            return Costs(scaled(self.passes), comms, waits=scaled(self.waits))
+
+        return replace(self, slices=tuple(map(of, range(len(lengths)))))
 
     def without_waits(self) -> "Costs":
         """Return the costs of passes whose waits are all hidden."""
@@ -171,7 +222,8 @@ class Costs:
             kind: _less(time, self.waits[kind]) if kind in self.waits else time
             for kind, time in self.passes.items()
         }
-        return replace(self, passes=passes, waits={})
+        slices = tuple(own.without_waits() for own in self.slices)
+        return replace(self, passes=passes, waits={}, slices=slices)
 
     def time(self, kind: PassKind, rank: int, chunk: int = 0) -> float:
         """Return the given time of a kind of pass.
@@ -230,6 +282,13 @@ def _less(time: Any, part: Any) -> Any:
         return [_less(time, own) for own in part]
     parts = [part] * len(time) if isinstance(part, (int, float)) else part
     return [_less(own, each) for own, each in zip(time, parts, strict=True)]
+
+
+def _times(time: Any, factor: float) -> Any:
+    """Return ``time``, a number or nested lists of numbers, multiplied by ``factor``."""
+    if isinstance(time, (int, float)):
+        return time * factor
+    return [_times(own, factor) for own in time]
 
 
 def _divided(time: Time, parts: int) -> Time:

@@ -2,7 +2,12 @@
 
 from typing import Final
 
-_PLURALS: Final = {"batch": "batches", "copy": "copies", "microbatch": "microbatches"}
+_PLURALS: Final = {
+    "batch": "batches",
+    "copy": "copies",
+    "microbatch": "microbatches",
+    "pass": "passes",
+}
 
 
 def counted(number: float, noun: str) -> str:

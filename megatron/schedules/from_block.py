@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import ceil, floor, inf
+from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.blocks.for_pairs import for_pairs
 from megatron.schedules.blocks.interlaced import interlaced
+from megatron.schedules.blocks.with_slices import units_in_flight, with_slices
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, Schedule
 from megatron.schedules.held import Held, in_flight, peak_held
@@ -28,6 +30,9 @@ EMBEDDINGS: Final = 16
 """Microbatches by which the search for a plan without W may move IF ahead and IB behind. Each
 microbatch takes an activation [n, h] on its rank meanwhile. At p = 32 it held 64 of them for 0.2 %
 of the time."""
+
+STRETCHED: Final = 1.0
+"""Microbatches in flight that pairs may cost where the request has no memory limit."""
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
@@ -64,9 +69,13 @@ def plan_within(request: Request, limit: float, watch: Watch) -> Plan:
 
 
 def block_of(request: Request, schedule: Schedule) -> Block:
-    """Return the schedule's block without vocabulary passes, with the schedule's own backward."""
+    """Return the schedule's block of whole microbatches, without vocabulary passes.
+
+    It has the schedule's own backward. If it depends on the number of microbatches, it is made for
+    the number of units.
+    """
     chunks = request.chunks or schedule.chunks
-    return schedule.block(request.ranks, request.microbatches, chunks)
+    return schedule.block(request.ranks, request.units, chunks)
 
 
 def orders_of_block(request: Request, schedule: Schedule) -> Iterator[Plan]:
@@ -79,7 +88,31 @@ def orders_of_block(request: Request, schedule: Schedule) -> Iterator[Plan]:
     treatment = request.treatment
     if treatment.is_sharded and not treatment.synchronous:
         block = with_vocabulary(_own_block(request, schedule), treatment, LATE[1])
-        yield _recomputing(request, unroll(block, request.microbatches))
+        sliced = with_slices(block, request.slices)
+        yield _recomputing(request, unroll(sliced, request.microbatches))
+
+
+def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Iterator[Plan]:
+    """Yield plans of a schedule whose block is stretched for pairs, if there is memory for them.
+
+    They may hold as much as the memory limit allows, and one microbatch more than the schedule
+    promises without a limit. The passes are placed as if all waits were hidden.
+    """
+    if request.treatment.synchronous or request.slices > 1:
+        return  # a pair would part S from T, or delay the next slice
+
+    def block(p: int, m: int, v: int) -> Block:
+        return for_pairs(schedule.block(p, m, v))
+
+    held = max(in_flight(_unrolled(request, replace(schedule, block=block), request.microbatches)))
+    room = promised(request, schedule) + STRETCHED
+    if held > (room if request.memory_limit is None else request.memory_limit):
+        return
+    without = held - request.treatment.delay
+    stretched = replace(schedule, block=block, promise=lambda p, m, v: without)
+    hidden = replace(request, costs=request.costs.without_waits())
+    yield plan_from_block(hidden, stretched, watch)
+    yield from orders_of_block(request, stretched)
 
 
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:
@@ -99,16 +132,17 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
         block: the block from which the search starts.
         held: microbatches that a rank may hold, if it may hold more than in the block.
     """
-    m = request.microbatches
-    if m * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
+    m, n = request.microbatches, request.slices
+    if m * n * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
         return _Sought(m)
     slots = [slot for row in block.rows for slot in row]
     lifetime = max(slot.end for slot in slots) - min(slot.start for slot in slots)
-    group = max(block.group, 1)
-    ends = max(ceil(lifetime / block.period) * group, held)
+    units = max(block.group, 1)
+    group = units // gcd(units, n)  # the fewest microbatches whose units fill whole groups
+    ends = max(ceil(ceil(lifetime / block.period) * units / n), held)
     periods = (group,) if block.group else PERIODS
     step = max(periods)
-    steady = 2 * group if block.group else max(step, request.ranks)
+    steady = 2 * group if block.group else max(step, ceil(request.ranks / n))
     short = ends + steady + (m - ends - steady) % step
     return _Sought(short, Target(m, periods)) if 2 * short <= m else _Sought(m)
 
@@ -128,8 +162,10 @@ def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], P
 def promised(request: Request, schedule: Schedule) -> float:
     """Return the microbatches that a rank may hold by the schedule's promise and its barriers."""
     chunks = request.chunks or schedule.chunks
-    promise = schedule.promise(request.ranks, request.microbatches, chunks)
-    return promise + request.treatment.delay
+    promise = schedule.promise(request.ranks, request.units, chunks) + request.treatment.delay
+    if request.slices == 1:
+        return promise
+    return (promise + units_in_flight(block_of(request, schedule), request.slices)) / request.slices
 
 
 def _room(request: Request, schedule: Schedule) -> float:
@@ -172,10 +208,11 @@ def _searched(
 def _without_vocabulary(request: Request) -> Request:
     """Return the request for the same plan without vocabulary passes.
 
-    Its memory limit is lower by the microbatches that the barriers keep in flight.
+    Its memory limit is lower by what the barriers keep in flight.
     """
     limit = request.memory_limit
-    limit = None if limit is None else max(limit - request.treatment.delay, 1.0)
+    barriers = request.treatment.delay / request.slices
+    limit = None if limit is None else max(limit - barriers, 1.0)
     return replace(request, vocabulary="none", memory_limit=limit)
 
 
@@ -208,15 +245,15 @@ def _recomputing(request: Request, plan: Plan) -> Plan:
 
 
 def _treated_block(request: Request, schedule: Schedule) -> Block:
-    """Return the schedule's block with the requested treatment and split of the backward."""
+    """Return the schedule's block with the requested treatment, backward and slices."""
     block, treatment = _own_block(request, schedule), request.treatment
-    if not treatment.is_sharded:
-        return block
+    if treatment.is_sharded and not treatment.synchronous and request.shortened:
+        return _with_timely_output(block, request)
     if treatment.synchronous:
-        return interlaced(block, treatment)
-    if not request.shortened:
-        return with_vocabulary(block, treatment)
-    return _with_timely_output(block, request)
+        block = interlaced(block, treatment)
+    elif treatment.is_sharded:
+        block = with_vocabulary(block, treatment)
+    return with_slices(block, request.slices)
 
 
 def _own_block(request: Request, schedule: Schedule) -> Block:
@@ -231,13 +268,18 @@ def _with_timely_output(block: Block, request: Request) -> Block:
     Real passes take other times than in the block. So several start times of S are tried with the
     costs of the request, on just enough microbatches to show a steady state.
     """
-    few = min(request.microbatches, 3 * request.ranks + max(block.group, 1))
-    best = with_vocabulary(block, request.treatment)
-    if few < 2 * request.ranks:
+    n = request.slices
+
+    def treated(late: float) -> Block:
+        return with_slices(with_vocabulary(block, request.treatment, late), n)
+
+    few = min(request.microbatches, ceil((3 * request.ranks + max(block.group, 1)) / n))
+    best = treated(0.0)
+    if few * n < 2 * request.ranks:
         return best
     least = (1 - GAIN) * earliest(unroll(best, few), request.costs).end
     for late in LATE[1:]:
-        tried = with_vocabulary(block, request.treatment, late)
+        tried = treated(late)
         taken = earliest(unroll(tried, few), request.costs).end
         if taken < least:
             best, least = tried, taken
@@ -263,15 +305,15 @@ def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Hel
 
     ``microbatches`` is the limit of activations. Without W there is little to fill gaps with, so
     the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
-    may hold the exponentials of one more microbatch, so that T can wait for idle time. All ranks
-    look embeddings up for the first stage, but run their own F later, up to one microbatch for each
-    rank. So ranks without the first stage may hold embeddings of p more microbatches. IB may wait
-    for idle time, so a rank may hold gradients of more microbatches. Without W, embeddings and
+    may hold the exponentials of one more unit, so that T can wait for idle time. All ranks look
+    embeddings up for the first stage, but run their own F later, up to one unit for each rank. So
+    ranks without the first stage may hold embeddings of p more units. IB may wait for idle time, so
+    a rank may hold gradients of more units. Without W, embeddings and
     gradients may each exceed their peak in the order of the block by ``EMBEDDINGS`` at most.
     ``recomputed`` is the limit of chunks between R and B.
     """
-    promised = float(floor(microbatches * plan.chunks + 1e-9))
-    waiting = inf if plan.split_backward else EMBEDDINGS
+    promised = float(floor(microbatches * plan.chunks * plan.slices + 1e-9))
+    waiting = inf if plan.split_backward else EMBEDDINGS * plan.slices
     limits = []
     for rank, row in enumerate(plan.rows):
         peak = peak_held(plan, row)

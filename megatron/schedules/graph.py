@@ -1,17 +1,18 @@
 """One microbatch's passes and communications, numbered, with their needs and durations.
 
 Dependencies never cross microbatches, and costs do not depend on the microbatch. So ``needs`` is
-called for microbatch 0 only. Code that walks a plan of many microbatches works with whole numbers:
-pass ``n`` of microbatch ``i`` is ``n * m + i``. Communications have their own numbers, made by the
-same formula.
+called for microbatch 0 only. The passes of each of its slices have numbers of their own. Code that
+walks a plan of many microbatches works with whole numbers: pass ``n`` of microbatch ``i`` is
+``n * m + i``. Communications have their own numbers, made by the same formula.
 """
 
 from collections.abc import Iterable
 from copy import copy
+from itertools import product
 
 from megatron.schedules.costs import Costs, joined_time
 from megatron.schedules.needs import Comm, needs, participants, sources
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
 
 
@@ -21,7 +22,8 @@ class Graph:
     Attributes:
         microbatches: microbatches m.
         ranks: for every pass, its rank.
-        passes: for every pass number, the pass of microbatch 0, which gives its kind and chunk.
+        passes: for every pass number, the pass of microbatch 0, which gives its kind, chunk and
+            slice.
         times: for every pass, its duration.
         waits: for every pass, the part of its duration in which it waits for an exchange.
         own_needs: for every pass, the passes of the same rank that it needs.
@@ -33,6 +35,10 @@ class Graph:
         members: for every communication, the ranks that take part.
         fillers: for every pass, whether no other pass waits for it: true for W, IB, and T without
             a barrier after it. Such passes can fill idle time.
+        previous: for every pass, how its unit follows the unit before it: the number of the pass of
+            the same rank, kind and chunk, and how many microbatches earlier that pass is. Searches
+            keep this order. Empty if microbatches are whole: a pass then follows itself, one
+            microbatch earlier.
         waits_after: pass number -> the communication that the rank waits for immediately after this
             pass. Only a synchronous output layer has entries: T -> the barrier after T.
         followed_by: pass number -> the only pass that may come next on the rank. Only a synchronous
@@ -46,41 +52,51 @@ class Graph:
         self.passes = [item for _, item in places]
         self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
         self.waits = [costs.waits_of(plan, rank, item) for rank, item in places]
-        self._numbers = {(rank, item.kind, item.chunk): n for n, (rank, item) in enumerate(places)}
+        self._numbers = {_key(*place): n for n, place in enumerate(places)}
         needed = [needs(plan, rank, item) for rank, item in places]
         # Not a set: its order differs from process to process, but all ranks must number alike.
         self.comms = list(dict.fromkeys(c for all_ in needed for c in all_ if isinstance(c, Comm)))
         numbers = {comm: c for c, comm in enumerate(self.comms)}
         self.own_needs = [
-            tuple(
-                self._numbers[rank, need.kind, need.chunk] for need in own if isinstance(need, Pass)
-            )
+            tuple(self._numbers[_key(rank, need)] for need in own if isinstance(need, Pass))
             for rank, own in zip(self.ranks, needed, strict=True)
         ]
         self.comm_needs = [
             tuple(numbers[c] for c in all_ if isinstance(c, Comm)) for all_ in needed
         ]
-        self.comm_times = [costs.of_comm(comm) for comm in self.comms]
+        self.comm_times = [costs.of_comm(comm, slices=plan.slices) for comm in self.comms]
         self.members = [participants(plan, comm) for comm in self.comms]
         feeding = [sources(plan, comm) for comm in self.comms]
         self.sources = [len(passes) for passes in feeding]
         self.feeds: list[list[int]] = [[] for _ in places]
         for c, passes in enumerate(feeding):
             for rank, item in passes:
-                self.feeds[self._numbers[rank, item.kind, item.chunk]].append(c)
+                self.feeds[self._numbers[_key(rank, item)]].append(c)
 
         self.fillers = [
             item.kind in ("W", "IB", "T") and not feeds
             for item, feeds in zip(self.passes, self.feeds, strict=True)
         ]
+        self.previous = self._in_order_of_units(plan.slices)
         self.followed_by: dict[int, int] = {}
         self.waits_after: dict[int, int] = {}
         if plan.treatment.synchronous:
-            for rank in range(plan.ranks):
-                t = self._numbers[rank, "T", 0]
-                self.followed_by[self._numbers[rank, "S", 0]] = t
+            for rank, s in product(range(plan.ranks), range(plan.slices)):
+                t = self._numbers[rank, "T", 0, s]
+                self.followed_by[self._numbers[rank, "S", 0, s]] = t
                 if self.feeds[t]:
                     self.waits_after[t] = self.feeds[t][0]
+
+    def _in_order_of_units(self, slices: int) -> list[tuple[int, int]]:
+        if slices == 1:
+            return []
+        found = []
+        for rank, item in zip(self.ranks, self.passes, strict=True):
+            before = item.slice + (1 if item.kind in DESCENDING_KINDS else -1)
+            earlier = int(before not in range(slices))
+            other = item._replace(slice=before % slices)
+            found.append((self._numbers[_key(rank, other)], earlier))
+        return found
 
     def reversed(self) -> "Graph":
         """Return the graph of the same passes with time running backwards.
@@ -99,6 +115,9 @@ class Graph:
         mirror.own_needs = [tuple(numbers) for numbers in own]
         mirror.comm_needs = [tuple(fed) for fed in self.feeds]
         mirror.feeds = [list(needed) for needed in self.comm_needs]
+        mirror.previous = [*self.previous]
+        for number, (before, earlier) in enumerate(self.previous):
+            mirror.previous[before] = number, earlier
         mirror.waits_after = {}
         mirror.followed_by = {after: before for before, after in self.followed_by.items()}
         mirror.sources = [len(numbers) for numbers in users]
@@ -113,7 +132,7 @@ class Graph:
     def row(self, rank: int, row: tuple[Pass, ...]) -> list[int]:
         """Return the numbers of a rank's passes: ``n * m + i`` for pass n of microbatch i."""
         m, numbers = self.microbatches, self._numbers
-        return [numbers[rank, kind, chunk] * m + i for kind, i, chunk in row]
+        return [numbers[rank, kind, chunk, s] * m + i for kind, i, chunk, s in row]
 
     def rows(self, plan: Plan) -> list[list[int]]:
         """Return the numbers of the passes of all ranks."""
@@ -134,4 +153,9 @@ class Graph:
         """Return the passes that have these numbers: the inverse of ``row``."""
         m, passes = self.microbatches, self.passes
         made = ((passes[number], i) for number, i in (divmod(item, m) for item in row))
-        return tuple(Pass(first.kind, i, first.chunk) for first, i in made)
+        return tuple(Pass(first.kind, i, first.chunk, first.slice) for first, i in made)
+
+
+def _key(rank: int, item: Pass) -> tuple[int, PassKind, int, int]:
+    """Return what tells a pass from all others of its microbatch."""
+    return rank, item.kind, item.chunk, item.slice

@@ -1,4 +1,4 @@
-"""The contents of a rank's memory during its row, counted in microbatches and chunks.
+"""The contents of a rank's memory during its row, counted in units (slices of microbatches).
 
 A rank holds the activations of a chunk from F to B. If W is a separate pass, the rank keeps a share
 of these activations, ``kept``, from B to W, because the weight gradients need this share. With
@@ -19,11 +19,11 @@ class Held(NamedTuple):
     """The quantities that a rank holds, or may hold.
 
     Attributes:
-        activations: activations of one chunk.
-        exponentials: microbatches of the output layer between S and T.
-        embeddings: microbatches of the input layer between IF and the F of chunk 0.
-        recomputed: chunks between R and B.
-        gradients: microbatches of the input layer between the B of chunk 0 and IB. On a rank
+        activations: activations of one chunk of one unit.
+        exponentials: units of the output layer between S and T.
+        embeddings: units of the input layer between IF and the F of chunk 0.
+        recomputed: chunks of units between R and B.
+        gradients: units of the input layer between the B of chunk 0 and IB. On a rank
             without the first stage, an embedding's gradient arrives somewhat after the rank's own
             B.
     """
@@ -77,6 +77,7 @@ def peak_held(plan: Plan, row: Iterable[Pass], kept: float = 1.0) -> Held:
 def in_flight(plan: Plan, kept: float = 1.0) -> list[float]:
     """Return for every rank the most microbatches whose activations it holds at a time.
 
-    A chunk counts as 1/v, its share of the rank's layers.
+    A chunk counts as 1/v, its share of the rank's layers, and a slice as 1/n of a microbatch.
     """
-    return [peak_held(plan, row, kept).activations / plan.chunks for row in plan.rows]
+    parts = plan.chunks * plan.slices
+    return [peak_held(plan, row, kept).activations / parts for row in plan.rows]

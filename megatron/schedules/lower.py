@@ -143,14 +143,15 @@ class _Messages:
         )  # stable: if times are equal, a communication stays after the communications it needs
         if not self.plan.treatment.synchronous:
             return order
-        m, kinds = self.graph.microbatches, [comm.kind for comm in self.graph.comms]
-        broadcast, barrier = kinds.index("C0"), self.plan.treatment.barriers[0].kind
+        m, comms = self.graph.microbatches, self.graph.comms
+        broadcasts = {comm.slice: c for c, comm in enumerate(comms) if comm.kind == "C0"}
         met: list[int] = []
-        for comm in order:
-            if kinds[comm // m] == barrier:
-                met.append(broadcast * m + comm % m)
-            if comm // m != broadcast:
-                met.append(comm)
+        for number in order:
+            comm = comms[number // m]
+            if comm.kind == self.plan.treatment.barriers[0].kind:
+                met.append(broadcasts[comm.slice] * m + number % m)
+            if comm.kind != "C0":
+                met.append(number)
         return met
 
 

@@ -15,6 +15,7 @@ from megatron.schedules.from_block import (
     plan_from_block,
     plan_within,
     promised,
+    stretched_plans,
 )
 from megatron.schedules.held import in_flight
 from megatron.schedules.pairs import joined
@@ -140,7 +141,7 @@ def _found(request: Request, watch: Watch) -> Found:
     match request.schedule:
         case "file":
             assert request.file is not None
-            wanted = request.ranks, request.microbatches, request.vocabulary
+            wanted = request.ranks, request.microbatches, request.vocabulary, request.slices
             plan = load_plan(request.file, *wanted)
             return Found(
                 plan if request.recompute_ahead is None else with_recomputation(plan), "file"
@@ -162,19 +163,22 @@ def _found_joined(request: Request, watch: Watch) -> Found:
 
     The search places passes as if all waits were hidden, because most passes of a plan with pairs
     are in one. It may part passes that the block has side by side, so the order of the block is
-    tried too.
+    tried too, and then the block stretched for pairs (``blocks.for_pairs``). Of plans that end at
+    the same time, the one that holds least is taken.
     """
     hidden = replace(request, costs=request.costs.without_waits())
     found = _found(hidden, watch)
     costs, tried = request.costs, [found.plan]
     if request.traits.compares:
         costs = costs.per_chunk(found.plan.chunks)
-    if found.schedule in SCHEDULES:
-        own = replace(request, schedule=found.schedule, costs=costs)
-        tried.extend(orders_of_block(own, SCHEDULES[found.schedule]))
     limit = max(in_flight(found.plan, request.traits.kept))
-    plans = [joined(p, costs) for p in tried if max(in_flight(p, request.traits.kept)) <= limit]
-    best = min(plans, key=lambda plan: earliest(plan, costs).end)
+    if found.schedule in SCHEDULES:
+        own, schedule = replace(request, schedule=found.schedule, costs=costs), found.schedule
+        tried.extend(orders_of_block(own, SCHEDULES[schedule]))
+        tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
+        tried.extend(stretched_plans(own, SCHEDULES[schedule], watch))
+    plans = [joined(plan, costs) for plan in tried]
+    best = min(plans, key=lambda plan: (earliest(plan, costs).end, max(in_flight(plan))))
     if not best.pairs:
         return _found(request, watch)
     return found._replace(plan=best, bound=None)
@@ -183,7 +187,9 @@ def _found_joined(request: Request, watch: Watch) -> Found:
 def _optimum(request: Request, watch: Watch) -> Optimum:
     """Return the shortest plan with one chunk per rank that CP-SAT finds, and its proven bound."""
     limit = request.memory_limit
-    limit = float(request.ranks + request.treatment.delay) if limit is None else limit
+    if limit is None:
+        units = request.ranks + request.treatment.delay + request.slices - 1
+        limit = units / request.slices
     hint = plan_within(request, limit, watch)
     return optimal(hint, request.costs, limit, seconds=request.seconds)
 

@@ -35,50 +35,69 @@ class Comm(NamedTuple):
         microbatch: the microbatch that the communication belongs to; for RG and AG, the number of
             the bucket.
         stage: the sending stage of X and G, the pipeline rank of RG and AG; 0 for the others.
+        slice: the slice of the microbatch; 0 for RG and AG.
     """
 
     kind: CommKind
     microbatch: int
     stage: int = 0
+    slice: int = 0
 
     def __str__(self) -> str:
-        """Return a readable name: ``C1 3``, ``X3 from 0`` (a stage), ``RG 3 of 0`` (a rank)."""
+        """Return a readable name: ``C1 3/2``, ``X3 from 0`` (a stage), ``RG 3 of 0`` (a rank)."""
+        unit = f"{self.microbatch}" + (f"/{self.slice}" if self.slice else "")
         if self.kind in ("X", "G"):
-            return f"{self.kind}{self.microbatch} from {self.stage}"
+            return f"{self.kind}{unit} from {self.stage}"
         if self.kind in REPLICA_KINDS:
-            return f"{self.kind} {self.microbatch} of {self.stage}"
-        return f"{self.kind} {self.microbatch}"
+            return f"{self.kind} {unit} of {self.stage}"
+        return f"{self.kind} {unit}"
 
 
 Need = Pass | Comm
 
 
 def needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
-    """Return the passes of ``rank`` and the communications that ``item`` waits for there."""
-    kind, microbatch, chunk = item
+    """Return the passes of ``rank`` and the communications that ``item`` waits for there.
+
+    Every need is of the same slice, with two exceptions. F reads the keys and values that the F of
+    the slice before it has left, and B needs the gradients of its own keys and values, to which the
+    B of the slice after it adds.
+    """
+    kind = item.kind
     if kind == "F":
-        return _forward_needs(plan, rank, item)
+        return (*_forward_needs(plan, rank, item), *_neighbour(plan, item, -1))
     if kind == "R":
-        return (Pass("F", microbatch, chunk),)
+        return (item._replace(kind="F"),)
     if kind == "B":
-        return _backward_needs(plan, rank, item)
+        return (*_backward_needs(plan, rank, item), *_neighbour(plan, item, 1))
     if kind == "W":
-        return (Pass("B", microbatch, chunk),)
+        return (item._replace(kind="B"),)
     if kind == "S":
-        return _output_needs(plan, rank, microbatch)
+        return _output_needs(plan, rank, item)
     if kind in ("E", "T"):
         barrier = plan.treatment.barrier_before(kind)
-        return (Pass(barrier.after, microbatch), Comm(barrier.kind, microbatch))
+        return (item._replace(kind=barrier.after), _comm(barrier.kind, item))
     if kind == "IB":
-        return (Pass("IF", microbatch), *_gradients_of_embeddings(plan, rank, microbatch))
+        return (item._replace(kind="IF"), *_gradients_of_embeddings(plan, rank, item))
     return ()
 
 
-def _gradients_of_embeddings(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
+def _comm(kind: CommKind, item: Pass, stage: int = 0) -> Comm:
+    """Return the communication of the microbatch and the slice of a pass."""
+    return Comm(kind, item.microbatch, stage, item.slice)
+
+
+def _neighbour(plan: Plan, item: Pass, step: int) -> tuple[Pass, ...]:
+    """Return the same pass of the slice after ``item`` (step 1) or before it (-1), if any."""
+    other = item.slice + step
+    return (item._replace(slice=other),) if 0 <= other < plan.slices else ()
+
+
+def _gradients_of_embeddings(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     """Return the needs of IB: the B of stages that read embeddings, or the gradient's broadcast."""
     readers = _readers(plan)
-    own = tuple(Pass("B", microbatch, chunk) for reader, chunk in readers if reader == rank)
-    return own if len(own) == len(readers) else (*own, Comm("CIB", microbatch))
+    own = tuple(item._replace(kind="B", chunk=chunk) for reader, chunk in readers if reader == rank)
+    return own if len(own) == len(readers) else (*own, _comm("CIB", item))
 
 
 def _readers(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -87,52 +106,55 @@ def _readers(plan: Plan) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(ends))
 
 
-def _output_needs(plan: Plan, rank: int, microbatch: int) -> tuple[Need, ...]:
+def _output_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     """Return the needs of S: the output of the last stage.
 
     The rank of the last stage has this output already; the others wait for its broadcast C0. If
     the output layer is synchronous, the rank of the last stage waits for C0 too.
     """
     last, chunk = plan.stages[-1]
-    own: tuple[Need, ...] = (Pass("F", microbatch, chunk),) if rank == last else ()
-    return own if own and not plan.treatment.synchronous else (*own, Comm("C0", microbatch))
+    own: tuple[Need, ...] = (item._replace(kind="F", chunk=chunk),) if rank == last else ()
+    return own if own and not plan.treatment.synchronous else (*own, _comm("C0", item))
 
 
 def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     stage = plan.stage_of[rank, item.chunk]
     reads = plan.treatment.is_sharded and (rank, item.chunk) in _readers(plan)
-    embeddings = (Comm("CIF", item.microbatch),) if reads else ()
+    embeddings = (_comm("CIF", item),) if reads else ()
     if stage == 0:
         return embeddings
     source, chunk = plan.stages[stage - 1]
     if source == rank:
-        return (Pass("F", item.microbatch, chunk), *embeddings)
-    return (Comm("X", item.microbatch, stage - 1), *embeddings)
+        return (item._replace(chunk=chunk), *embeddings)
+    return (_comm("X", item, stage - 1), *embeddings)
 
 
 def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
-    own = Pass("R" if plan.recomputes else "F", item.microbatch, item.chunk)
+    own = item._replace(kind="R" if plan.recomputes else "F")
     stage = plan.stage_of[rank, item.chunk]
     if stage == len(plan.stages) - 1:
-        return (own, *(Comm(last.kind, item.microbatch) for last in plan.treatment.barriers[-1:]))
+        return (own, *(_comm(last.kind, item) for last in plan.treatment.barriers[-1:]))
     source, chunk = plan.stages[stage + 1]
     if source == rank:
-        return (own, Pass("B", item.microbatch, chunk))
-    return (own, Comm("G", item.microbatch, stage + 1))
+        return (own, item._replace(chunk=chunk))
+    return (own, _comm("G", item, stage + 1))
 
 
 def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
     """Return the (rank, pass) pairs whose results ``comm`` moves."""
+
+    def source(kind: PassKind, chunk: int = 0) -> Pass:
+        return Pass(kind, comm.microbatch, chunk, comm.slice)
+
     after: dict[CommKind, PassKind] = {b.kind: b.after for b in plan.treatment.barriers}
     after["CIF"] = "IF"
     if comm.kind in after:
-        everywhere = Pass(after[comm.kind], comm.microbatch)
+        everywhere = source(after[comm.kind])
         return tuple((rank, everywhere) for rank in range(plan.ranks))
     if comm.kind == "CIB":
-        return tuple((rank, Pass("B", comm.microbatch, chunk)) for rank, chunk in _readers(plan))
+        return tuple((rank, source("B", chunk)) for rank, chunk in _readers(plan))
     rank, chunk = plan.stages[-1 if comm.kind == "C0" else comm.stage]
-    forward = comm.kind in ("X", "C0")
-    return ((rank, Pass("F" if forward else "B", comm.microbatch, chunk)),)
+    return ((rank, source("F" if comm.kind in ("X", "C0") else "B", chunk)),)
 
 
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
 """Join an F and a B that stand next to each other into a pair: their exchange is then hidden.
 
-A layer with experts on other ranks sends its tokens there and waits for them. By itself a pass
-waits in vain. In a pair, the B works while the F waits, and the F while the B waits (DualPipe,
-arXiv 2412.19437, section 3.2.1). So a pair takes less time than its passes (``Costs.of_pair``). It
-has a price: it starts when the needs of both passes are met, and others get the results of both
-only when it ends. A plan whose neighbours wait for each result at once would become longer, so
-``joined`` takes only pairs that do not lengthen the plan.
+A layer with experts on other ranks sends tokens to these ranks and waits for the results. In a pass
+that runs alone, the rank idles meanwhile. In a pair, the B works while the F waits, and the F while
+the B waits (DualPipe, arXiv 2412.19437, section 3.2.1). So a pair takes less time than its passes
+(``Costs.of_pair``). But a pair starts only when the needs of both passes are met, and other passes
+get the results of both only when the pair ends. A plan whose neighbours wait for each result at
+once would become longer, so ``joined`` takes only pairs that do not lengthen the plan.
 """
 
 from collections import Counter

@@ -1,4 +1,8 @@
-"""A pass is one unit of work of one microbatch on one rank; its text form is ``F3`` or ``F3.1``."""
+"""A pass is one unit of work of one microbatch on one rank: ``F3``, ``F3.1`` or ``F3.1/2``.
+
+A microbatch may be cut along its sequence into slices (Seq1F1B, arXiv 2406.03488; SlimPipe, arXiv
+2504.14519). Every pass is then of one slice.
+"""
 
 import re
 from typing import Final, Literal, NamedTuple, get_args
@@ -17,7 +21,10 @@ PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "R", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
 
-_TEXT: Final = re.compile(r"(IF|IB|F|R|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?")
+DESCENDING_KINDS: Final[tuple[PassKind, ...]] = ("R", "B", "W", "IB")
+"""Kinds that take the slices of a microbatch from the last one to the first; others ascend."""
+
+_TEXT: Final = re.compile(r"(IF|IB|F|R|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?(?:/(\d{1,18}))?")
 
 
 class Pass(NamedTuple):
@@ -28,15 +35,19 @@ class Pass(NamedTuple):
         microbatch: index of the microbatch, counted from 0 within the iteration; for U the number
             of the bucket.
         chunk: index of the model chunk on the rank; 0 for the vocabulary passes.
+        slice: index of the slice of the microbatch, in the order of the sequence; 0 if microbatches
+            are whole.
     """
 
     kind: PassKind
     microbatch: int
     chunk: int = 0
+    slice: int = 0
 
     def __str__(self) -> str:
-        """Return the text form, ``F3`` for chunk 0 and ``F3.1`` for chunk 1."""
-        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+        """Return the text form: ``F3``, ``F3.1`` for chunk 1, ``F3.1/2`` for its slice 2."""
+        chunk = f".{self.chunk}" if self.chunk else ""
+        return f"{self.kind}{self.microbatch}{chunk}" + (f"/{self.slice}" if self.slice else "")
 
     @classmethod
     def parse(cls, text: str) -> "Pass":
@@ -49,9 +60,11 @@ class Pass(NamedTuple):
         if match is None:
             raise ValueError(
                 f"'{text[:40]}' is no pass: write a kind ({' '.join(PLANNED_KINDS)}), a microbatch "
-                "and, for chunks after the first, a point and the chunk, as in F3 or B3.1"
+                "and, for chunks after the first, a point and the chunk, for slices after the "
+                "first, a slash and the slice, as in F3, B3.1 or F3.1/2"
             )
-        kind, microbatch, chunk = match.groups()
+        kind, microbatch, chunk, slice_ = match.groups()
         if chunk is not None and kind not in CHUNKED_KINDS:
             raise ValueError(f"'{text}' names a chunk, but {kind} belongs to no model chunk")
-        return cls(next(k for k in PLANNED_KINDS if k == kind), int(microbatch), int(chunk or 0))
+        known = next(k for k in PLANNED_KINDS if k == kind)
+        return cls(known, int(microbatch), int(chunk or 0), int(slice_ or 0))

@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.treatments import TREATMENTS, Treatment
+
+if TYPE_CHECKING:
+    from megatron.schedules.needs import Comm
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Plan:
         pairs: the rank and the F of every pair. The F is joined with the B that follows it in the
             row: a rank runs both together, and the exchange within the one beside the work of the
             other (``schedules.pairs``).
+        slices: slices n into which every microbatch is cut along its sequence. A slice of a
+            microbatch is a *unit*: every pass and every communication is of one unit.
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -41,11 +46,21 @@ class Plan:
     forward_only: bool = False
     looks_ahead: bool = False
     pairs: frozenset[tuple[int, Pass]] = frozenset()
+    slices: int = 1
 
     @property
     def ranks(self) -> int:
         """Number of pipeline ranks p."""
         return len(self.rows)
+
+    @property
+    def units(self) -> int:
+        """Number of units, the slices of all microbatches."""
+        return self.microbatches * self.slices
+
+    def unit(self, item: "Pass | Comm") -> int:
+        """Return the number of the unit of a pass or a communication, in the order of the data."""
+        return item.microbatch * self.slices + item.slice
 
     @cached_property
     def chunks(self) -> int:
@@ -84,6 +99,8 @@ class Plan:
             "stages " + " ".join(f"{rank}.{chunk}" for rank, chunk in self.stages),
             f"vocabulary {self.treatment.name}",
         ]
+        if self.slices > 1:
+            header.append(f"slices {self.slices}")
         if self.forward_only:
             header.append("forward only")
         if self.looks_ahead:
@@ -95,6 +112,7 @@ class Plan:
     def from_text(cls, text: str) -> "Plan":
         """Read a plan from its text form; ``#`` starts a comment. ``check`` is not called.
 
+        Without a line ``slices N`` microbatches are whole.
         Older files have the lines ``barriers N`` and ``collectives synchronous`` instead of
         ``vocabulary NAME``.
 
@@ -130,6 +148,7 @@ class Plan:
             forward_only="forward" in header,
             looks_ahead="looks" in header,
             pairs=frozenset(pairs),
+            slices=int(header.get("slices", 1)),
         )
 
 
@@ -141,6 +160,7 @@ _HEADER: Final = {
     "microbatches": re.compile(r"\d{1,18}"),
     "stages": re.compile(r"\d{1,18}\.\d{1,18}( +\d{1,18}\.\d{1,18})*"),
     "vocabulary": re.compile("|".join(_NAMES)),
+    "slices": re.compile(r"\d{1,18}"),
     "forward": re.compile("only"),
     "looks": re.compile("ahead"),
 }
@@ -167,8 +187,8 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
     if not known[name].fullmatch(value):
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
-            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'forward "
-            "only', or 'looks ahead'"
+            f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'slices "
+            "N', 'forward only', or 'looks ahead'"
         )
     header[name] = value
 
@@ -217,17 +237,20 @@ def _step(word: str) -> tuple[Pass, ...]:
 
 
 def passes_of(plan: Plan, rank: int) -> tuple[Pass, ...]:
-    """Return the passes of microbatch 0 on ``rank``; other microbatches have the same passes."""
+    """Return the passes of microbatch 0 on ``rank``, of all its slices.
+
+    Other microbatches have the same passes.
+    """
     kinds: list[PassKind] = ["F"] if plan.forward_only else ["F", "B"]
     if plan.recomputes:
         kinds.insert(1, "R")
     if plan.split_backward:
         kinds.append("W")
     chunks = [chunk for owner, chunk in plan.stages if owner == rank]
-    passes = [Pass(kind, 0, chunk) for kind in kinds for chunk in chunks]
-    inserted = plan.treatment.passes
-    passes += [Pass(kind, 0) for kind in inserted if kind != "IB" or not plan.forward_only]
-    return tuple(passes)
+    slices = range(plan.slices)
+    passes = [Pass(kind, 0, chunk, s) for kind in kinds for chunk in chunks for s in slices]
+    inserted = (kind for kind in plan.treatment.passes if kind != "IB" or not plan.forward_only)
+    return (*passes, *(Pass(kind, 0, 0, s) for kind in inserted for s in slices))
 
 
 def evaluation_plan(plan: Plan) -> Plan:

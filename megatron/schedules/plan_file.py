@@ -14,7 +14,7 @@ from megatron.schedules.treatments import TREATMENTS
 _WAY_OUT: Final = "give one that tools/simulate.py --save-plan wrote"
 
 
-def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Plan:
+def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str, slices: int = 1) -> Plan:
     """Return the checked plan of a training iteration from a file.
 
     Args:
@@ -22,13 +22,14 @@ def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str) -> Pla
         ranks: the number of ranks that the plan must have.
         microbatches: the number of microbatches that the plan must have.
         vocabulary: the treatment of the vocabulary that the plan must have.
+        slices: the number of slices that every microbatch must have.
 
     Raises:
         ValueError: if the file holds no plan, a plan that cannot be run, or a plan with other
-            ranks, microbatches or treatment. The message names the file.
+            ranks, microbatches, slices or treatment. The message names the file.
     """
     plan = load_any_plan(path)
-    found = list(misfits(plan, ranks, microbatches, vocabulary))
+    found = list(misfits(plan, ranks, microbatches, vocabulary, slices))
     if found:
         faults = [
             f"{path} {misfit.fault}: ask for {misfit.found}, or give another file"
@@ -47,7 +48,7 @@ class Misfit(NamedTuple):
         wanted: the value that is requested.
     """
 
-    field: Literal["ranks", "microbatches", "vocabulary"]
+    field: Literal["ranks", "microbatches", "slices", "vocabulary"]
     found: str
     wanted: str
 
@@ -58,7 +59,9 @@ class Misfit(NamedTuple):
         return f"is a plan for {kind}{self.found}, not {self.wanted}"
 
 
-def misfits(plan: Plan, ranks: int, microbatches: int, vocabulary: str) -> Iterator[Misfit]:
+def misfits(
+    plan: Plan, ranks: int, microbatches: int, vocabulary: str, slices: int = 1
+) -> Iterator[Misfit]:
     """Yield all differences between a checked plan and the requested plan.
 
     Args:
@@ -66,12 +69,16 @@ def misfits(plan: Plan, ranks: int, microbatches: int, vocabulary: str) -> Itera
         ranks: pipeline ranks of the wanted plan.
         microbatches: microbatches of the wanted plan.
         vocabulary: treatment of the vocabulary in the wanted plan.
+        slices: slices of a microbatch in the wanted plan.
     """
     if plan.ranks != ranks:
         yield Misfit("ranks", counted(plan.ranks, "rank"), counted(ranks, "rank"))
     if plan.microbatches != microbatches:
         own, other = (counted(m, "microbatch") for m in (plan.microbatches, microbatches))
         yield Misfit("microbatches", own, other)
+    if plan.slices != slices:
+        own, other = (counted(n, "slice of a microbatch") for n in (plan.slices, slices))
+        yield Misfit("slices", own, other)
     names = treatments_of(plan)
     if vocabulary not in names:
         yield Misfit("vocabulary", " or ".join(names), vocabulary)

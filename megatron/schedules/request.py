@@ -14,6 +14,7 @@ from megatron.schedules.catalogue import (
     Traits,
 )
 from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
@@ -44,11 +45,12 @@ class Request:
         costs: durations, by which passes are placed; accurate costs give a better plan. They are
             the costs of one chunk. For ``auto``, which compares schedules with different numbers of
             chunks, they are the costs of all chunks of a rank together.
+        slices: slices n into which every microbatch is cut along its sequence.
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
-            shorter plan.
+            shorter plan, and a request for pairs may too.
         split_backward: make W a separate pass even if the schedule itself does not split it off.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
@@ -57,6 +59,7 @@ class Request:
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
         quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
         joined: whether to join each F with a B beside it, where the plan does not become longer.
+            Without a memory limit a rank may hold one microbatch more for it.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
@@ -69,6 +72,7 @@ class Request:
     microbatches: int
     costs: Costs = UNIT_COSTS
     _: KW_ONLY
+    slices: int = 1
     chunks: int | None = None
     memory_limit: float | None = None
     split_backward: bool = False
@@ -96,6 +100,11 @@ class Request:
         """The treatment of the vocabulary."""
         return TREATMENTS[self.vocabulary]
 
+    @property
+    def units(self) -> int:
+        """Number of units, the slices of all microbatches."""
+        return self.microbatches * self.slices
+
     def _refuse_names(self) -> None:
         if self.schedule not in TRAITS:
             raise ValueError(
@@ -112,10 +121,15 @@ class Request:
             raise ValueError(f"a pipeline needs at least 1 rank, got {self.ranks}")
         if self.microbatches < 1:
             raise ValueError(f"an iteration needs at least 1 microbatch, got {self.microbatches}")
-        chunks = self.chunks or self.traits.chunks
-        if (forwards := self.ranks * chunks * self.microbatches) > MOST_FORWARDS:
+        if self.slices < 1:
             raise ValueError(
-                f"{self.ranks} ranks x {chunks} chunks x {self.microbatches} microbatches are "
+                f"a microbatch has at least 1 slice, got {self.slices}: 1 leaves it whole"
+            )
+        chunks = self.chunks or self.traits.chunks
+        if (forwards := self.ranks * chunks * self.units) > MOST_FORWARDS:
+            cut = f" x {counted(self.slices, 'slice')}" if self.slices > 1 else ""
+            raise ValueError(
+                f"{self.ranks} ranks x {chunks} chunks x {self.microbatches} microbatches{cut} are "
                 f"{forwards:,} forward passes, and a plan has at most {MOST_FORWARDS:,}: take fewer"
             )
         if self.recompute_ahead is not None and self.recompute_ahead < 1:

@@ -40,8 +40,8 @@ def to_torch_csv(plan: Plan) -> str:
 
     Raises:
         ValueError: if PyTorch's runtime cannot run the plan: the vocabulary is split over the
-            ranks, the plan has no backward, it has R passes, or the last stage takes the
-            microbatches out of order.
+            ranks, microbatches are cut into slices, the plan has no backward, it has R passes, or
+            the last stage takes the microbatches out of order.
     """
     _refuse_what_torch_lacks(plan)
     kinds = {"F": "F", "B": "I" if plan.split_backward else "B", "W": "W"}
@@ -126,6 +126,12 @@ def _refuse_what_torch_lacks(plan: Plan) -> None:
             "passes S, T, IF and IB and no collectives, so make the plan with 'none' (each chunk "
             "may still hold a VocabParallelHead over a group of its own), or run this one with "
             "PipelineRunner"
+        )
+    if plan.slices > 1:
+        raise ValueError(
+            f"the plan cuts every microbatch into {plan.slices} slices: PyTorch's form has no "
+            "slices, and its stages keep no keys and values from one to the next, so make the plan "
+            "without --num-seq-splits"
         )
     if plan.recomputes:
         raise ValueError(

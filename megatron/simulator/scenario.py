@@ -12,6 +12,7 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.slice_lengths import SliceStrategy, slice_lengths
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
@@ -24,6 +25,10 @@ from megatron.simulator.simulate import Timeline, simulate
 
 LAYERS_PER_STAGE: Final = 4
 """Transformer layers of each stage for ``redis``, if the model's number of layers is not given."""
+
+
+_LONG: Final = 1 << 20
+"""Tokens of a slice where the sequence is not known: so many that rounding does not matter."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,9 @@ class Scenario:
         replicas: number of replicas of the pipeline.
         buckets: the buckets that the replicas exchange. The costs have the times of U, RG and AG.
         vocab_recompute: whether the output layer's backward computes the logits again.
+        attention: share of the time of F, R and B that causal attention takes. If microbatches are
+            cut into slices, later slices take longer because of it.
+        slices: whether slices have equal lengths or equal times.
     """
 
     request: Request
@@ -50,6 +58,8 @@ class Scenario:
     replicas: int = 1
     buckets: EvenBuckets | None = None
     vocab_recompute: bool = False
+    attention: float = 0.0
+    slices: SliceStrategy = "uniform"
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
             chunks, or if an option does not apply to the treatment of the vocabulary.
     """
     _check(scenario.request.costs, scenario.request.ranks)
-    request = replace(scenario.request, costs=_costs(scenario))
+    request = replace(scenario.request, costs=_in_slices(scenario, _costs(scenario)))
     plan, schedule, bound = find_plan(request, watch)
     costs = request.costs
     if request.traits.compares:
@@ -131,6 +141,15 @@ def _costs(scenario: Scenario) -> Costs:
     layers = LAYERS_PER_STAGE * len(stages) if scenario.layers is None else scenario.layers
     last = scenario.last_stage_layers
     return redistribute_layers(costs, stages, layers, time or 0.0, last, recompute=again)
+
+
+def _in_slices(scenario: Scenario, costs: Costs) -> Costs:
+    """Return the costs with those of every slice, if slices differ."""
+    n, share = scenario.request.slices, scenario.attention
+    if n == 1 or not share:
+        return costs
+    lengths = slice_lengths(_LONG * n, n, scenario.slices, share)
+    return costs.in_slices(lengths, dict.fromkeys(("F", "R", "B"), share))
 
 
 def _check(costs: Costs, ranks: int, chunks: int | None = None) -> None:

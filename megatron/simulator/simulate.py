@@ -27,6 +27,7 @@ class Span(NamedTuple):
         beside: for a pass of a pair, the label of the other one. A rank runs both from the start of
             the F to the end of the B. Their spans share this time: the F has the first part, the
             B the second.
+        slice: slice of the microbatch.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Span(NamedTuple):
     start: float
     end: float
     beside: str = ""
+    slice: int = 0
 
     @property
     def length(self) -> float:
@@ -131,9 +133,21 @@ def pair_spans(
     """Return the spans of a pair that a rank runs from ``start`` to ``end``."""
     forward, backward = pair
     return (
-        Span(rank, "compute", str(forward), *forward, start, middle, str(backward)),
-        Span(rank, "compute", str(backward), *backward, middle, end, str(forward)),
+        pass_span(rank, forward, start, middle, str(backward)),
+        pass_span(rank, backward, middle, end, str(forward)),
     )
+
+
+def pass_span(rank: int, item: Pass, start: float, end: float, beside: str = "") -> Span:
+    """Return the span of a pass."""
+    kind, microbatch, chunk, slice_ = item
+    return Span(rank, "compute", str(item), kind, microbatch, chunk, start, end, beside, slice_)
+
+
+def comm_span(rank: int, lane_: str, comm: Comm, start: float, end: float) -> Span:
+    """Return the span of a communication (lane ``comm``) or of a wait for it (``wait``)."""
+    label, kind, microbatch = str(comm), comm.kind, comm.microbatch
+    return Span(rank, lane_, label, kind, microbatch, 0, start, end, slice=comm.slice)
 
 
 def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
@@ -144,7 +158,7 @@ def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
 
 def comm_time(program: Program, costs: Costs, comm: Comm) -> float:
     """Return the time of a communication of ``program``; a bucket takes its share of the cost."""
-    return costs.of_comm(comm, program.shares.get(comm, 1.0))
+    return costs.of_comm(comm, program.shares.get(comm, 1.0), program.plan.slices)
 
 
 class _Walk:
@@ -186,7 +200,7 @@ class _Walk:
         time = pass_time(self.program, self.costs, rank, item)
         if step.joined is None:
             self._clock[rank] = end = start + time
-            self.spans.append(Span(rank, "compute", str(item), *item, start, end))
+            self.spans.append(pass_span(rank, item, start, end))
             return
         pair, plan = (item, step.joined), self.program.plan
         taken = self.costs.of_pair(plan, rank, pair)
@@ -199,9 +213,7 @@ class _Walk:
         start, end = self._clock[rank], self._done[comm]
         if end > start:
             self._clock[rank] = end
-            self.waits.append(
-                Span(rank, "wait", str(comm), comm.kind, comm.microbatch, 0, start, end)
-            )
+            self.waits.append(comm_span(rank, "wait", comm, start, end))
 
     def _issue(self, rank: int, comm: Comm) -> list[int]:
         members = participants(self.program.plan, comm)
@@ -214,8 +226,5 @@ class _Walk:
         end = start + comm_time(self.program, self.costs, comm)
         self._lane_free[queue] = self._done[comm] = end
         if end > start:
-            self.spans.extend(
-                Span(member, "comm", str(comm), comm.kind, comm.microbatch, 0, start, end)
-                for member in members
-            )
+            self.spans.extend(comm_span(member, "comm", comm, start, end) for member in members)
         return self._sleepers.pop(comm, [])

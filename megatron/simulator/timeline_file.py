@@ -14,7 +14,7 @@ _TYPES: Final = get_type_hints(Span)
 _KINDS: Final = {"compute": PASS_KINDS, "comm": COMM_KINDS, "wait": COMM_KINDS}
 """The kinds of spans in each lane."""
 
-_LARGEST: Final = {"rank": 1 << 20, "microbatch": 10**9, "chunk": 1 << 20}
+_LARGEST: Final = {"rank": 1 << 20, "microbatch": 10**9, "chunk": 1 << 20, "slice": 1 << 20}
 """Bounds of numbers; larger ones are damage, and would let a reader count for hours."""
 
 _LONGEST_LABEL: Final = 40
@@ -65,10 +65,11 @@ def load_timeline(path: Path) -> Timeline:
 
 
 def _fields(span: Span) -> dict[str, object]:
-    """Return the fields of a span; only a pass of a pair has ``beside``."""
+    """Return the fields of a span; ``beside`` and ``slice`` only if they say something."""
     named = span._asdict()
-    if not span.beside:
-        del named["beside"]
+    for name in ("beside", "slice"):
+        if not named[name]:
+            del named[name]
     return named
 
 

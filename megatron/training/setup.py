@@ -15,8 +15,10 @@ from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
+from megatron.layers.slices import SequenceSlice
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
+from megatron.model.slices import slice_lengths
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
@@ -27,11 +29,12 @@ from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
-from megatron.parallel.context import context_parallel
+from megatron.parallel.context import ContextAxes, context_parallel
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank, with_turns
+from megatron.parallel.lanes import make_lane
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
@@ -177,7 +180,7 @@ def _of_passes(config: ParallelConfig) -> int:
     """
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
-    passes_on = grid.context_size > 1 and config.context_exchange == "p2p"
+    passes_on = grid.context_size > 1 and config.context_exchange in ("p2p", "a2a+p2p")
     return shares + passes_on + config.experts.overlap
 
 
@@ -216,7 +219,11 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         groups.device,
         train.dtype,
         tensor=tensor,
-        context=context_parallel(groups.context, groups.device, parallel.context_exchange),
+        context=context_parallel(
+            ContextAxes(groups.context, groups.context_heads, groups.context_ring),
+            parallel.context_exchange,
+            lambda size: make_lane(groups.device, size, "context"),
+        ),
         given_experts=_spread_experts(parallel, groups),
         data=groups.data,
         recomputation=train.recomputation,
@@ -245,6 +252,8 @@ def _pipeline(
 ) -> PipelineRank:
     train = config.train
     tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
+    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
+    lengths = slice_lengths(config.model, slices, strategy) if slices > 1 else ()
     return PipelineRank(
         model,
         run_plan.plan,
@@ -255,6 +264,7 @@ def _pipeline(
         run_plan.costs,
         replication,
         cuda_graphs if train.captures_passes else None,
+        SequenceSlice.of_lengths(lengths),
     )
 
 

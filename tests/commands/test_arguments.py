@@ -12,7 +12,7 @@ from megatron.config.words import sort_words
 from megatron.flags.command import read, reading
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags, options_of
-from megatron.schedules.make_plan import make_plan
+from megatron.schedules.make_plan import make_plan, plan_for
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
 from tools import benchmark, emulate
@@ -122,6 +122,17 @@ def test_a_plan_file_says_what_the_flags_leave_out(tmp_path: Path) -> None:
     file.write_text(make_plan("zb-v", "vocab-1", 3, 5).to_text())
     found = requested("--schedule-file", str(file))
     assert found == Request("file", "vocab-1", 3, 5, file=file)
+
+
+def test_slices_are_asked_for_or_come_from_the_file(tmp_path: Path) -> None:
+    assert requested("--num-seq-splits", "4") == Request("1f1b", "none", 4, 8, slices=4)
+    file = tmp_path / "my.plan"
+    file.write_text(make_plan("1f1b", "vocab-1", 3, 5, slices=2).to_text())
+    found = requested("--schedule-file", str(file))
+    assert found == Request("file", "vocab-1", 3, 5, slices=2, file=file)
+    other = requested("--schedule-file", str(file), "--slices", "4")
+    with pytest.raises(ValueError, match="is a plan for 2 slices of a microbatch, not 4 slices"):
+        plan_for(other)
 
 
 def test_a_plan_file_is_no_other_schedule(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def read_back(svg: str) -> dict[str, Timeline]:
             rows.append([])
         elif look[:1] == ["pass"] and note:
             label, start, end = re.split(": | to ", note)
-            kind, microbatch, chunk = Pass.parse(label)
+            kind, microbatch, chunk, _ = Pass.parse(label)
             times = float(start), float(end)
             rows[-1].append(Span(0, "compute", label, kind, microbatch, chunk, *times))
     ranks = len(rows) // len(headlines)

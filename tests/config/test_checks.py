@@ -322,6 +322,18 @@ def refusal(
             2,
             "--cp-comm-type a2a --context-parallel-size 2 1 heads fewer ranks",
         ),
+        (
+            "--cp-comm-type a2a+p2p --context-parallel-size 4 --attention-dropout 0",
+            4,
+            "--hierarchical-context-parallel-sizes unset --context-parallel-size 4 two numbers a2a",
+        ),
+        (
+            "--cp-comm-type a2a+p2p --context-parallel-size 4 "
+            "--hierarchical-context-parallel-sizes 2 2 --group-query-attention "
+            "--num-query-groups 1",
+            4,
+            "a2a+p2p x 2 ranks 1 heads fewer --attention-dropout 0.1 --cp-comm-type a2a+p2p",
+        ),
         ("--valid-num-workers", 1, "--valid-num-workers: write --valid-num-workers N or leave"),
         ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
         ("--log-throughput=5", 1, "--log-throughput no value 5"),

@@ -212,8 +212,8 @@ def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistrib
         ("--num-layers 5 --vocab-parallel redis", []),
         ("--num-layers 5 --pp-partition-method x", ["--pp-partition-method x: layers are spread"]),
         (
-            "--num-seq-splits 2 --decoder-first-pipeline-num-layers 9",
-            ["--num-seq-splits 2: a pass", "--num-layers 8 with --decoder-first-pipeline"],
+            "--interleave-group-size 2 --decoder-first-pipeline-num-layers 9",
+            ["--interleave-group-size 2: inter", "--num-layers 8 with --decoder-first-pipeline"],
         ),
     ],
 )

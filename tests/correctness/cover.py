@@ -1,8 +1,11 @@
 """Sets of cases in which every pair of values of two factors occurs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, product
-from typing import Any
+from itertools import combinations, islice, product
+from random import Random
+from typing import Any, Final
+
+TRIES: Final = 60
 
 Case = Mapping[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
@@ -31,4 +34,37 @@ def cover(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool])
         case, pairs = max(candidates, key=lambda candidate: (candidate[1] & missing).bit_count())
         chosen.append(case)
         missing &= ~pairs
+    return chosen
+
+
+def sampled_cover(
+    factors: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool]
+) -> list[Case]:
+    """A cover for factors whose product is too large to be gone through.
+
+    For the first pair that is missing, random cases with this pair are drawn; the one that adds the
+    most pairs is taken. A pair is left out if none of ``TRIES`` squared cases with it is allowed.
+    """
+    random = Random(0)
+    missing: dict[Pair, None] = {
+        (first, second): None
+        for (one, its), (other, others) in combinations(sorted(factors.items()), 2)
+        for first in ((one, value) for value in its)
+        for second in ((other, value) for value in others)
+    }
+    chosen: list[Case] = []
+    while missing:
+        pair = next(iter(missing))
+        drawn = (
+            {name: random.choice(values) for name, values in factors.items()} | dict(pair)
+            for _ in range(TRIES**2)
+        )
+        candidates = list(islice(filter(allowed, drawn), TRIES))
+        if not candidates:
+            del missing[pair]
+            continue
+        best = max(candidates, key=lambda case: len(pairs_of(case) & missing.keys()))
+        chosen.append(best)
+        for found in pairs_of(best):
+            missing.pop(found, None)
     return chosen

@@ -65,10 +65,12 @@ class Layout:
         recompute_ahead: in passes of their own, so many chunks ahead of their B.
         context: ranks c that share every sequence.
         exchange: how their attention sees all tokens.
+        neighbours: of them, ranks that exchange heads in two levels.
         experts: ranks e over which experts are spread.
         expert_tensor: ranks etp that share an expert; ``None``: t.
         dispatcher: how tokens come to experts on other ranks.
         order: of the ranks.
+        slices: n into which every microbatch is cut along its sequence.
     """
 
     ranks: int
@@ -87,10 +89,12 @@ class Layout:
     recompute_ahead: int | None = None
     context: int = 1
     exchange: ContextExchange = "all_gather"
+    neighbours: int = 1
     experts: int = 1
     expert_tensor: int | None = None
     dispatcher: Dispatcher = "allgather"
     order: Order = "tp-dp-pp"
+    slices: int = 1
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -100,6 +104,7 @@ class Layout:
         tensor += "" if self.exchange == "all_gather" else f"{self.exchange}-"
         tensor += "" if self.experts == 1 else f"e{self.experts}-{self.dispatcher}-"
         tensor += "" if self.expert_tensor is None else f"etp{self.expert_tensor}-"
+        tensor += "" if self.slices == 1 else f"n{self.slices}-"
         tensor += "" if self.order == "tp-dp-pp" else f"{self.order}-"
         options = "-overlap" * self.overlap + "-sharded" * self.sharded
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
@@ -204,6 +209,8 @@ class Job:
                 sequence_parallel=layout.sequence,
                 context_size=layout.context,
                 context_exchange=layout.exchange,
+                context_heads_size=layout.neighbours,
+                num_seq_splits=layout.slices,
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,

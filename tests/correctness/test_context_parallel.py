@@ -46,6 +46,7 @@ MORE = [
     (Layout(1, "none", context=4), LLAMA, 1),
     (Layout(1, "none", context=4, exchange="p2p"), SINKS, 1),
     (Layout(1, "none", context=4, exchange="p2p"), WINDOWS, 2),
+    (Layout(1, "none", context=4, exchange="a2a+p2p", neighbours=2), WINDOWS, 1),
     (Layout(1, "none", tensor=2, sequence=True, context=2, exchange="p2p"), WINDOWS, 1),
     (Layout(1, "none", context=4, exchange="a2a"), GPT, 1),
     (Layout(1, "vocab-2", tensor=2, sequence=True, context=2), LLAMA, 2),

@@ -144,6 +144,9 @@ CASES = [
     (Layout(2, "none", context=2, exchange="p2p"), BLOOM, ATTENTION),
     full((Layout(1, "none", context=3, exchange="p2p"), WINDOWS, BOTH)),
     full((Layout(1, "none", tensor=2, sequence=True, context=2, exchange="p2p"), LLAMA, BOTH)),
+    (Layout(2, "vocab-2", slices=3, recomputation=FULL), WINDOWS, BOTH),
+    full((Layout(2, "none", "zb-v", tensor=2, sequence=True, slices=2), GPT, ATTENTION)),
+    full((Layout(2, "vocab-1", "interleaved", slices=4), BLOOM, ATTENTION)),
 ]
 
 

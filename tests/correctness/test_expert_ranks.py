@@ -3,14 +3,13 @@
 The reference is that of ``test_experts``: every expert for every token, masked, in float64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from correctness.cover import Case, cover, pairs_of
 from correctness.rank_runs import (
     ListLoader,
     RankRun,
@@ -39,7 +38,6 @@ from torch import Tensor
 from megatron.layers.experts import router as routers
 from megatron.layers.experts.order import Order
 from megatron.layers.experts.router import Choice, RouterOptions
-from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.layers.tensor_cut import OfExperts
 
 MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
@@ -47,6 +45,7 @@ MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
 CASES = [
     ("mixtral", Layout(1, "none", replicas=2, experts=2)),
     ("qwen2", Layout(1, "none", tensor=2, sequence=True, expert_tensor=1)),
+    ("qwen2", Layout(1, "vocab-2", "zb-h1", replicas=2, experts=2)),
     (
         "mixtral",
         Layout(1, "none", context=2, experts=2, dispatcher="alltoall", recomputation=PARTS),
@@ -69,36 +68,40 @@ CASES = [
 ]  # fmt: skip
 
 
-def job_of(options: GPTOptions) -> Job:
+def job_of(options: GPTOptions, iterations: int = 3) -> Job:
     return Job(
         options,
         micro_batch_size=2,
         microbatches=8,
         masked_out=(1, 3, 5, 7),
-        iterations=3,
+        iterations=iterations,
         warmup=1,
         sequence=8,
     )
 
 
-Known = Callable[[str, int], tuple[Parameters, Training]]
+Known = Callable[[Job, int], tuple[Parameters, Training]]
 
 
 @pytest.fixture(scope="module")
 def known(ranks: RankPool) -> Known:
-    """Of a model and a number of replicas: initial weights, and what the reference makes of them.
+    return by_reference(ranks)
+
+
+def by_reference(ranks: RankPool) -> Known:
+    """Of a job and a number of replicas: initial weights, and what the reference makes of them.
 
     The loss that compares the global batch so far is that of the replicas' microbatches.
     """
-    done: dict[tuple[str, int], tuple[Parameters, Training]] = {}
+    done: dict[tuple[Job, int], tuple[Parameters, Training]] = {}
 
-    def of(name: str, replicas: int) -> tuple[Parameters, Training]:
-        if "global_aux_loss" not in plain_experts.types(MODELS[name]):
+    def of(job: Job, replicas: int) -> tuple[Parameters, Training]:
+        if "global_aux_loss" not in plain_experts.types(job.options):
             replicas = 1
-        if (name, replicas) not in done:
+        if (job, replicas) not in done:
             with patch.object(plain_loss, "replicas", replicas):
-                done[name, replicas] = of_reference(ranks, job_of(MODELS[name]))
-        return done[name, replicas]
+                done[job, replicas] = of_reference(ranks, job)
+        return done[job, replicas]
 
     return of
 
@@ -115,82 +118,7 @@ def test_spread_experts_train_the_plain_mixture(
     name: str, layout: Layout, ranks: RankPool, known: Known
 ) -> None:
     job = job_of(MODELS[name])
-    compare(job, trained(ranks, job, layout), *known(name, layout.replicas))
-
-
-FACTORS: Final = {
-    "experts": (1, 2, 4),
-    "tensor": (1, 2),
-    "expert_tensor": (1, 2),
-    "replicas": (1, 2, 4),
-    "ranks": (1, 2, 4),
-    "sharded": (False, True),
-    "dispatcher": ("allgather", "alltoall"),
-    "schedule": ("1f1b", "interleaved", "zb-h1", "zb-v", "v-half"),
-    "treatment": ("none", "vocab-1", "vocab-2"),
-    "again": (NO_RECOMPUTATION, PARTS, WHOLE),
-    "model": tuple(MODELS),
-}
-
-
-def allowed(case: Case) -> bool:
-    """Whether 8 ranks and 4 layers are enough, and experts fold over the ranks of a stage."""
-    of_stage = case["tensor"] * case["replicas"]
-    chunks = 1 if case["schedule"] in ("1f1b", "zb-h1") else 2
-    return bool(
-        of_stage * case["ranks"] <= 8
-        and case["ranks"] * chunks <= 4
-        and of_stage % (case["experts"] * case["expert_tensor"]) == 0
-        and (case["replicas"] > 1 or not case["sharded"])
-    )
-
-
-COVER = cover(FACTORS, allowed)
-
-
-def layout_of(case: Case) -> Layout:
-    return Layout(
-        case["ranks"],
-        case["treatment"],
-        case["schedule"],
-        replicas=case["replicas"],
-        sharded=case["sharded"],
-        overlap=case["sharded"],
-        tensor=case["tensor"],
-        sequence=case["tensor"] > 1,
-        experts=case["experts"],
-        expert_tensor=case["expert_tensor"],
-        dispatcher=case["dispatcher"],
-        recomputation=case["again"],
-    )
-
-
-def test_every_pair_that_ranks_allow_occurs() -> None:
-    """What is left out needs more than 8 ranks, more than 4 layers, or replicas to shard over."""
-    found = set().union(*map(pairs_of, COVER))
-    for first in ("experts", "expert_tensor", "dispatcher", "tensor"):
-        for second in ("schedule", "treatment", "sharded", "again", "dispatcher"):
-            if first == second:
-                continue
-            for one in FACTORS[first]:
-                for other in FACTORS[second]:
-                    pair = tuple(sorted(((first, one), (second, other)), key=lambda item: item[0]))
-                    assert pair in found, pair
-
-
-@pytest.fixture(scope="module")
-def eight_ranks() -> Iterator[RankPool]:
-    with RankPool(8) as pool:
-        yield pool
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", COVER, ids=lambda case: f"{case['model']}-{layout_of(case)}")
-def test_every_pair_trains_the_plain_mixture(
-    case: Case, eight_ranks: RankPool, known: Known
-) -> None:
-    job, wanted = job_of(MODELS[case["model"]]), known(case["model"], case["replicas"])
-    compare(job, trained(eight_ranks, job, layout_of(case)), *wanted)
+    compare(job, trained(ranks, job, layout), *known(job, layout.replicas))
 
 
 def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> RankRun:
@@ -330,7 +258,7 @@ def faulty(ranks: RankPool, fault: str) -> list[RankRun]:
 
 def test_a_slot_of_the_wrong_expert_would_be_seen(ranks: RankPool, known: Known) -> None:
     """Else the comparisons above would show nothing."""
-    _, wanted = known("mixtral", 2)
+    _, wanted = known(job_of(MIXTRAL), 2)
     runs = faulty(ranks, "last expert moved by one")
     gradients = assemble([own.first_gradients for own in runs])
     assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3
@@ -339,6 +267,6 @@ def test_a_slot_of_the_wrong_expert_would_be_seen(ranks: RankPool, known: Known)
 def test_a_sum_of_gradients_of_different_experts_would_be_seen(
     ranks: RankPool, known: Known
 ) -> None:
-    _, wanted = known("mixtral", 2)
+    _, wanted = known(job_of(MIXTRAL), 2)
     [norm] = faulty(ranks, "summed over all replicas")[0].gradient_norms
     assert norm != pytest.approx(wanted.gradient_norms[0], rel=1e-4)

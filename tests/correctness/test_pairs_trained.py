@@ -2,21 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.joined_jobs import config_of, counted_turns, file_of
 from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
-from correctness.short_runs import Job, Layout
+from correctness.short_runs import Layout
 from correctness.test_expert_ranks import MODELS, job_of
 from correctness.test_experts import PARTS, WHOLE
 from harness.marks import full
 from harness.rank_pool import RankPool
 
 from megatron.config.run_config import RunConfig
-from megatron.parallel.turns import Turns
-from megatron.schedules.costs import Costs
-from megatron.schedules.make_plan import make_plan
 from megatron.training.planning.run_plan import make_run_plan
 
 LAYOUTS = [
@@ -32,47 +29,18 @@ LAYOUTS = [
             recomputation=WHOLE, sharded=True, overlap=True,
         ),
     ),
+    ("deepseek", Layout(2, "none", replicas=2, experts=2, dispatcher="alltoall")),
     full("qwen2", Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")),
 ]  # fmt: skip
-
-WAITING = Costs(
-    {"F": 2.0, "B": 2.0, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
-    waits={"F": 1.0, "B": 1.0},
-)
-
-
-def file_of(layout: Layout, microbatches: int, folder: Path) -> Path:
-    """Save a plan with pairs: on CPUs, plans are made as if exchanges took no time."""
-    made = make_plan(
-        layout.schedule, layout.vocabulary, layout.ranks, microbatches, WAITING, joined=True
-    )
-    assert made.pairs
-    file = folder / "my.plan"
-    file.write_text(made.to_text())
-    return file
-
-
-def config_of(job: Job, layout: Layout, *, overlap: bool) -> RunConfig:
-    config = job.config(layout)
-    experts = replace(config.parallel.experts, overlap=overlap)
-    return replace(config, parallel=replace(config.parallel, experts=experts))
 
 
 def switched(
     rank: int, world_size: int, *, config: RunConfig, batches: Batches
 ) -> tuple[RankRun, int]:
     """Train; also count how often a pass has handed over to one that was not over."""
-    count = 0
-    hand_over = Turns.hand_over
-
-    def counted(self: Turns) -> None:
-        nonlocal count
-        count += not all(self._over)
-        hand_over(self)
-
-    with patch.object(Turns, "hand_over", counted):
+    with counted_turns() as turns:
         run = train_on_rank(rank, world_size, config=config, batches=batches)
-    return run, count
+    return run, turns()
 
 
 def same(one: Pieces, other: Pieces) -> bool:

@@ -1,6 +1,7 @@
 """Attention of ranks that share a sequence is that of one rank, and moves what is promised."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ from megatron.layers import ring_pieces
 from megatron.layers.context_attention import context_attention
 from megatron.parallel import collectives, p2p
 from megatron.parallel.context import (
+    ContextAxes,
     ContextExchange,
     ContextParallel,
     context_parallel,
     own_positions,
 )
-from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import ConnectedAxis, make_groups
+from megatron.parallel.lanes import make_lane
 
 B, S, HEADS, GROUPS, D = 2, 32, 4, 2, 8
 STARTS = ([0, 1, 7, 20], [0, 29])
@@ -50,6 +54,16 @@ def operands(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
+def context_of(size: int, exchange: ContextExchange) -> ContextParallel:
+    """How the ranks of the pool share sequences; in two levels, neighbours exchange heads."""
+    heads = 2 if exchange == "a2a+p2p" else 1
+    groups = make_groups(
+        Grid(context_size=size, context_heads_size=heads), CPU, timedelta(seconds=60)
+    )
+    axes = ContextAxes(groups.context, groups.context_heads, groups.context_ring)
+    return context_parallel(axes, exchange, lambda ring: make_lane(CPU, ring, "context"))
+
+
 def attend(
     rank: int,
     size: int,
@@ -59,8 +73,7 @@ def attend(
     dtype: torch.dtype = torch.float64,
     exchange: ContextExchange = "all_gather",
 ) -> Attended:
-    axis = ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD)
-    context = context_parallel(axis, CPU, exchange)
+    context = context_of(size, exchange)
     kept = own_positions(S, rank, size)
     own = [whole[:, kept].requires_grad_() for whole in operands(dtype)]
     first = first_positions(STARTS, S)
@@ -101,7 +114,14 @@ def attend(
 @pytest.mark.parametrize(
     ("size", "exchange"),
     # there are 2 groups of heads to exchange
-    [(2, "all_gather"), (4, "all_gather"), (2, "a2a"), (2, "p2p"), (4, "p2p")],
+    [
+        (2, "all_gather"),
+        (4, "all_gather"),
+        (2, "a2a"),
+        (2, "p2p"),
+        (4, "p2p"),
+        (4, "a2a+p2p"),
+    ],
 )
 def test_all_parts_together_are_what_one_rank_makes(
     size: int, exchange: ContextExchange, scores: Scores, apart: bool, ranks: RankPool
@@ -162,6 +182,15 @@ def test_a_ring_sends_keys_and_values_to_who_sees_them_and_their_gradients_home(
         assert part.sent == tuple(promised)
 
 
+def test_neighbours_exchange_heads_and_pass_on_keys_of_their_own_heads(ranks: RankPool) -> None:
+    """A ring of two sets of two ranks: a hop has half of the heads, and tokens of two ranks."""
+    heads = 2 * 2 * B * S // 4 * (HEADS + GROUPS) * D // 2
+    for part in ranks.run(
+        attend, 4, scores=PLAIN, apart=False, dtype=torch.bfloat16, exchange="a2a+p2p"
+    ):
+        assert part.sent == (heads + HOP, heads + HOP + 2 * 2 * HOP)
+
+
 def test_gradients_are_rounded_once_along_a_ring(ranks: RankPool) -> None:
     """256, and 0.6 from each of three more ranks: in bf16 no single one of these changes 256."""
     first, *_ = ranks.run(first_value_gradient, 4)
@@ -170,8 +199,7 @@ def test_gradients_are_rounded_once_along_a_ring(ranks: RankPool) -> None:
 
 def first_value_gradient(rank: int, size: int) -> float:
     """Gradient of the first value, to which all ranks contribute, on the rank that has it."""
-    axis = ConnectedAxis("context", rank, tuple(range(size)), dist.group.WORLD)
-    context = context_parallel(axis, CPU, "p2p")
+    context = context_of(size, "p2p")
     kept = own_positions(S, rank, size)
     q, k, v = (torch.zeros(1, len(kept), 1, 8, dtype=torch.bfloat16) for _ in range(3))
     v.requires_grad_()

@@ -61,6 +61,7 @@ class PretendedGpu(TorchDispatchMode):
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._names = ["passes"]
         self._context = ExitStack()
+        self._fake = FakeTensorMode()
 
     @property
     def faults(self) -> list[str]:
@@ -70,13 +71,23 @@ class PretendedGpu(TorchDispatchMode):
     def __enter__(self) -> "PretendedGpu":
         self._context.enter_context(streams_and_events(self))
         self._context.enter_context(kernels())
-        self._context.enter_context(FakeTensorMode())
+        self._context.enter_context(self._fake)
         super().__enter__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self._context.__exit__(*exception)
+
+    @contextmanager
+    def in_other_thread(self) -> Iterator[None]:
+        """Be the device of the calling thread too: modes of PyTorch are those of one thread."""
+        with self._fake:
+            super().__enter__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+            try:
+                yield
+            finally:
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
+from megatron.parallel import turns
 from megatron.parallel.context import own_positions
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
 from megatron.parallel.grid import Tiling
@@ -96,7 +97,7 @@ def run_rank(
         number_of_others: what other ranks send to this one's host.
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
-    with warnings.catch_warnings(), _alone(), gpu:
+    with warnings.catch_warnings(), _alone(), gpu, _of_pairs_too(gpu):
         warnings.simplefilter("error")
         state = _state(gpu, config, rank)
         warm_up(config, state)
@@ -123,6 +124,25 @@ def run_rank(
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
     return found
+
+
+@contextmanager
+def _of_pairs_too(gpu: PretendedGpu) -> Iterator[None]:
+    """Let the device be that of the second thread of a pair, too."""
+    found = turns._current_stream
+
+    def here() -> Callable[[], AbstractContextManager[object]]:
+        stream = found()
+
+        @contextmanager
+        def within() -> Iterator[None]:
+            with gpu.in_other_thread(), stream():
+                yield
+
+        return within
+
+    with patch.object(turns, "_current_stream", here):
+        yield
 
 
 def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:

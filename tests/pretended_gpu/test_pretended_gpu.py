@@ -8,11 +8,13 @@ the memory is what a dry run says.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.joined_jobs import config_of, counted_turns, file_of
 from correctness.recorded_graph import recorded_graphs
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
@@ -47,6 +49,12 @@ pytestmark = needs_pretended_gpus
 
 def run(config: RunConfig, rank: int) -> Findings:
     return run_rank(config, rank)
+
+
+def run_counting_turns(config: RunConfig, rank: int) -> tuple[Findings, int]:
+    """Also return how often a pass of a pair has handed over to the other one."""
+    with counted_turns() as turns:
+        return run_rank(config, rank), turns()
 
 
 def run_observed(config: RunConfig, rank: int) -> Findings:
@@ -144,6 +152,28 @@ def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> Non
     options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
     config = Job(options, microbatches=4).config(layout, torch.bfloat16)
     assert_sound(gpus.map(run, config, ranks=layout.world_size))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall"),
+        Layout(2, "none", replicas=2, experts=2, recomputation=Recomputation(group=1)),
+    ],
+    ids=str,
+)
+def test_pairs_of_passes_that_exchange_tokens(
+    layout: Layout, gpus: GpuPool, tmp_path: Path
+) -> None:
+    """Two host threads issue the work of a pair; streams and communicators are in order as ever."""
+    job = Job(GPTOptions(num_layers=4, **VARIANTS["mixture"]), microbatches=8)
+    file = file_of(layout, job.microbatches // layout.replicas, tmp_path)
+    layout = replace(layout, schedule="file", file=file)
+    config = config_of(job, layout, overlap=True, dtype=torch.bfloat16)
+    found = gpus.map(run_counting_turns, config, ranks=layout.world_size)
+    assert all(turns > 0 for _, turns in found)
+    assert_sound([own for own, _ in found])
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ and finds the cycles.
 import graphlib
 from collections import defaultdict
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
@@ -17,8 +17,20 @@ Node = tuple[int, str]
 """(rank, label of a pass); rank -1 for a communication, whose label begins with its kind."""
 
 
-def label(kind: str, microbatch: int, chunk: int) -> str:
-    return f"{kind}{microbatch}" if chunk == 0 else f"{kind}{microbatch}.{chunk}"
+class Unit(NamedTuple):
+    """A slice of a microbatch, as labels name it."""
+
+    microbatch: int
+    slice: int
+
+    def __str__(self) -> str:
+        return f"{self.microbatch}/{self.slice}" if self.slice else f"{self.microbatch}"
+
+
+def label(kind: str, of: int | Unit, chunk: int) -> str:
+    if isinstance(of, int):
+        return f"{kind}{of}" if chunk == 0 else f"{kind}{of}.{chunk}"
+    return label(kind, of.microbatch, chunk) + (f"/{of.slice}" if of.slice else "")
 
 
 def predecessors(plan: Plan) -> dict[Node, set[Node]]:
@@ -29,15 +41,25 @@ def predecessors(plan: Plan) -> dict[Node, set[Node]]:
         before.update({node: set() for node in labels})
         for earlier, later in pairwise(labels):
             before[later].add(earlier)
-    for microbatch in range(plan.microbatches):
-        _flow(plan, microbatch, before)
+    for unit in (Unit(i, s) for i in range(plan.microbatches) for s in range(plan.slices)):
+        _flow(plan, unit, before)
+        if unit.slice:
+            _slices(plan, Unit(unit.microbatch, unit.slice - 1), unit, before)
         if plan.treatment.name != "none":
-            _input_layer(plan, microbatch, before)
-            _output_layer(plan, microbatch, before)
+            _input_layer(plan, unit, before)
+            _output_layer(plan, unit, before)
     return before
 
 
-def _flow(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
+def _slices(plan: Plan, one: Unit, following: Unit, before: dict[Node, set[Node]]) -> None:
+    """Keys go from a slice's forward to the next one's, their gradients come back."""
+    for rank, chunk in plan.stages:
+        before[rank, label("F", following, chunk)].add((rank, label("F", one, chunk)))
+        if not plan.forward_only:
+            before[rank, label("B", one, chunk)].add((rank, label("B", following, chunk)))
+
+
+def _flow(plan: Plan, i: Unit, before: dict[Node, set[Node]]) -> None:
     """The forward goes up the stages, the backward comes down, both within the microbatch."""
     forwards = [(rank, label("F", i, chunk)) for rank, chunk in plan.stages]
     for source, target in pairwise(forwards):
@@ -69,7 +91,7 @@ def _send(kind: str, source: Node, target: Node, before: dict[Node, set[Node]]) 
         before[target].add(message)
 
 
-def _input_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
+def _input_layer(plan: Plan, i: Unit, before: dict[Node, set[Node]]) -> None:
     """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage.
 
     If the last stage looks ahead, the same with both stages.
@@ -99,7 +121,7 @@ _STEPS = {
 """For each barrier of a treatment the pass that it merges, and the pass after it on every rank."""
 
 
-def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
+def _output_layer(plan: Plan, i: Unit, before: dict[Node, set[Node]]) -> None:
     """S after the last F, and from barrier to barrier over E and T to the last stage's B."""
     ranks, (last, chunk) = range(plan.ranks), plan.stages[-1]
     synchronous = plan.treatment.name == "interlaced"
@@ -120,7 +142,7 @@ def _output_layer(plan: Plan, i: int, before: dict[Node, set[Node]]) -> None:
     if synchronous:  # and nobody works while C2 runs
         for rank, row in enumerate(plan.rows):
             for item, after in pairwise(row):
-                if (item.kind, item.microbatch) == ("T", i):
+                if (item.kind, item.microbatch, item.slice) == ("T", *i):
                     before[rank, str(after)].add((-1, f"C2 {i}"))
 
 
@@ -140,8 +162,8 @@ def end_times(plan: Plan, costs: Costs) -> list[list[float]]:
     ends: dict[Node, float] = {}
     for node in graphlib.TopologicalSorter(before).static_order():
         start = max((ends[earlier] for earlier in before[node]), default=0.0)
-        length = comms.get(node[1].split()[0], 0.0) if node[0] < 0 else lengths[node]
-        ends[node] = start + length
+        whole = comms.get(node[1].split()[0], 0.0) if node[0] < 0 else 0.0
+        ends[node] = start + (whole / plan.slices if node[0] < 0 else lengths[node])
     return [[ends[rank, str(p)] for p in row] for rank, row in enumerate(plan.rows)]
 
 

@@ -49,6 +49,8 @@ UNGROUPED: Final = tuple(
 """Those that take every microbatch in the same way, however many there are."""
 vocabularies = st.sampled_from(PIPELINED)
 seeds = st.integers(0, 999)
+whole = st.just(1)
+"""The number of slices of microbatches that are not cut."""
 
 
 class Case(NamedTuple):
@@ -62,6 +64,7 @@ class Case(NamedTuple):
         chunks: model chunks of a rank; 1 for zb-auto.
         seed: of the costs that place the passes; ``None`` for the block's own order.
         ahead: chunks that a rank may hold between R and B; ``None`` without R.
+        slices: slices of every microbatch.
     """
 
     schedule: str
@@ -71,6 +74,7 @@ class Case(NamedTuple):
     chunks: int
     seed: int | None = None
     ahead: int | None = None
+    slices: int = 1
 
     @property
     def plan(self) -> Plan:
@@ -123,6 +127,7 @@ def _plan(case: Case) -> Plan:
             memory_limit=case.memory_limit,
             recompute_ahead=case.ahead,
             shortened=case.seed is not None,
+            slices=case.slices,
         )
 
 
@@ -133,6 +138,7 @@ def cases(
     vocabulary: st.SearchStrategy[str] = vocabularies,
     passes: int = 400,
     shortened: bool = False,
+    slices: st.SearchStrategy[int] = whole,
 ) -> Case:
     """Draw a plan of 1 to 32 ranks, mostly few, and of up to four microbatches a rank.
 
@@ -142,18 +148,21 @@ def cases(
         vocabulary: treatments to draw from.
         passes: bound of ranks x microbatches x chunks, which is what a plan costs.
         shortened: draw costs too, and have the plan shortened by them.
+        slices: slices of every microbatch to draw from.
     """
+    number = draw(slices)
+    passes = max(passes // number, 1)
     schedule = draw(st.sampled_from(schedules))
     known = TRAITS[schedule]
     chunks = known.chunks + known.chunk_step * draw(st.integers(0, 2 if known.takes_chunks else 0))
     if schedule == "zb-auto" and not shortened:  # it has no plan without a search
         shortened, passes = True, min(passes, 40)
     ranks = draw(st.integers(1, 7) | st.integers(8, 32))
-    ranks = min(ranks, passes // chunks)
+    ranks = max(min(ranks, passes // chunks), 1)
     microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
     seed = draw(seeds) if shortened else None
     ahead = draw(st.sampled_from([None, None, 1, 2]))
-    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead)
+    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead, number)
 
 
 def random_costs(seed: int, ranks: int, chunks: int = 1, unit: float = 1.0) -> Costs:
@@ -252,7 +261,7 @@ plans_of_blocks = st.builds(plan_of_block, blocks(), vocabularies, st.integers(1
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     """The passes that ``rank`` must run, each exactly once."""
     return {
-        Pass(kind, i, chunk)
-        for kind, _, chunk in passes_of(plan, rank)
+        Pass(kind, i, chunk, number)
+        for kind, _, chunk, number in passes_of(plan, rank)
         for i in range(plan.microbatches)
     }

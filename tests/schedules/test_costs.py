@@ -7,7 +7,7 @@ import pytest
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import Pass, PassKind
 
 WHOLE = make_plan("interleaved", "none", 2, 2, chunks=2)
 SPLIT = make_plan("zb-v", "none", 2, 2)
@@ -74,3 +74,23 @@ def test_a_rank_or_chunk_without_a_time_is_named(time: Time, message: str) -> No
 def test_a_kind_without_a_time_is_named() -> None:
     with pytest.raises(ValueError, match="no cost is given for S passes: give S=TIME"):
         Costs({"F": 1}).of_pass(WHOLE, 0, Pass("S", 0))
+
+
+@pytest.mark.parametrize("kind", ["F", "B", "S"])
+def test_a_slice_takes_its_part_of_a_microbatch(kind: PassKind) -> None:
+    """Later slices are dearer where attention takes a part of the time; together they take all."""
+    plan = make_plan("1f1b", "vocab-2", 2, 2, slices=4)
+    whole = Costs({"F": [3, 5], "B": 8, "S": 2, "T": 1, "IF": 1, "IB": 1}, {"X": 4.0, "C1": 2.0})
+    equal = whole.of_pass(plan, 1, Pass(kind, 1, 0, 2))
+    assert equal == whole.time(kind, 1) / 4
+    cut = whole.in_slices((256, 128, 128, 128), {"F": 0.5, "B": 0.5})
+    times = [cut.of_pass(plan, 1, Pass(kind, 1, 0, s)) for s in range(4)]
+    assert sum(times) == pytest.approx(whole.time(kind, 1))
+    if kind == "S":
+        assert times == pytest.approx([0.8, 0.4, 0.4, 0.4])
+    else:
+        assert times[1] < times[2] < times[3]
+    assert cut.of_comm(Comm("X", 0, 0, 0), slices=4) == pytest.approx(1.6)
+    assert cut.of_comm(Comm("C1", 0, 0, 3), slices=4) == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="costs of 4 slices of a microbatch, and the plan has 2"):
+        cut.of_pass(make_plan("1f1b", "none", 2, 2, slices=2), 0, Pass("F", 0))

@@ -22,9 +22,10 @@ from schedules.cases import (
 )
 
 from megatron.schedules.buckets import with_reductions
+from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
-from megatron.schedules.held import peak_held
+from megatron.schedules.held import in_flight, peak_held
 from megatron.schedules.lower import Run, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm, needs, sources
@@ -206,21 +207,60 @@ def test_a_bucket_is_reduced_after_the_pair_that_completes_it() -> None:
     assert names[3:7] == ["F1.1|B0.1", "B0", "B1.1", "RG 1 of 0"]
 
 
-@pytest.mark.parametrize(("vocabulary", "less"), [("none", 0.88), ("vocab-2", 0.95)])
-def test_pairs_are_what_dualpipe_v_is_for(vocabulary: str, less: float) -> None:
-    """Without pairs it is as long as ZB-V; with pairs it hides more of the exchange."""
+EXCHANGING = Costs(
+    {"F": 1.5, "B": 1.5, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
+    waits={"F": 0.5, "B": 0.5},
+)
+
+
+@pytest.mark.parametrize(("vocabulary", "less"), [("none", 0.86), ("vocab-2", 0.9)])
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [
+        ("1f1b", 3.0),
+        full("zb-h1", 3.0),
+        full("interleaved", 0.5),
+        full("zb-v", 1.0),
+        full("v-half", 2.5),
+        full("hanayo", 0.5),
+        full("dualpipe-v", 0.0),
+    ],
+)
+def test_pairs_hide_the_exchange_for_the_named_memory(
+    schedule: str, more: float, vocabulary: str, less: float
+) -> None:
+    """A microbatch more at most without a memory limit; with one, whatever the limit allows."""
     p, m = 3, 12
-    costs = Costs(
-        {"F": 1.5, "B": 1.5, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
-        waits={"F": 0.5, "B": 0.5},
-    )
 
-    def end(schedule: str, *, joined: bool) -> float:
+    def made(*, joined: bool, memory_limit: float | None = None) -> tuple[float, float]:
         with few_trials():
-            return earliest(make_plan(schedule, vocabulary, p, m, costs, joined=joined), costs).end
+            plan = make_plan(
+                schedule, vocabulary, p, m, EXCHANGING, joined=joined, memory_limit=memory_limit
+            )
+        return earliest(plan, EXCHANGING).end, max(in_flight(plan))
 
-    assert end("dualpipe-v", joined=True) < less * end("zb-v", joined=True)
-    assert end("dualpipe-v", joined=False) == pytest.approx(end("zb-v", joined=False), rel=0.02)
+    (time, held), (own_time, own_held) = made(joined=False), made(joined=True)
+    room = SCHEDULES[schedule].promise(p, m, SCHEDULES[schedule].chunks) + (vocabulary != "none")
+    assert own_held <= max(held, room + 1)
+    limit = room + more
+    long, large = made(joined=True, memory_limit=limit)
+    assert large <= limit
+    assert long < less * time
+    if more <= 1:
+        assert own_time < less * time
+
+
+def test_dualpipe_v_is_as_fast_as_zb_v_and_holds_less_with_pairs() -> None:
+    p, m = 3, 12
+    with few_trials():
+        alone, others, pairs, their_pairs = (
+            make_plan(schedule, "none", p, m, EXCHANGING, joined=joined)
+            for joined in (False, True)
+            for schedule in ("dualpipe-v", "zb-v")
+        )
+    assert earliest(alone, EXCHANGING).end <= 1.02 * earliest(others, EXCHANGING).end
+    assert earliest(pairs, EXCHANGING).end <= earliest(their_pairs, EXCHANGING).end
+    assert max(in_flight(pairs)) < max(in_flight(their_pairs))
 
 
 @pytest.mark.parametrize("waits", [0.0, 0.25, 0.5])

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from megatron.schedules.passes import CHUNKED_KINDS, PLANNED_KINDS, Pass
 
+slices = st.integers(0, 15)
 passes = st.builds(
-    Pass, st.sampled_from(PLANNED_KINDS), st.integers(0, 10**6), st.just(0)
-) | st.builds(Pass, st.sampled_from(CHUNKED_KINDS), st.integers(0, 999), st.integers(0, 7))
+    Pass, st.sampled_from(PLANNED_KINDS), st.integers(0, 10**6), st.just(0), slices
+) | st.builds(Pass, st.sampled_from(CHUNKED_KINDS), st.integers(0, 999), st.integers(0, 7), slices)
 
 
 @given(passes)

@@ -54,6 +54,12 @@ def test_passes_that_compute_again_are_refused() -> None:
         to_torch_csv(plan)
 
 
+def test_slices_are_refused() -> None:
+    plan = make_plan("1f1b", "none", 2, 3, slices=2)
+    with pytest.raises(ValueError, match="into 2 slices: PyTorch's form has no slices"):
+        to_torch_csv(plan)
+
+
 def test_losses_out_of_order_are_refused() -> None:
     plan = Plan.from_text(
         "microbatches 2\nstages 0.0 1.0\nvocabulary none\n0: F1 F0 B1 B0\n1: F1 B1 F0 B0\n"

@@ -26,6 +26,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "searched within a limit": {"schedule": "zb-auto", "limit": 4, "p": 3, "m": 5, "output": 0.5},
     "recomputed": {"costs": "F=1,B=1,W=1,R=1", "ahead": 2, "split": True, "output": 1.2},
     "of its ranks": {"costs": "F=1:2:1:1.5,B=2,W=1,S=0.1,T=0.1", "m": 3, "again": False},
+    "sliced": {"vocab": "vocab-1", "n": 3, "m": 3, "costs": "F=1,B=2", "output": 1.2},
     "of a model": {"schedule": "v-half", "m": 5, "model": SMALL_MODEL},
     "the best of all": {"schedule": "auto", "p": 2, "m": 3, "costs": COSTS, "output": 1.2},
     "with replicas": {

@@ -11,7 +11,7 @@ from runtime.test_placeholder_passes import CASES
 
 from megatron.parallel.lanes import Done, make_lane
 from megatron.runtime.executor import Executor
-from megatron.schedules.costs import UNIT_COSTS
+from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
@@ -150,6 +150,28 @@ def test_passes_last_and_only_what_lies_between_is_overhead(clock: FakeTime) -> 
     with pacer.span(Pass("B", 0)):
         pass
     assert pacer.overheads == pytest.approx([0.0, 0.25], abs=10 * FakeTime.TICK)
+
+
+@pytest.mark.parametrize("waits", [(0.0, 0.0), (2.0, 1.0), (4.0, 4.0), (0.0, 8.0), (6.0, 2.0)])
+def test_a_pair_lasts_as_long_as_in_the_simulator(
+    waits: tuple[float, float], clock: FakeTime
+) -> None:
+    """The real turns: each pass works while the other one waits."""
+    of_kind = dict(zip("FB", waits, strict=True))
+    plan = Plan.from_text("microbatches 2\nstages 0.0\nvocabulary none\n0: F0 F1|B0 B1\n")
+    costs = Costs({"F": 8.0, "B": 10.0}, waits={"F": waits[0], "B": waits[1]})
+    pair = Pass("F", 1), Pass("B", 0)
+    pacer = Pacer(
+        lambda item: costs.of_pass(plan, 0, item),
+        lambda comm: 0.0,
+        overshoot=0.0,
+        waits=lambda item: of_kind[item.kind],
+    )
+    start = clock.now
+    with pacer.pair(*pair):
+        pacer.turns.run(lambda: pacer.in_turns(pair[1]), lambda: pacer.in_turns(pair[0]))
+    assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
+    assert len(pacer.overheads) == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3.0])

@@ -80,7 +80,7 @@ def test_what_is_drawn_has_the_figures(name: str) -> None:
     assert end == pytest.approx(figures["iteration_time"])
     work = sum(span[4] - span[3] for row in passes for span in row)
     assert 1 - work / (len(ranks) * end) == pytest.approx(figures["idle"])
-    names = [" ".join(str(Pass(*s[:3])) for s in row if s[0] != "U") for row in passes]
+    names = [" ".join(str(Pass(*s[:3], *s[5:])) for s in row if s[0] != "U") for row in passes]
     assert names == figures["rows"]
     peaks = [max(held for _, held in steps) for steps in found["memory"]]
     assert peaks == pytest.approx(figures["peak_bytes"] or figures["peak_in_flight"])
@@ -94,21 +94,22 @@ def test_all_that_is_held_is_given_back() -> None:
             assert steps[-1][1] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("name", ["usual", "two barriers", "interlaced", "recomputed"])
+@pytest.mark.parametrize("name", ["usual", "two barriers", "interlaced", "recomputed", "sliced"])
 def test_needs_of_the_first_microbatch_are_those_of_all(name: str) -> None:
     found = ask("simulate", case=CASES[name])
     plan, shown = Plan.from_text(found["plan"]), found["needs"]
     for rank, row in enumerate(plan.rows):
-        told = {(own["kind"], own["chunk"]): own for own in shown[rank]}
+        told = {(own["kind"], own["chunk"], own["slice"]): own for own in shown[rank]}
         for item in row:
             expected = set()
             for need in needs(plan, rank, item):
                 of = sources(plan, need) if isinstance(need, Comm) else ((rank, need),)
                 expected |= {(at, each) for at, each in of}
-            own = told[item.kind, item.chunk]
-            drawn = {(rank, Pass(kind, item.microbatch, c)) for kind, c in own["own"]}
+            own = told[item.kind, item.chunk, item.slice]
+            i = item.microbatch
+            drawn = {(rank, Pass(kind, i, *place)) for kind, *place in own["own"]}
             for comm in own["comms"]:
-                drawn |= {(at, Pass(kind, item.microbatch, c)) for at, kind, c in comm["from"]}
+                drawn |= {(at, Pass(kind, i, *place)) for at, kind, *place in comm["from"]}
             assert drawn == expected
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from megatron.layers.vocabulary.output_s import Merged, merge_statistics
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
+from megatron.parallel.turns import Turns
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
 from megatron.runtime.store import ActivationStore
@@ -41,6 +42,9 @@ DTYPE: Final = torch.float64
 MODULUS: Final = 2**31 - 1
 _FACTOR: Final = 1_000_003
 
+EXCHANGES: Final = 8
+"""Exchanges of tokens in a pass of a pair: two in each of four layers."""
+
 
 def mix(item: Pass, rank: int, *taken: int) -> int:
     """Return the number that ``item`` of ``rank`` leaves; it depends on every argument."""
@@ -59,8 +63,10 @@ class Pacer:
         duration: seconds of a pass, which must be more than emulating it takes.
         seconds: time of a communication; free ones take what they take on this machine.
         overshoot: seconds by which a sleep lasts too long on this machine.
+        waits: seconds of a pass in which it only waits for its exchanges.
 
     Attributes:
+        turns: of the passes of a pair.
         overheads: for every pass, the seconds between the end of the one before and its own begin
             in which the rank did not wait for a communication.
     """
@@ -70,11 +76,15 @@ class Pacer:
         duration: Callable[[Pass], float],
         seconds: Callable[[Comm], float],
         overshoot: float,
+        waits: Callable[[Pass], float] = lambda item: 0.0,
     ) -> None:
+        self.turns = Turns()
         self.overheads: list[float] = []
         self._duration = duration
         self._seconds = seconds
         self._overshoot = overshoot
+        self._waits = waits
+        self._is_pair = False
         self._awake_since = 0.0
 
     def begin(self, start: float) -> None:
@@ -102,11 +112,30 @@ class Pacer:
 
     @contextmanager
     def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
-        """Make a pair last as long as both passes: nothing is exchanged that it could hide."""
-        start = time.monotonic()
+        """Let the passes of a pair last by themselves (``in_turns``)."""
+        self.overheads.append(time.monotonic() - self._awake_since)
+        self._is_pair = True
         yield
-        self.sleep_until(start + self._duration(forward) + self._duration(backward))
+        self._is_pair = False
         self._awake_since = time.monotonic()
+
+    def in_turns(self, item: Pass) -> None:
+        """Make a pass of a pair last: it works, and hands over while its tokens travel.
+
+        As in a real layer, F works before each of its exchanges, and B after each of them.
+        """
+        if not self._is_pair:
+            return
+        wait = self._waits(item) / EXCHANGES
+        work = self._duration(item) / EXCHANGES - wait
+        for _ in range(EXCHANGES):
+            if item.kind == "F":
+                self.sleep_until(time.monotonic() + work)
+            arrival = time.monotonic() + wait
+            self.turns.hand_over()
+            self.sleep_until(arrival)
+            if item.kind == "B":
+                self.sleep_until(time.monotonic() + work)
 
     @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:
@@ -145,19 +174,26 @@ class EmulatedPasses(PlaceholderPasses):
         rank: pipeline rank.
         replica: number of this pipeline; the numbers of each pipeline differ.
         buckets: whose numbers passes take and add to.
+        pacer: makes the passes of pairs last.
 
     Attributes:
         checksum: sum of the numbers of all passes, modulo ``MODULUS``.
     """
 
     def __init__(
-        self, plan: Plan, rank: int, replica: int = 0, buckets: EmulatedBuckets | None = None
+        self,
+        plan: Plan,
+        rank: int,
+        replica: int = 0,
+        buckets: EmulatedBuckets | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         store, device = ActivationStore(), torch.device("cpu")
         super().__init__(plan, rank, store, ACTIVATION_SHAPE, DTYPE, device)
         self.checksum = 0
         self._place = replica * plan.ranks + rank
         self._buckets = buckets
+        self._pacer = pacer
 
     def result(self, item: Pass, *taken: Any) -> float:
         """Return a number that is mixed from all numbers that ``item`` has taken."""
@@ -166,6 +202,8 @@ class EmulatedPasses(PlaceholderPasses):
         if self._buckets is not None:
             self._buckets.add(item, value)
         self.checksum = (self.checksum + value) % MODULUS
+        if self._pacer is not None:
+            self._pacer.in_turns(item)
         return value
 
     def updated(self, bucket: int) -> int:
@@ -178,7 +216,7 @@ class EmulatedPasses(PlaceholderPasses):
         if state.raw_gradient_nh is None:
             return merged, None
         number = mix(Pass("T", i), self._place, _number(state), _number(merged))
-        return merged, self._all_tokens(number)
+        return merged, self._all_tokens(i, number)
 
 
 def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:

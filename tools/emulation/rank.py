@@ -185,14 +185,18 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
         return job.unit * comm_time(job.program, job.costs, comm)
 
     plan, rank = job.program.plan, groups.pipeline.rank
-    pacer = Pacer(_duration(job, groups), seconds, overshoot)
+
+    def waits(item: Pass) -> float:
+        return job.unit * job.costs.waits_of(plan, rank, item)
+
+    pacer = Pacer(_duration(job, groups), seconds, overshoot, waits)
     buckets = EmulatedBuckets(job.buckets[rank] if job.buckets else (), groups.gradients)
-    passes = EmulatedPasses(plan, rank, groups.data.rank, buckets)
+    passes = EmulatedPasses(plan, rank, groups.data.rank, buckets, pacer)
     communicator = EmulatedCommunicator(groups, plan, passes, lanes.vocabulary, seconds, pacer)
     work = EmulatedReplicaWork(
         buckets, lanes.gradients, sharded=job.sharded, updated=passes.updated
     )
-    executor = Executor(passes, communicator, replicas=work)
+    executor = Executor(passes, communicator, replicas=work, turns=pacer.turns)
     outcome = Outcome([], [], [], [])
     for _ in range(job.iterations):
         start = _common_start(groups)

@@ -37,6 +37,7 @@ class Case:
         p: pipeline ranks.
         m: microbatches.
         v: chunks of a rank; ``None``: as the schedule has them.
+        n: slices of a microbatch; ``None``: microbatches are whole.
         limit: microbatches that a rank may hold; ``None``: none is given.
         split: make W a pass of its own.
         ahead: chunks that may be computed again before their B; ``None``: within B.
@@ -53,7 +54,7 @@ class Case:
 
     Raises:
         ValueError: if it is too large to be shown, a time is given twice or not at all, or ``auto``
-            is to take the costs of a model.
+            or slices are to take the costs of a model.
     """
 
     schedule: str = "1f1b"
@@ -61,6 +62,7 @@ class Case:
     p: int = 4
     m: int = 8
     v: int | None = None
+    n: int | None = None
     limit: float | None = None
     split: bool = False
     ahead: int | None = None
@@ -79,10 +81,11 @@ class Case:
                 f"schedule {self.schedule}: the page shows {', '.join(SHOWN_SCHEDULES)}"
             )
         chunks = self.v or TRAITS[self.schedule].chunks
-        if (passes := 5 * self.p * self.m * chunks) > MOST_PASSES:
+        cut = "" if self.n is None else f", n = {self.n}"
+        if (passes := 5 * self.p * self.m * chunks * (self.n or 1)) > MOST_PASSES:
             raise ValueError(
-                f"p = {self.p}, m = {self.m} and {chunks} chunks make about {passes:,} passes, "
-                f"more than the {MOST_PASSES:,} that a page can show: take fewer, or "
+                f"p = {self.p}, m = {self.m}{cut} and {chunks} chunks make about {passes:,} "
+                f"passes, more than the {MOST_PASSES:,} that a page can show: take fewer, or "
                 "tools/simulate.py"
             )
         if TRAITS[self.schedule].compares and self.model is not None and self.plan is None:
@@ -90,6 +93,11 @@ class Case:
                 f"{self.schedule} needs costs that hold for all schedules, and those of a model "
                 "follow from the places of its stages: take costs by hand, or choose from the "
                 "comparison of all schedules, which counts each with its own"
+            )
+        if self.n is not None and self.n > 1 and self.model is not None:
+            raise ValueError(
+                f"n = {self.n} slices: the costs of a model are of whole microbatches here, and "
+                "later slices are dearer, so take costs by hand"
             )
         if self.output is not None and self.output < 0:
             raise ValueError(f"the output layer takes {self.output:g}: give a time, 0 or more")
@@ -180,6 +188,7 @@ class Case:
                 self.vocab,
                 self.p,
                 self.m,
+                slices=1 if self.n is None else self.n,
                 chunks=self.v,
                 memory_limit=self.limit,
                 split_backward=self.split,
@@ -191,7 +200,9 @@ class Case:
         plan = load_any_plan(file)
         named = treatments_of(plan)
         vocabulary = self.vocab if self.vocab in named else named[0]
-        return Request("file", vocabulary, plan.ranks, plan.microbatches, file=file)
+        return Request(
+            "file", vocabulary, plan.ranks, plan.microbatches, slices=plan.slices, file=file
+        )
 
 
 def command(case: Case, request: Request) -> list[str]:
@@ -209,6 +220,7 @@ def command(case: Case, request: Request) -> list[str]:
         words += ["--pipeline-schedule", case.schedule, "-p", str(case.p), "-m", str(case.m)]
         for flag, value in (
             ("-v", case.v),
+            ("--num-seq-splits", case.n),
             ("--zero-bubble-max-pending-backward", case.limit),
             ("--recompute-ahead", case.ahead),
         ):

@@ -10,7 +10,7 @@ from megatron.schedules.plan import Plan, passes_of
 from megatron.simulator.costs.rank_memory import RankMemory, held
 from megatron.simulator.simulate import Span, Timeline
 
-Named = tuple[str, int, str | int, float, float]
+Named = tuple[str | int | float, ...]
 Row = dict[str, list[Named]]
 Steps = list[tuple[float, float]]
 """A quantity over time: from each time on, it has the value beside it."""
@@ -19,8 +19,8 @@ Steps = list[tuple[float, float]]
 def drawing(timeline: Timeline) -> dict[str, object]:
     """Return the spans of a timeline by rank, each counted from the first start of all.
 
-    A pass is ``[kind, microbatch, chunk, start, end]``; a communication or a wait has its name in
-    place of the chunk.
+    A pass is ``[kind, microbatch, chunk, start, end]``, and its slice after the first; a
+    communication or a wait has its name in place of the chunk.
     """
     everything = (*timeline.spans, *timeline.waits)
     origin = min((span.start for span in everything), default=0.0)
@@ -49,11 +49,14 @@ def _needed(plan: Plan, rank: int, item: Pass) -> dict[str, object]:
     return {
         "kind": item.kind,
         "chunk": item.chunk,
-        "own": [(need.kind, need.chunk) for need in needed if isinstance(need, Pass)],
+        "slice": item.slice,
+        "own": [(need.kind, need.chunk, need.slice) for need in needed if isinstance(need, Pass)],
         "comms": [
             {
                 "kind": need.kind,
-                "from": [(at, each.kind, each.chunk) for at, each in sources(plan, need)],
+                "from": [
+                    (at, each.kind, each.chunk, each.slice) for at, each in sources(plan, need)
+                ],
             }
             for need in needed
             if isinstance(need, Comm)
@@ -80,7 +83,7 @@ def microbatches_over_time(plan: Plan, timeline: Timeline, kept: float) -> list[
             if change:
                 total += change
                 at = span.start if change > 0 else span.end
-                steps.append((at, total / plan.chunks))
+                steps.append((at, total / (plan.chunks * plan.slices)))
         over_time.append(steps)
     return over_time
 
@@ -120,4 +123,5 @@ def _ranks(plan: Plan) -> range:
 
 
 def _named(span: Span, name: str | int, origin: float) -> Named:
-    return span.kind, span.microbatch, name, span.start - origin, span.end - origin
+    named = span.kind, span.microbatch, name, span.start - origin, span.end - origin
+    return (*named, span.slice) if span.slice else named

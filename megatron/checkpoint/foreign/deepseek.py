@@ -1,21 +1,79 @@
 """DeepSeek-V2 and V3, and models of their form such as Moonlight: latents and experts.
 
-Sizes have the names of the papers. Queries are made of a vector of ``q_lora_rank`` channels, keys
-and values of a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace`` layers have
-an MLP in place of experts. In V3 a bias of every expert joins its score for the choice, and the
-layers of multi-token prediction follow the last layer. Beside each of them V3 stores copies of the
-embedding and of the output layer.
+Sizes have the names of the papers. Queries are formed from a vector of ``q_lora_rank`` channels,
+keys and values from a vector of ``kv_lora_rank`` channels. The first ``first_k_dense_replace``
+layers have an MLP in place of experts. In V3 a bias of every expert joins its score for the choice,
+and the layers of multi-token prediction follow the last layer. Beside each of them V3 stores copies
+of the embedding and of the output layer.
 """
 
+from collections.abc import Sequence
 from typing import Final
+
+import torch
+from torch import Tensor
 
 from megatron.checkpoint.foreign.family import Values, llama_like
 from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
-from megatron.checkpoint.foreign.layouts import DEPTHS, Halves, Same, SharedByDepths, Table
+from megatron.checkpoint.foreign.layouts import (
+    DEPTHS,
+    ForeignError,
+    Halves,
+    Layout,
+    Same,
+    Table,
+)
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.checkpoint.foreign.mixtures import experts_table
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.parallel.box import Shape
+
+
+class SharedByDepths(Layout):
+    """A tensor of which they store a copy for every depth of multi-token prediction.
+
+    Args:
+        name: name of their tensor.
+        copy: name of a copy; ``{}`` stands for the number of the depth's layer.
+    """
+
+    def __init__(self, name: str, copy: str) -> None:
+        super().__init__(name)
+        self._copy = copy
+
+    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        return self.names + self.copies_in(model)
+
+    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
+        """As in ``Layout``."""
+        first = model.num_layers
+        return tuple(self._copy.format(first + depth) for depth in range(model.mtp_num_layers))
+
+    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+        """As in ``Layout``."""
+        return [ours] * (1 + model.mtp_num_layers)
+
+    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+        """As in ``Layout``."""
+        first, *copies = theirs
+        if any(not torch.equal(_bits(first), _bits(copy)) for copy in copies):
+            raise ForeignError(
+                f"{self._copy.format('*')} differs from {self.names[0]}, and this program has one "
+                "matrix for both"
+            )
+        return first
+
+    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+        """As in ``Layout``."""
+        return [ours] * (1 + model.mtp_num_layers)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, of which also NaN are equal."""
+    return tensor.contiguous().view(torch.uint8)
+
 
 _LATENT_EPSILON: Final = 1e-6
 """Epsilon of the norms of latents, which ``rms_norm_eps`` does not change."""

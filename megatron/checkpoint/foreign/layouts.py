@@ -62,51 +62,6 @@ class Same(Layout):
     """A tensor that our model and the foreign model hold in the same form."""
 
 
-class SharedByDepths(Layout):
-    """A tensor of which they store a copy for every depth of multi-token prediction.
-
-    Args:
-        name: name of their tensor.
-        copy: name of a copy; ``{}`` stands for the number of the depth's layer.
-    """
-
-    def __init__(self, name: str, copy: str) -> None:
-        super().__init__(name)
-        self._copy = copy
-
-    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        return self.names + self.copies_in(model)
-
-    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
-        """As in ``Layout``."""
-        first = model.num_layers
-        return tuple(self._copy.format(first + depth) for depth in range(model.mtp_num_layers))
-
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
-        """As in ``Layout``."""
-        return [ours] * (1 + model.mtp_num_layers)
-
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
-        """As in ``Layout``."""
-        first, *copies = theirs
-        if any(not torch.equal(_bits(first), _bits(copy)) for copy in copies):
-            raise ForeignError(
-                f"{self._copy.format('*')} differs from {self.names[0]}, and this program has one "
-                "matrix for both"
-            )
-        return first
-
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
-        """As in ``Layout``."""
-        return [ours] * (1 + model.mtp_num_layers)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor, of which also NaN are equal."""
-    return tensor.contiguous().view(torch.uint8)
-
-
 class Halves(Layout):
     """Two of their tensors of equal shape (gate and up), which lie one below the other in ours."""
 

@@ -3,8 +3,8 @@
 PyTorch has one kernel for all groups in bf16 on Hopper and Blackwell of data centres. Elsewhere it
 asks the device how many rows each group has, and the host waits. The programs here read the ends of
 the groups on the device. They also form all gradients of weights: they add to a sum in fp32 while
-they multiply, where PyTorch's kernel would write a gradient in 16 bits that is then read again; and
-a group without rows has a gradient of zeros by what the program says, not by what a library does.
+they multiply, where PyTorch's kernel would write a gradient in 16 bits that is then read again. For
+a group without rows the program itself makes a gradient of zeros, whatever a library would do.
 
 Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """

@@ -1,4 +1,4 @@
-"""Losses that balance the experts of a layer, and the one that keeps its logits small.
+"""Losses that balance the experts of a layer, and the loss that keeps the router's logits small.
 
 The balancing loss is e times the sum over experts of their share of choices times their mean score
 (arXiv 2101.03961, equation 4). It is 1 if all experts have equally many tokens. Choices are by the

@@ -1,4 +1,4 @@
-"""Capacities: an expert takes so many tokens of a microbatch, and drops the choices beyond.
+"""Capacities: an expert takes at most so many tokens of a microbatch; further choices are dropped.
 
 The capacity counts the tokens of a whole microbatch, over all ranks that share its samples, so that
 which choices are dropped does not depend on the layout.

@@ -2,10 +2,10 @@
 
     y = sum over the chosen experts of weight * expert(x), plus shared(x)
 
-The shared MLP, which all tokens pass, is optional. No token is dropped. A token has a *slot* for
-each expert that it has chosen, on the rank that has the expert (``route.py``). One grouped product
-serves all experts of a rank. The weight of a choice multiplies the input of the expert's second
-layer, because a slot is narrowest there.
+The shared MLP, which all tokens pass, is optional. A token has a *slot* for each expert that it has
+chosen, on the rank that has the expert (``route.py``). One grouped product serves all experts of a
+rank. The weight of a choice multiplies the input of the expert's second layer, because a slot is
+narrowest there. Choices are dropped only by experts with a capacity (``capacity.py``).
 
 Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside of the layer, h
 hidden, k choices of a token, z slots of this rank, f inner width of an expert.
@@ -93,7 +93,8 @@ class Experts(nn.Module):
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
-        route = route_of(choice.experts_buk, self._number, self._ranks, self._kernels)
+        experts_buk, _, kept_buk = choice
+        route = route_of(experts_buk, self._number, self._ranks, self._kernels, kept_buk)
         beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
         if self.experts.linear_fc2.bias is not None:
             biases_buh = weighted_biases(

@@ -2,8 +2,8 @@
 
 The first layer of the experts *spreads* tokens into slots (``route.py``), and the ranks that share
 an expert cut this layer by its outputs. The second layer *joins* the slots of a token, and the
-ranks cut it by its inputs. If all experts are with their layer, W keeps tokens in place of slots,
-because tokens are fewer: the first layer keeps its input so, the second layer the gradient of its
+ranks cut it by its inputs. If experts are not spread over ranks, W keeps tokens in place of slots,
+because tokens are fewer: for the first layer its input, for the second layer the gradient of its
 output. If experts are spread over ranks, W keeps the slots, so that no token travels for W.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, z slots of this rank,

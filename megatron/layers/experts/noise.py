@@ -28,7 +28,7 @@ def with_jitter(x_buh: Tensor, eps: float, forward_pass: ForwardPass, site: Site
     def noise(*shape: int) -> Tensor:
         return x_buh.new_empty(shape).uniform_(1 - eps, 1 + eps)
 
-    return x_buh * own_noise(x_buh, noise, site)
+    return x_buh * own_noise(x_buh, noise, site, seeds.part)
 
 
 def replaced(logits_bue: Tensor, forward_pass: ForwardPass, site: Site) -> Tensor:
@@ -39,7 +39,11 @@ def replaced(logits_bue: Tensor, forward_pass: ForwardPass, site: Site) -> Tenso
     """
     seeds = forward_pass.seeds or DropoutSeeds(0, 0, 0, forward_pass.layer)
     seeds.begin("balance")
-    noise_bue = own_noise(logits_bue, lambda *shape: logits_bue.new_empty(shape).normal_(), site)
+
+    def noise(*shape: int) -> Tensor:
+        return logits_bue.new_empty(shape).normal_()
+
+    noise_bue = own_noise(logits_bue, noise, site, forward_pass.part)
     result: Tensor = apply(_Replaced, logits_bue, noise_bue)
     return result
 

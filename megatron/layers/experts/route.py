@@ -67,7 +67,13 @@ class Route(Protocol):
         ...
 
 
-def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel, kernels: Kernels) -> Route:
+def route_of(
+    experts_buk: Tensor,
+    experts: int,
+    ranks: ExpertParallel,
+    kernels: Kernels,
+    kept_buk: Tensor | None = None,
+) -> Route:
     """Return the route of a microbatch; all ranks that share the experts call it.
 
     Args:
@@ -75,14 +81,22 @@ def route_of(experts_buk: Tensor, experts: int, ranks: ExpertParallel, kernels: 
         experts: E.
         ranks: which ranks have which experts.
         kernels: of the layer.
+        kept_buk: bool, the choices that are not dropped; ``None``: all. A dropped choice has no
+            slot if the host waits for numbers of slots anyway, because experts are spread over
+            ranks. Otherwise its slot stays, and the caller gives it the weight 0.
     """
+    drops = kept_buk is not None and ranks.size > 1
+    groups = experts + drops  # dropped choices form the last group
+    if kept_buk is not None and drops:
+        experts_buk = experts_buk.where(kept_buk, experts)
     if isinstance(ranks, ExchangingExperts):
-        return _exchange(Order.by_expert(experts_buk, experts, kernels), ranks, kernels)
+        return _exchange(Order.by_expert(experts_buk, groups, kernels), experts, ranks, kernels)
     experts_bsk, own = ranks.gather(experts_buk), ranks.own_experts(experts)
     if isinstance(ranks, GatheringExperts) and ranks.size > 1:
-        order = Order.by_expert(  # own ones first
-            (experts_bsk - own.start) % experts, experts, kernels
-        )
+        from_own_bsk = (experts_bsk - own.start) % experts  # own ones first
+        if drops:
+            from_own_bsk = from_own_bsk.where(experts_bsk < experts, experts)
+        order = Order.by_expert(from_own_bsk, groups, kernels)
         slots = ranks.own_slots(order.ends[len(own) - 1], len(order.choice_z))
         return Gathering(order.first(len(own), slots), ranks, kernels)
     return Gathering(Order.by_expert(experts_bsk, experts, kernels), ranks, kernels)
@@ -194,10 +208,13 @@ class Exchange:
         return self.ranks.send_home(rows, self.journey)
 
 
-def _exchange(leaving: Order, ranks: ExchangingExperts, kernels: Kernels) -> Exchange:
-    times_e = leaving.times
+def _exchange(leaving: Order, experts: int, ranks: ExchangingExperts, kernels: Kernels) -> Exchange:
+    """Return the route; ``leaving`` may have one more group than experts, that of no expert."""
+    times_e = leaving.times[:experts]
     arriving = ranks.tell(times_e)
     journey = ranks.journey(times_e, arriving, len(leaving.choice_z))
+    if len(leaving.ends) > experts:
+        leaving = leaving.first(experts, sum(journey.sent))
     own = arriving.shape[-1]
     ends = arriving.flatten().cumsum(0)
     rows = torch.arange(journey.arrived, device=ends.device)

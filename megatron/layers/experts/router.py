@@ -96,11 +96,13 @@ class Choice(NamedTuple):
 
     Attributes:
         experts_buk: int64, all of a token different.
-        weights_buk: how much each counts; fp32 or wider.
+        weights_buk: how much each counts; fp32 or wider. Dropped ones have the weight 0.
+        kept_buk: bool, the choices that no full expert has dropped; ``None``: all.
     """
 
     experts_buk: Tensor
     weights_buk: Tensor
+    kept_buk: Tensor | None = None
 
 
 class Router(nn.Module):
@@ -198,11 +200,11 @@ class Router(nn.Module):
         capacity = self.options.capacity
         if capacity is None:
             return choice
-        experts_buk, weights_buk = choice
+        experts_buk, weights_buk = choice.experts_buk, choice.weights_buk
         kept_buk = capacity.kept(
             experts_buk, weights_buk.detach(), self.options.experts, self._site
         )
-        return Choice(experts_buk, weights_buk * kept_buk)
+        return Choice(experts_buk, weights_buk * kept_buk, kept_buk)
 
 
 def choose(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:

@@ -7,13 +7,17 @@ In some schedules (interleaved, Hanayo) chunks take turns: a group of microbatch
 chunk before any of them enters the next. The microbatches of a group follow one another after
 ``interval``, and groups follow one another after ``period``. A turn may cover several chunks: in
 Hanayo it covers two, one down the ranks and one up again.
+
+If microbatches are cut into slices (``with_slices``), slices take the place of microbatches: a
+block repeats its passes for every slice of every microbatch, a *unit*.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
@@ -52,6 +56,7 @@ class Block:
         chunks_per_turn: chunks that a microbatch goes through in one turn.
         has_pairs: whether an F may be joined with a B that follows at once (``schedules.pairs``).
             Then no vocabulary pass is put between the two.
+        slices: slices of every microbatch (``with_slices``).
 
     Raises:
         ValueError: if repetitions of a rank's slots overlap.
@@ -64,6 +69,7 @@ class Block:
     group: int = 0
     chunks_per_turn: int = 1
     has_pairs: bool = False
+    slices: int = 1
 
     def __post_init__(self) -> None:
         period = self.period
@@ -93,10 +99,21 @@ class Block:
         """Time after which the next group repeats the block."""
         return self.interval * max(self.group * self.chunks // self.chunks_per_turn, 1)
 
-    def start(self, slot: Slot, microbatch: int) -> float:
-        """Return when ``slot`` starts for ``microbatch``."""
-        group, place = divmod(microbatch, max(self.group, 1))
-        return slot.start + group * self.period + place * self.interval
+    def offset(self, unit: int) -> float:
+        """Return how much later than unit 0 a unit runs through the block."""
+        group, place = divmod(unit, max(self.group, 1))
+        return group * self.period + place * self.interval
+
+    def start(self, slot: Slot, unit: int) -> float:
+        """Return when a unit's repetition of ``slot`` starts."""
+        return slot.start + self.offset(unit)
+
+    def repetitions(self, slot: Slot, microbatches: int) -> Iterator[tuple[float, Pass]]:
+        """Yield the start and the pass of every repetition of ``slot``, in order."""
+        for unit in range(microbatches * self.slices):
+            microbatch, place = divmod(unit, self.slices)
+            number = self.slices - 1 - place if slot.kind in DESCENDING_KINDS else place
+            yield self.start(slot, unit), Pass(slot.kind, microbatch, slot.chunk, number)
 
     def slot(self, stage: int, kind: PassKind) -> Slot:
         """Return the slot of ``kind`` on ``stage``."""
@@ -123,16 +140,7 @@ def unroll(block: Block, microbatches: int) -> Plan:
     order = _ORDER_IN_STEP if block.treatment.synchronous else _ORDER_AT_ONE_TIME
     rows = []
     for slots in block.rows:
-        timed = sorted(
-            (
-                block.start(slot, i),
-                order.index(slot.kind),
-                i,
-                slot.kind,
-                slot.chunk,
-            )
-            for slot in slots
-            for i in range(microbatches)
-        )
-        rows.append(tuple(Pass(kind, i, chunk) for _, _, i, kind, chunk in timed))
-    return Plan(tuple(rows), block.stages, microbatches, block.treatment)
+        timed = [item for slot in slots for item in block.repetitions(slot, microbatches)]
+        timed.sort(key=lambda item: (item[0], order.index(item[1].kind), item[1]))
+        rows.append(tuple(item for _, item in timed))
+    return Plan(tuple(rows), block.stages, microbatches, block.treatment, slices=block.slices)

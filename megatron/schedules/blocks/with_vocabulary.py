@@ -88,7 +88,7 @@ def _undivided(block: Block, row: tuple[Slot, ...]) -> tuple[Slot, ...]:
             and other.kind == "B"
             and (other.start - slot.end) % block.interval == 0
         )
-        return slot._replace(duration=slot.duration + sum(joined))
+        return slot._replace(duration=slot.duration + max(joined, default=0.0))
 
     return tuple(with_backward(slot) for slot in row)
 

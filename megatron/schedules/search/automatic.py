@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.graph import Graph
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
 
@@ -26,12 +26,19 @@ def one_by_one(plan: Plan) -> Plan:
     """Return a plan of the same passes that runs one microbatch after the other."""
 
     def row(rank: int) -> tuple[Pass, ...]:
-        def place(item: Pass) -> tuple[int, int, bool]:
+        def place(item: Pass) -> tuple[bool, int, int, int, bool]:
             stage = plan.stage_of[rank, item.chunk]
             step: PassKind = (
                 "B" if item.kind == "R" else item.kind
             )  # each R goes right before its B
-            return _FLOW.index(step), stage if step == "F" else -stage, step == item.kind
+            unit = _place(plan, item)
+            return (
+                item.kind in DESCENDING_KINDS,
+                unit,
+                _FLOW.index(step),
+                stage if step == "F" else -stage,
+                step == item.kind,
+            )
 
         first = sorted(passes_of(plan, rank), key=place)
         return tuple(
@@ -54,13 +61,18 @@ def greedy(
         filler_slack: the slack of passes that no other pass waits for.
         warm_up_slack: the slack of all passes before a rank's first B.
     """
-    graph, m = problem.graph, plan.microbatches
+    graph, m, n = problem.graph, plan.microbatches, plan.slices
     keys = []
-    for number in range(len(graph.passes)):
-        first = _urgency(plan, graph, number) * m
-        keys.append([first + i for i in range(m)])
+    for number, item in enumerate(graph.passes):
+        first = _urgency(plan, graph, number) * plan.units + _place(plan, item)
+        keys.append([first + i * n for i in range(m)])
     base = [graph.row(rank, row) for rank, row in enumerate(one_by_one(plan).rows)]
     return list_schedule(problem, base, Rule(slack, filler_slack, warm_up_slack, keys=keys))
+
+
+def _place(plan: Plan, item: Pass) -> int:
+    """Return the place of a pass among those of its kind, by the slices of its microbatch."""
+    return plan.slices - 1 - item.slice if item.kind in DESCENDING_KINDS else item.slice
 
 
 def _urgency(plan: Plan, graph: Graph, number: int) -> float:

@@ -20,9 +20,9 @@ def least_time_by(
 ) -> float:
     """Return a time that no order of the passes can beat.
 
-    Every rank runs all its passes. All its passes except IF wait until the first microbatch has
-    gone forward through the stages before the rank's first stage. When the rank's last B has ended,
-    one microbatch still has to go back through these earlier stages. Only their B counts, because
+    Every rank runs all its passes. All its passes except IF wait until the first slice has gone
+    forward through the stages before the rank's first stage. When the rank's last B has ended, one
+    slice still has to go back through these earlier stages. Only their B counts, because
     their R may have run before.
 
     Args:
@@ -46,7 +46,7 @@ def least_time_by(
             layers = microbatches * sum(
                 t for item, t in times.items() if item.kind in ("F", "R", "B", *awaited)
             )
-            embedding = microbatches * times.get(Pass("IF", 0), 0.0)
+            embedding = microbatches * sum(t for item, t in times.items() if item.kind == "IF")
             least = max(least, work, head + work - embedding, head + layers + tail)
         head += time_of(rank, Pass("F", 0, chunk))
         tail += time_of(rank, Pass("B", 0, chunk))

@@ -40,8 +40,9 @@ def cooled_down(
         affords: returns whether the search may place all passes this many more times; if so, these
             placements count as made.
     """
-    chunks = 1 + max(item.chunk for item in problem.graph.passes)
-    held = int(max(limit.activations for limit in problem.limits) / chunks)
+    passes = problem.graph.passes
+    parts = (1 + max(item.chunk for item in passes)) * (1 + max(item.slice for item in passes))
+    held = int(max(limit.activations for limit in problem.limits) / parts)
     for last in (held, held - 1):
         keys = _last_fillers_later(problem, starts, last)
         for filler_slack in _FILLER_SLACKS:

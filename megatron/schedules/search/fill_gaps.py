@@ -118,8 +118,9 @@ class _Run:
         """Return when all needs of a pass are met and the previous pass of its kind has ended."""
         graph = self._graph
         ends = [self._ends[need][microbatch] for need in graph.own_needs[number]]
-        if microbatch:
-            ends.append(self._ends[number][microbatch - 1])
+        before, earlier = graph.previous[number] if graph.previous else (number, 1)
+        if microbatch >= earlier:
+            ends.append(self._ends[before][microbatch - earlier])
         for comm in graph.comm_needs[number]:
             ends.append(self._arrival[comm * graph.microbatches + microbatch])
         return max(ends, default=0.0)

@@ -32,7 +32,7 @@ def keys_from_plan(
         held_back: intervals by which each barrier delays B and W.
     """
     timing = earliest(without, costs)
-    interval = sum(graph.times) / plan.ranks
+    interval = sum(graph.times) / (plan.ranks * plan.slices)
     stretch = sum(graph.times) / (sum(Graph(without, costs).times) or 1.0)
     starts = {
         (rank, item): start * stretch
@@ -52,13 +52,13 @@ def keys_from_plan(
 def _anchor(plan: Plan, rank: int, item: Pass, held_back: float) -> tuple[tuple[int, Pass], float]:
     """Return the pass next to which ``item`` goes, and the intervals from it to ``item``."""
     (first, first_chunk), (last, last_chunk) = plan.stages[0], plan.stages[-1]
-    after_last = (last, Pass("F", 0, last_chunk))
+    after_last = (last, Pass("F", 0, last_chunk, item.slice))
     inserted: Mapping[PassKind, tuple[tuple[int, Pass], float]] = {
         "S": (after_last, 0.01),
         "E": (after_last, 0.25),
         "T": (after_last, 0.5),
-        "IF": ((first, Pass("F", 0, first_chunk)), -1.0),
-        "IB": ((first, Pass("B", 0, first_chunk)), 1.0),
+        "IF": ((first, Pass("F", 0, first_chunk, item.slice)), -1.0),
+        "IB": ((first, Pass("B", 0, first_chunk, item.slice)), 1.0),
     }
     if item.kind in inserted:
         return inserted[item.kind]

@@ -83,6 +83,8 @@ class Rule:
 def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
     """Return new rows of the passes of ``base``; passes of one kind and chunk keep their order.
 
+    Their order is that of microbatches, and of the slices of a microbatch (``Graph.previous``).
+
     Args:
         problem: the passes and the limits of memory.
         base: rows that run and keep the limits.
@@ -163,6 +165,8 @@ class _Run:
         for number in range(len(graph.passes)):
             for own in graph.own_needs[number]:
                 self._waiting_for[own].append(number)
+            if graph.previous:
+                self._waiting_for[graph.previous[number][0]].append(number)
             for comm in graph.comm_needs[number]:
                 self._waiting_for_comm[comm].append(number)
             self._arrival[number] = self._arrives(number)
@@ -245,6 +249,10 @@ class _Run:
             return inf
         for own in graph.own_needs[number]:
             if self._following[own] <= microbatch:
+                return inf
+        if graph.previous:
+            before, earlier = graph.previous[number]
+            if self._following[before] <= microbatch - earlier:
                 return inf
         arrival = 0.0
         for need in graph.comm_needs[number]:

@@ -12,7 +12,7 @@ schedule in ticks. So a bound in ticks also holds in real time.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, gcd, log10
 from typing import TYPE_CHECKING, Final
@@ -155,7 +155,7 @@ def _capacities(problem: Plan, limit: float) -> list[Held]:
         peak = peak_held(problem, row)
         early = 0 if rank == problem.stages[0][0] else problem.ranks
         more = {"embeddings": peak.embeddings + early, "gradients": peak.gradients + problem.ranks}
-        capacities.append(peak._replace(activations=limit, **more))
+        capacities.append(peak._replace(activations=limit * problem.slices, **more))
     return capacities
 
 
@@ -192,12 +192,19 @@ def in_ticks(plan: Plan, costs: Costs, tick: Fraction, whole: Callable[[Fraction
         whole: rounds a duration to a whole number: ``math.floor`` or ``math.ceil``.
     """
     graph = Graph(plan, costs)
-    passes: dict[PassKind, list[list[float]]] = {}
-    for rank, item, time in zip(graph.ranks, graph.passes, graph.times, strict=True):
-        empty = [[0.0] * plan.chunks for _ in range(plan.ranks)]
-        passes.setdefault(item.kind, empty)[rank][item.chunk] = whole(_exact(time) / tick)
-    comms = zip(graph.comms, graph.comm_times, strict=True)
-    return Costs(passes, {comm.kind: whole(_exact(time) / tick) for comm, time in comms})
+
+    def of_slice(number: int) -> Costs:
+        passes: dict[PassKind, list[list[float]]] = {}
+        for rank, item, time in zip(graph.ranks, graph.passes, graph.times, strict=True):
+            if item.slice == number:
+                empty = [[0.0] * plan.chunks for _ in range(plan.ranks)]
+                passes.setdefault(item.kind, empty)[rank][item.chunk] = whole(_exact(time) / tick)
+        comms = zip(graph.comms, graph.comm_times, strict=True)
+        own = {c.kind: whole(_exact(time) / tick) for c, time in comms if c.slice == number}
+        return Costs(passes, own)
+
+    first, *others = map(of_slice, range(plan.slices))
+    return replace(first, slices=(first, *others)) if others else first
 
 
 def _exact(time: float) -> Fraction:

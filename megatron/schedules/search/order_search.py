@@ -4,7 +4,9 @@ Start times are whole ticks. Passes of one kind and chunk run in the order of th
 This excludes no better schedule: in any schedule, the k-th pass of a kind and chunk to start can be
 given to microbatch k. Then ranks are as busy and hold as much as before, and all needs are still
 met in time. For example, if every B starts after the F of its own microbatch ends, then the k-th B
-to start does so after the k-th F to end.
+to start does so after the k-th F to end. Slices of a microbatch run in their order too, and one
+microbatch after the other. If they take equal times, this excludes no better schedule either, for
+the same reason.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held, held_changes
+from megatron.schedules.passes import DESCENDING_KINDS
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Timing, earliest
 
@@ -71,18 +74,30 @@ class OrderSearch:
     def limit_memory(self, capacities: Sequence[Held]) -> None:
         """Limit every rank to its capacity.
 
-        One pass of a microbatch takes a quantity, and another pass releases it. So the taking pass
-        of microbatch i waits for the releasing pass of microbatch i - capacity.
+        One pass of a unit takes a quantity, and another pass releases it. So the k-th taking pass
+        waits for the releasing pass that is number k - capacity.
         """
         for rank, allowed in enumerate(capacities):
             changes = {n: held_changes(self._known, self._graph.passes[n]) for n in self._own(rank)}
             for i, capacity in enumerate(allowed):
-                takes = [n for n, change in changes.items() if change[i] > 0]
-                releases = [n for n, change in changes.items() if change[i] < 0]
-                for take, release in zip(takes, releases, strict=True):
-                    for microbatch in range(int(capacity), self._graph.microbatches):
-                        released = self._end(release, microbatch - int(capacity))
-                        self._model.add(self._starts[take][microbatch] >= released)
+                takes = self._units([n for n, change in changes.items() if change[i] > 0])
+                releases = self._units([n for n, change in changes.items() if change[i] < 0])
+                for (take, unit), (release, other) in zip(
+                    takes[int(capacity) :], releases, strict=False
+                ):
+                    released = self._end(release, other)
+                    self._model.add(self._starts[take][unit] >= released)
+
+    def _units(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the numbers and microbatches of passes of one kind in the order of their units."""
+        passes = self._graph.passes
+
+        def place(number: int) -> int:
+            item = passes[number]
+            return -item.slice if item.kind in DESCENDING_KINDS else item.slice
+
+        inner = sorted(numbers, key=place)
+        return [(number, i) for i in range(self._graph.microbatches) for number in inner]
 
     def solve(self, solver: "cp_model.CpSolver") -> tuple[Plan, float]:
         """Return the best plan found, and a lower bound of the ticks that any plan takes."""
@@ -127,15 +142,16 @@ class OrderSearch:
         return [sorted(starts) for starts in known]
 
     def _order(self, number: int) -> None:
-        """Put a pass after its needs, and after the same pass of the previous microbatch."""
+        """Put a pass after its needs, and after the same pass of the previous unit."""
         graph = self._graph
         lags = [(own, 0) for own in graph.own_needs[number]]
         for comm in graph.comm_needs[number]:
             feeders = [n for n, fed in enumerate(graph.feeds) if comm in fed]
             lags += [(feeder, int(graph.comm_times[comm])) for feeder in feeders]
+        before, earlier = graph.previous[number] if graph.previous else (number, 1)
         for i, start in enumerate(self._starts[number]):
-            if i:
-                self._model.add(start >= self._end(number, i - 1))
+            if i >= earlier:
+                self._model.add(start >= self._end(before, i - earlier))
             for needed, lag in lags:
                 self._model.add(start >= self._end(needed, i) + lag)
 

@@ -27,7 +27,15 @@ CollectiveKind = Literal[
 rank sends one to the next rank of a ring, and in an ``all_to_all`` every rank sends each rank a
 part of its own."""
 
-CountedAxis = Literal["tensor", "context", "column", "experts", "expert_tensor"]
+CountedAxis = Literal[
+    "tensor",
+    "context",
+    "context_heads",
+    "context_ring",
+    "column",
+    "experts",
+    "expert_tensor",
+]
 """Axis of a collective. Row and tensor axis have the same ranks, so both count as ``tensor``;
 ``column`` is the pipeline, on which a vocabulary collective moves parts of an activation."""
 

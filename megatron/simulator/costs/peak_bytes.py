@@ -28,7 +28,12 @@ class Sizes:
             ``None``: the same as ``activation``. If B computes layers again, more is held from B to
             W than from F to B.
         repeated: held for one chunk of one microbatch from R to B, beside ``activation``.
+        keys: keys and values of one chunk of one microbatch, if it is cut into slices: later slices
+            read them. They are held beside ``activation`` from the F of the first slice to its B.
+            From the first B of the microbatch on, their gradients are held too.
         working: held while a pass runs, by kind of pass.
+
+    If microbatches are cut into n slices, a slice has an n-th of each of these sizes.
 
     Raises:
         ValueError: if a size is negative, infinite or no number.
@@ -40,6 +45,7 @@ class Sizes:
     embedding: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
     repeated: Size | Sequence[Sequence[float]] = 0.0
+    keys: Size | Sequence[Sequence[float]] = 0.0
     working: Mapping[PassKind, Size | Sequence[Sequence[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,19 +76,32 @@ def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
             changes = [change for item in alike for change in _changes(plan, sizes, rank, item)]
             grows = sum(change for change in changes if change > 0)
             working = (_at(sizes.working.get(i.kind, 0.0), rank, i.chunk) for i in alike)
-            known[alike] = grows + sum(working), sum(changes)
+            known[alike] = grows + sum(working) / plan.slices, sum(changes)
         during, left = known[alike]
         most, held = max(most, held + during), held + left
     return most
 
 
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:
-    held = held_changes(plan, item)
+    held, n = held_changes(plan, item), plan.slices
     return (
-        _activation_change(plan, sizes, rank, item),
-        held.exponentials * _at(sizes.exponentials, rank),
-        held.embeddings * _at(sizes.embedding, rank),
+        _activation_change(plan, sizes, rank, item) / n,
+        held.exponentials * _at(sizes.exponentials, rank) / n,
+        held.embeddings * _at(sizes.embedding, rank) / n,
+        _keys_held(plan, item) * _at(sizes.keys, rank, item.chunk),
     )
+
+
+def _keys_held(plan: Plan, item: Pass) -> int:
+    """Return how a pass changes the number of buffers of keys and values of its microbatch.
+
+    The F of the first slice makes the buffer. The first B, that of the last slice, makes one for
+    the gradients. The last B frees both.
+    """
+    if plan.slices == 1:
+        return 0
+    first, last = item.slice == 0, item.slice == plan.slices - 1
+    return {"F": int(first), "B": last - 2 * first}.get(item.kind, 0)
 
 
 def _activation_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:

@@ -3,6 +3,10 @@
 A count says how many bytes a pass leaves behind, frees, and needs while it runs. A rank always
 holds some bytes; at any moment it also holds the bytes that all passes and communications so far
 have left behind, and the bytes that the present pass needs.
+
+Counts are of whole microbatches. If microbatches are cut into n slices, a pass of a slice counts as
+an n-th. What slices need in addition is not counted: a buffer of gradients of keys and values, and
+the part of the buffer of keys and values that later slices of the microbatch will fill.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,6 +49,7 @@ class RankMemory:
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     count, now = memory.count, _at_rest(program.plan, memory, rank)
+    n = program.plan.slices
     for step in program.rows[rank]:
         if isinstance(step, Run):
             own = _of_step(count, step)
@@ -53,8 +58,8 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
         else:
             known = count.begun if isinstance(step, Start) else count.ended
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
-        yield now + own.peak, now + own.left
-        now += own.left
+        yield now + own.peak / n, now + own.left / n
+        now += own.left / n
 
 
 def _of_step(count: RankCount, step: Run) -> PassCount:
@@ -79,12 +84,12 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
     """Return the bytes that a rank holds at all times, with buffers that are reused."""
     count = memory.count
-    rooms = _microbatches_with_room(plan, rank) if count.reused else 0.0
-    return memory.static + count.held + count.reused * rooms
+    rooms = _units_with_room(plan, rank) if count.reused else 0.0
+    return memory.static + count.held + count.reused * rooms / plan.slices
 
 
-def _microbatches_with_room(plan: Plan, rank: int) -> float:
-    """Return the most microbatches whose exponentials or logits a rank holds at a time."""
+def _units_with_room(plan: Plan, rank: int) -> float:
+    """Return the most units whose exponentials or logits a rank holds at a time."""
     if plan.treatment.is_sharded:
         return peak_held(plan, plan.rows[rank]).exponentials
     end = "W" if plan.split_backward else "B"

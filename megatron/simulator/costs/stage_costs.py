@@ -1,6 +1,6 @@
 """Costs of the stages of a plan, for any distribution of the layers.
 
-The cost of a stage is that of its transformer layers and of its extra work. Extra work is the work
+A stage costs as much as its transformer layers and its extra work together. Extra work is the work
 of vocabulary layers that are not split, and, on the last stage, of the layers that predict further
 tokens.
 """

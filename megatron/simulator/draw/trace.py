@@ -110,7 +110,7 @@ def _exchanged(spans: Iterable[Span]) -> Iterator[Comm]:
 
 def _pass(span: Span) -> Pass:
     kind = next(kind for kind in PASS_KINDS if kind == span.kind)
-    return Pass(kind, span.microbatch, span.chunk)
+    return Pass(kind, span.microbatch, span.chunk, span.slice)
 
 
 def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:

@@ -18,6 +18,8 @@ from megatron.training.planning.count.run import count_layer, count_ranks
 _AXES: dict[SpreadAxis, AxisName] = {
     "tensor": "tensor",
     "context": "context",
+    "context_heads": "context_heads",
+    "context_ring": "context_ring",
     "column": "pipeline",
     "data": "data",
     "experts": "experts",

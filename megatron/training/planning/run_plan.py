@@ -28,6 +28,7 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.count.run import uncut
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.race import chosen
 from megatron.training.planning.run_costs import planned_costs, stage_costs
@@ -92,8 +93,9 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
         note = (
             "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
             f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
-            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, and needs a known GPU to tell "
-            "what they hide"
+            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, others hide more if "
+            "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "
+            "known GPU to tell what pairs hide"
         )
         config = replace(config, notes=(*config.notes, note))
     if not config.alternatives or run_plan.treatment is None:
@@ -219,7 +221,9 @@ def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
 
 
 def _one_microbatch(config: RunConfig, request: Request) -> Plan:
-    """Return a schedule's plan of one microbatch, without a search.
+    """Return a schedule's plan of one microbatch, without slices and without a search.
+
+    Costs are those of whole microbatches; a pass of a slice takes its share of them.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
@@ -229,7 +233,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
-    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+    return replace(uncut(one), looks_ahead=config.model.mtp_num_layers > 0)
 
 
 def _check_file(request: Request, recomputation: Recomputation) -> None:
@@ -263,6 +267,7 @@ def _request(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
         file=parallel.schedule_file,
         joined=parallel.experts.overlap,
         split_backward=parallel.experts.delays_weights and "split_backward" in traits.options,
+        slices=parallel.num_seq_splits,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 

@@ -24,7 +24,7 @@ from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
 KERNELS = ReferenceKernels()
 EXPERTS, WIDTH, BATCH, LENGTH = 8, 3, 2, 4
 DISPATCHERS: tuple[Dispatcher, ...] = ("allgather", "alltoall")
-CHOICES = ("random", "one expert", "first rank only")
+CHOICES = ("random", "one expert", "first rank only", "some dropped", "all dropped")
 
 
 def groups_of(rank: int, grid: Grid) -> Groups:
@@ -36,15 +36,22 @@ def groups_of(rank: int, grid: Grid) -> Groups:
 
 
 def tokens_of(rank: int, choices: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of a rank, the experts that they choose, and the weights of their choices."""
+    """The tokens of a rank, the experts that they choose, and the weights of their choices.
+
+    A dropped choice is of the expert with the number -1, and its weight is 0.
+    """
     generator = torch.Generator().manual_seed(rank)
     x_buh = torch.randn(BATCH, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
-    open_to = {"random": EXPERTS, "one expert": 1, "first rank only": 2}[choices]
+    open_to = {"one expert": 1, "first rank only": 2}.get(choices, EXPERTS)
     topk = 1 if open_to == 1 else 2
     scores = torch.rand(BATCH, LENGTH, open_to, generator=generator)
     first = EXPERTS - 1 if choices == "one expert" else 0
     experts_buk = scores.topk(topk).indices + first
     weights = torch.randn(BATCH, LENGTH, topk, generator=generator, dtype=torch.float64)
+    if "dropped" in choices:
+        is_kept = torch.rand(experts_buk.shape, generator=generator) < 0.6
+        is_kept &= choices == "some dropped"
+        experts_buk, weights = experts_buk.where(is_kept, -1), weights * is_kept
     return x_buh, experts_buk, weights
 
 
@@ -67,13 +74,17 @@ Visits = dict[tuple[Dispatcher, str], Visit]
 
 
 def visit_all(rank: int, world_size: int, *, grid: Grid) -> Visits:
-    """Dispatch and combine a rank's tokens, for every choice and both dispatchers."""
+    """Dispatch and combine a rank's tokens, for every choice and both dispatchers.
+
+    Where no expert is on another rank, dropped choices keep their slots and are left out here.
+    """
     groups = groups_of(rank, grid)
     axes = groups.experts, groups.expert_tensor, groups.expert_gradients
     return {
         (dispatcher, choices): visit(rank, spread_experts(*axes, dispatcher), choices)
         for dispatcher in DISPATCHERS
         for choices in CHOICES
+        if grid.expert_size > 1 or "dropped" not in choices
     }
 
 
@@ -90,7 +101,8 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
 
     with patch.object(collectives, "all_to_all", watched):
         x_buh, experts_buk, weights = tokens_of(rank, choices)
-        route = route_of(experts_buk, EXPERTS, ranks, KERNELS)
+        kept_buk = experts_buk >= 0 if "dropped" in choices else None
+        route = route_of(experts_buk.clamp(min=0), EXPERTS, ranks, KERNELS, kept_buk)
         slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
         own, ends = ranks.own_experts(EXPERTS), route.ends.tolist()
         bounds = list(zip([0, *ends], ends, strict=False))

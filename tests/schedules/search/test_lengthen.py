@@ -67,7 +67,7 @@ def test_a_lengthened_plan_runs_and_keeps_the_promise(
     assert max(in_flight(plan, TRAITS[schedule].kept)) <= limit + 1e-9
     for row in plan.rows:
         following: dict[tuple[PassKind, int], int] = {}
-        for kind, microbatch, chunk in row:
+        for kind, microbatch, chunk, _ in row:
             assert microbatch == following.get((kind, chunk), 0)
             following[kind, chunk] = microbatch + 1
 

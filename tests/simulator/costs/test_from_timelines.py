@@ -69,7 +69,7 @@ def recorded(plan: Plan, collectives: dict[str, list[tuple[float, float]]]) -> T
     spans = []
     for rank, row in enumerate(plan.rows):
         for at, item in enumerate(row):
-            kind, microbatch, chunk = item
+            kind, microbatch, chunk, _ = item
             spans.append(Span(rank, "compute", str(item), kind, microbatch, chunk, at, at + 1.0))
     for label, of_ranks in collectives.items():
         for rank, (start, end) in enumerate(of_ranks):
@@ -101,7 +101,7 @@ def test_passes_that_take_turns_count_in_the_mean_and_disturbed_iterations_not()
         for rank, row in enumerate(plan.rows):
             for item in row:
                 seconds = disturbed * (1.9 if item.kind == "T" and item.microbatch % 2 else 0.1)
-                spans.append(Span(rank, "compute", str(item), *item, 0.0, seconds))
+                spans.append(Span(rank, "compute", str(item), *item[:3], 0.0, seconds))
         return Timeline(plan.ranks, tuple(spans))
 
     found = costs_from_timelines(plan, [iteration(1.0), iteration(7.0), iteration(1.0)])

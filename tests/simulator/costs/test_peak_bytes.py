@@ -100,3 +100,15 @@ def test_a_pass_works_with_more_than_it_leaves() -> None:
     assert peak_bytes(plan, replace(sizes, working={"IB": 30})) == [1220]
     by_chunk = Sizes(activation=[[1, 20], [300, 4000]], working={"B": [[0, 5], [0, 0]]})
     assert peak_bytes(make_plan("zb-v", "none", 2, 1), by_chunk) == [26, 4300]
+
+
+def test_slices_hold_parts_and_the_keys_of_the_whole_microbatch() -> None:
+    """By hand, on one rank: F0 F0/1 B0/1 F1 B0 F1/1 B1/1 B1."""
+    plan = make_plan("1f1b", "none", 1, 2, slices=2)
+    assert peak_bytes(plan, Sizes(static=100.0, activation=8.0)) == [108.0]
+    # After F1: halves of two microbatches, the keys of both, the gradients of the first one's.
+    assert peak_bytes(plan, Sizes(activation=8.0, keys=3.0)) == [17.0]
+    # A pass works on a slice.
+    assert peak_bytes(plan, Sizes(activation=8.0, working={"F": 2.0})) == [9.0]
+    whole = make_plan("1f1b", "none", 1, 2)
+    assert peak_bytes(whole, Sizes(activation=8.0, keys=3.0)) == [8.0]

@@ -8,7 +8,7 @@ const SIZES = { layers: "layers", hidden: "hidden size", heads: "heads", groups:
 const EXCHANGE = { RG: 3, AG: 1.5, U: 0.2 }; // times to begin with
 const REPLICA_FLAGS = ["overlap_reduce", "sharded", "overlap_gather"];
 const SEARCH_SECONDS = 5; // that a search over all schedules begins with
-const OPTIONAL = ["v", "limit", "ahead", "seconds"];
+const OPTIONAL = ["v", "n", "limit", "ahead", "seconds"];
 
 export class Controls {
   /** `onChange()` is called when the reader has changed a field. */
@@ -42,7 +42,7 @@ export class Controls {
     element("split").checked = shown.split;
     element("again").checked = shown.again;
     element("block").checked = !shown.searched;
-    if (OPTIONAL.slice(1).some((name) => shown[name] !== null) || shown.split || !shown.searched) element("more").open = true;
+    if (OPTIONAL.slice(2).some((name) => shown[name] !== null) || shown.split || !shown.searched) element("more").open = true;
     const costs = Object.fromEntries(shown.costs.split(",").map((word) => word.split("=")));
     this.others = Object.entries(costs).filter(([kind]) => !this.kinds.includes(kind));
     for (const kind of this.kinds) element(`cost-${kind}`).value = costs[kind] ?? "";

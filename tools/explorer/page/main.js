@@ -11,7 +11,7 @@ import { FIRST, fragmentOf, readFragment } from "./state.js";
 import { TimelineView } from "./timeline.js";
 import { copy, debounced, element, gibibytes, made, passName, percent, save, short, time } from "./words.js";
 
-const LARGE = 600; // microbatches x chunks x ranks from which the block's order is shown first
+const LARGE = 600; // microbatches x slices x chunks x ranks from which the block's order is shown first
 
 const channel = await openEngine();
 const page = {
@@ -91,8 +91,8 @@ async function answerAnew() {
   }
 }
 
-function isLarge({ schedule, p, m, v }) {
-  return p * m * (v ?? page.facts.schedules[schedule]?.chunks ?? 1) > LARGE;
+function isLarge({ schedule, p, m, v, n }) {
+  return p * m * (n ?? 1) * (v ?? page.facts.schedules[schedule]?.chunks ?? 1) > LARGE;
 }
 
 function render(found, shown) {
@@ -110,8 +110,8 @@ function render(found, shown) {
   drawLegend(found.drawing);
   editor.show(found.plan, shown.plan !== null);
   if (page.view.pass) {
-    const [rank, kind, microbatch, chunk] = page.view.pass.split("~");
-    plan.chooseNamed(Number(rank), kind, Number(microbatch), Number(chunk));
+    const [rank, kind, microbatch, chunk, slice = 0] = page.view.pass.split("~");
+    plan.chooseNamed(Number(rank), kind, Number(microbatch), Number(chunk), Number(slice));
     delete page.view.pass;
   }
   element("command").textContent = found.command;
@@ -161,7 +161,7 @@ function tellPass(pass, isChosen) {
   const { needs, inSeconds } = plan;
   const words = (own) => own.kind === "U" ? "" : ` Waits for ${inWords(needs.before(own), own.microbatch)}. Waited for by ${inWords(needs.after(own), own.microbatch)}.`;
   element("pass-details").textContent = pass
-    ? `${passName(pass.kind, pass.microbatch, pass.chunk)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}.${words(pass)}`
+    ? `${passName(pass.kind, pass.microbatch, pass.chunk, pass.slice)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}.${words(pass)}`
     : "";
   writeSoon();
 }
@@ -174,7 +174,7 @@ function seen() {
 async function writeAddress() {
   const view = {
     see: plan.isPart ? plan.times.map((at) => Number((at / plan.drawing.end).toFixed(5))).join("~") : "",
-    pass: plan.chosen ? [plan.chosen.rank, plan.chosen.kind, plan.chosen.microbatch, plan.chosen.chunk].join("~") : "",
+    pass: plan.chosen ? [plan.chosen.rank, plan.chosen.kind, plan.chosen.microbatch, plan.chosen.chunk, plan.chosen.slice].join("~") : "",
     all: element("all-treatments").checked ? "1" : "",
     compare: page.view.compare ?? "",
   };

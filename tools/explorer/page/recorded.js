@@ -70,7 +70,7 @@ export class Recorded {
 
   tell(pass) {
     element("recorded-details").textContent = pass
-      ? `${passName(pass.kind, pass.microbatch, pass.chunk)} on rank ${pass.rank}: ${time(pass.start, true)} to ${time(pass.end, true)}, takes ${time(pass.end - pass.start, true)}`
+      ? `${passName(pass.kind, pass.microbatch, pass.chunk, pass.slice)} on rank ${pass.rank}: ${time(pass.start, true)} to ${time(pass.end, true)}, takes ${time(pass.end - pass.start, true)}`
       : "";
   }
 }

@@ -42,7 +42,7 @@ export function drawSpans(context, view, spans, y, height) {
 
 /** The pass that is shown, with arrows from what it waits for, and paler ones to what waits for it. */
 export function drawFocus(context, view, pass, colours) {
-  const named = (list) => (list ?? []).map(({ rank, kind, chunk }) => view.byName.get(`${rank} ${kind} ${pass.microbatch} ${chunk}`)).filter(Boolean);
+  const named = (list) => (list ?? []).map(({ rank, kind, chunk, slice }) => view.byName.get(`${rank} ${kind} ${pass.microbatch} ${chunk} ${slice}`)).filter(Boolean);
   const before = named(view.needs?.before(pass)), after = named(view.needs?.after(pass));
   if (pass === view.chosen) {
     context.globalAlpha = 0.5;

@@ -22,7 +22,7 @@ export class TimelineView {
     this.part();
     Object.assign(this, { drawing, facts, needs, inSeconds, hovered: null, length: drawing.end });
     this.rows = drawing.ranks.map(({ passes, comms, waits }, rank) => ({
-      passes: passes.map(([kind, microbatch, chunk, start, end], index) => ({ rank, index, kind, microbatch, chunk, start, end })),
+      passes: passes.map(([kind, microbatch, chunk, start, end, slice = 0], index) => ({ rank, index, kind, microbatch, chunk, slice, start, end })),
       lanes: packed(comms),
       waits,
     }));
@@ -114,7 +114,7 @@ export class TimelineView {
   }
 
   /** Chooses the pass that a link names, whether it is in the visible part or not. */
-  chooseNamed(rank, kind, microbatch, chunk) { this.choose(this.byName.get(nameOf({ rank, kind, microbatch, chunk })), false); }
+  chooseNamed(rank, kind, microbatch, chunk, slice) { this.choose(this.byName.get(nameOf({ rank, kind, microbatch, chunk, slice })), false); }
 
   reveal() {
     const { chosen, length, from, to } = this;
@@ -224,7 +224,7 @@ export class TimelineView {
 /** As links have it, so that they show the same. */
 const rounded = (share) => Number(share.toFixed(5));
 
-const nameOf = ({ rank, kind, microbatch, chunk }) => `${rank} ${kind} ${microbatch} ${chunk}`;
+const nameOf = ({ rank, kind, microbatch, chunk, slice }) => `${rank} ${kind} ${microbatch} ${chunk} ${slice}`;
 
 /** Spreads communications over as few lanes as keep them apart. */
 function packed(comms) {

@@ -19,7 +19,7 @@ export function time(value, inSeconds) {
 }
 
 /** The text form of a pass, as in a plan. */
-export const passName = (kind, microbatch, chunk) => `${kind}${microbatch}${chunk ? `.${chunk}` : ""}`;
+export const passName = (kind, microbatch, chunk, slice) => `${kind}${microbatch}${chunk ? `.${chunk}` : ""}${slice ? `/${slice}` : ""}`;
 
 export const element = (id) => document.getElementById(id);
 

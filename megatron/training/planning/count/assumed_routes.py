@@ -1,7 +1,7 @@
 """Experts on other ranks, for a count: how many tokens come to them is assumed.
 
 A count has no values, so nobody knows what routers choose. All ranks of a stage wait for the
-busiest one, so it is the one that is counted. By default all ranks have equally many tokens, the
+busiest rank, so the busiest rank is counted. By default all ranks have equally many tokens, the
 case for which a job is laid out. Where the host would wait for the numbers, the count says so.
 """
 

@@ -17,7 +17,7 @@ from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
-from megatron.parallel.context import ContextParallel
+from megatron.parallel.context import ContextAxes, ContextParallel, context_parallel
 from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import Groups, connect_grid
@@ -46,6 +46,8 @@ from megatron.training.planning.count.subject import Subject
 
 _OF_USES: Final[Mapping[str, CountedAxis]] = {
     "context": "context",
+    "context_heads": "context_heads",
+    "context_ring": "context_ring",
     "experts": "experts",
     "expert_tensor": "expert_tensor",
 }
@@ -75,7 +77,7 @@ class CountedRank:
             META,
             subject.dtype,
             tensor=self._tensor(),
-            context=ContextParallel(self._groups.context, subject.context_exchange, self._lane),
+            context=self._context(),
             data=self._groups.data,
             given_experts=self._spread_experts(),
             recomputation=part.recomputation,
@@ -104,6 +106,12 @@ class CountedRank:
             return ALONE
         split = self._subject.sequence_parallel
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
+
+    def _context(self) -> ContextParallel:
+        """Return how this rank shares sequences; its lane lists what travels along a ring."""
+        groups = self._groups
+        axes = ContextAxes(groups.context, groups.context_heads, groups.context_ring)
+        return context_parallel(axes, self._subject.context_exchange, lambda size: self._lane)
 
     def _spread_experts(self) -> ExpertParallel | None:
         """Return how tokens travel to experts that are spread."""

@@ -206,8 +206,9 @@ class ListedGroup(dist.ProcessGroup):
         self._axis: CountedAxis = axis
 
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
-        """Send to another rank; on the context axis all ranks do so at once, along a ring."""
-        return self._list("shift" if self._axis == "context" else "send", tensors, tensors)
+        """Send to another rank; on a context axis all ranks do so at once, along a ring."""
+        kind: CollectiveKind = "shift" if self._axis in ("context", "context_ring") else "send"
+        return self._list(kind, tensors, tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _ListedWork:
         """Receive from another rank."""

@@ -36,10 +36,11 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
     """Return the work of every pipeline rank for one microbatch.
 
-    The plan has one microbatch, and the passes and stages of the run's plan.
+    The plan has one microbatch, and the passes and stages of the run's plan. The microbatch is
+    counted as a whole, even if the plan cuts it into slices.
     """
     assert plan.microbatches == 1, "one microbatch is counted"
-    subject = Subject.of(config)
+    subject, plan = Subject.of(config), uncut(plan)
     return apart(lambda: [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)])
 
 
@@ -48,9 +49,15 @@ def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
 
     The plan is as for ``count_ranks``.
     """
-    subject = Subject.of(config)
+    subject, plan = Subject.of(config), uncut(plan)
     part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
     return apart(lambda: _segment(subject, part, plan))
+
+
+def uncut(plan: Plan) -> Plan:
+    """Return a plan of one microbatch without slices, its passes in the order of the first ones."""
+    rows = tuple(tuple(item for item in row if item.slice == 0) for row in plan.rows)
+    return replace(plan, rows=rows, slices=1)
 
 
 class _LayersInARow(NamedTuple):

@@ -53,6 +53,7 @@ class Subject(NamedTuple):
     experts: ExpertRanks
     expert_imbalance: float
     context_exchange: ContextExchange
+    context_heads_size: int
     documents: DocumentsConfig | None
 
     @classmethod
@@ -80,6 +81,7 @@ class Subject(NamedTuple):
             experts=parallel.experts,
             expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
             context_exchange=parallel.context_exchange,
+            context_heads_size=parallel.context_heads_size,
             documents=documents,
         )
 
@@ -97,6 +99,7 @@ class Subject(NamedTuple):
             context_size=self.context_size,
             expert_size=experts.size,
             given_expert_tensor_size=experts.tensor_size,
+            context_heads_size=self.context_heads_size,
         )
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:

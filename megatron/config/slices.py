@@ -1,0 +1,116 @@
+"""Slices of microbatches: flags, and the rules about what a slice cannot do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
+from megatron.config.experts import ExpertFlags, experts_of
+from megatron.config.layers import LayerFlags, sound_model
+from megatron.config.parallelism import ParallelFlags
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags, Rule
+from megatron.layers.experts.balance import LOSS_NAMES
+from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
+
+_SPLITS: Final = "--num-seq-splits"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class SliceFlags:
+    """Slices of microbatches."""
+
+    num_seq_splits: int = flag(1,
+        "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
+        "so that the pipeline fills sooner and holds less.", COUNT)
+    seq_split_strategy: SplitStrategy = flag("uniform",
+        "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
+        "Attention of later tokens sees more, so later slices are shorter, by multiples of "
+        f"{BALANCED_MULTIPLE} tokens.", idle_without=f"{_SPLITS} > 1")
+# fmt: on
+
+
+def _lengths(flags: Flags) -> Iterator[str]:
+    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    if slices == 1:
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule reports this mistake
+        return
+    try:
+        lengths = slice_lengths(model, slices, flags[SliceFlags].seq_split_strategy)
+    except ValueError as error:
+        yield str(error)
+        return
+    tensor = parallel.tensor_model_parallel_size
+    if parallel.sequence_parallel and any(length % tensor for length in lengths):
+        words = ", ".join(map(str, sorted(set(lengths))))
+        yield (
+            f"{_SPLITS} {slices} makes slices of {words} tokens, which --sequence-parallel cannot "
+            f"divide among --tensor-model-parallel-size {tensor}: choose fewer slices, or a "
+            f"--seq-length that {slices * tensor} divides"
+        )
+
+
+def _other_axes(flags: Flags) -> Iterator[str]:
+    slices, context = flags[SliceFlags].num_seq_splits, flags[ParallelFlags].context_parallel_size
+    if slices == 1:
+        return
+    if context > 1:
+        yield (
+            f"{_SPLITS} {slices} with --context-parallel-size {context}: ranks share a sequence by "
+            "an early and a late chunk, which are in different slices: leave one of them out"
+        )
+    if depths := flags[LayerFlags].mtp_num_layers:
+        yield (
+            f"{_SPLITS} {slices} with --mtp-num-layers {depths}: the tokens that follow the end of "
+            "a slice are in the next one: leave one of them out"
+        )
+
+
+def _experts(flags: Flags) -> Iterator[str]:
+    """Refuse what compares the tokens of a whole microbatch."""
+    slices, own = flags[SliceFlags].num_seq_splits, flags[BalancingFlags]
+    if slices == 1 or experts_of(flags) is None:
+        return
+    kinds, factors = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
+    # too few coefficients are a mistake that another rule reports
+    for kind, factor in zip(kinds, factors, strict=False):
+        if kind in LOSS_NAMES and factor:
+            yield (
+                f"{_SPLITS} {slices} with --moe-aux-loss-coeff {factor:g} of {kind}: this loss "
+                "compares the tokens of whole sequences; balance by --moe-router-enable-expert-bias"
+            )
+    if is_by_sinkhorn(flags):
+        yield (
+            f"{_SPLITS} {slices} with --moe-router-load-balancing-type sinkhorn, which balances "
+            "the choices of a whole microbatch; balance by --moe-router-enable-expert-bias"
+        )
+    if own.moe_expert_capacity_factor is not None:
+        yield (
+            f"{_SPLITS} {slices} with --moe-expert-capacity-factor "
+            f"{own.moe_expert_capacity_factor:g}: an expert's room is for a whole microbatch: "
+            "leave one of them out"
+        )
+    if flags[ExpertFlags].overlap_moe_expert_parallel_comm:
+        yield (
+            f"{_SPLITS} {slices} with --overlap-moe-expert-parallel-comm: no schedule joins the "
+            "passes of slices: leave one of them out"
+        )
+
+
+def _equal_shares(flags: Flags) -> Iterator[str]:
+    slices = flags[SliceFlags].num_seq_splits
+    if slices > 1:
+        yield (
+            f"{_SPLITS} {slices}: a dry run gives every slice an equal share of a microbatch's "
+            "time and memory; it counts neither the further launches of shorter passes nor the "
+            "gradients of earlier keys"
+        )
+
+
+SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _other_axes, _experts)
+SLICES_OF_DRY_RUN: Final[tuple[Rule, ...]] = (_equal_shares,)

@@ -1,0 +1,119 @@
+"""Stretch any block until every F has a B of another microbatch right behind it.
+
+``pairs.joined`` can join these two passes, and then each works while the tokens of the other one
+travel. A pair hands on both results when it ends, so a microbatch needs the time of a whole pair on
+every stage, forward and back, where it needed the time of one pass. The block keeps its way through
+the stages, its groups, and its pauses between two stages where they are longer than a pair. The
+backwards come later than before, so ranks hold more microbatches:
+
+* interleaved 1F1B and Hanayo, whose hops take as long as a pair anyway, hold one chunk more;
+* ZB-V holds one microbatch more;
+* with one chunk a rank, as in 1F1B and ZB-H1, a rank holds 2p microbatches in place of p. Pairs of
+  a rank start at a distance T from each other, so the time from F to B of a microbatch is a
+  multiple of T. From a stage to the stage before, this time grows by two pairs at least, which is
+  more than T.
+"""
+
+from dataclasses import replace
+from itertools import count
+
+from megatron.schedules.blocks.block import Block, Slot
+from megatron.schedules.passes import PassKind
+
+
+def for_pairs(block: Block) -> Block:
+    """Return ``block`` with each F followed at once by a B of another microbatch.
+
+    Args:
+        block: a block without vocabulary passes, in which every F takes the same time, every B too,
+            and all times are whole numbers.
+
+    Raises:
+        ValueError: if the block has vocabulary passes.
+    """
+    if block.treatment.is_sharded:
+        raise ValueError("the block has vocabulary passes: stretch it before they are inserted")
+    return block if block.has_pairs else _Stretch(block).block()
+
+
+class _Stretch:
+    """Places the passes of a block anew, in the order in which a microbatch goes through them."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._forward = block.slot(0, "F").duration
+        self._pair = self._forward + block.slot(0, "B").duration
+        self._rows: list[list[Slot]] = [[] for _ in block.rows]
+        self._starts: list[set[float]] = [set() for _ in block.rows]
+        self._joined: list[set[float]] = [set() for _ in block.rows]
+
+    def block(self) -> Block:
+        """Return the stretched block."""
+        stages = range(len(self._block.stages))
+        start = self._block.slot(0, "F").start
+        for stage in stages:
+            start = self._place_forward(stage, start + self._hop("F", stage - 1, stage))
+        last = stages[-1]
+        turn = self._own(last, "B") - self._own(last, "F") - self._forward
+        start += max(turn, self._pair)
+        for stage in reversed(stages):
+            start = self._place_backward(stage, start + self._hop("B", stage + 1, stage))
+        for rank, row in enumerate(self._block.rows):
+            for slot in sorted(slot for slot in row if slot.kind == "W"):
+                self._place_weights(rank, slot)
+        return replace(self._block, rows=tuple(map(tuple, self._rows)), has_pairs=True)
+
+    def _own(self, stage: int, kind: PassKind) -> float:
+        return self._block.slot(stage, kind).start
+
+    def _hop(self, kind: PassKind, stage: int, following: int) -> float:
+        """Return the least time from a pass to the same pass of the following stage."""
+        if not 0 <= min(stage, following) <= max(stage, following) < len(self._block.stages):
+            return 0.0
+        return max(self._own(following, kind) - self._own(stage, kind), self._pair)
+
+    def _repeats(self, start: float) -> set[float]:
+        """Return the starts of all repetitions within a period."""
+        block = self._block
+        return {(start + i * block.interval) % block.period for i in range(max(block.group, 1))}
+
+    def _is_free(self, rank: int, start: float, duration: float) -> bool:
+        """Return whether no pair and no W of ``rank`` runs during a repetition of a new slot."""
+        period = self._block.period
+        busy = [(at, self._pair) for at in self._starts[rank]]
+        for slot in self._rows[rank]:
+            if slot.kind == "W":
+                busy.extend((at, slot.duration) for at in self._repeats(slot.start))
+        return all(
+            (at - begun) % period >= taken and (begun - at) % period >= duration
+            for at in self._repeats(start)
+            for begun, taken in busy
+        )
+
+    def _place_forward(self, stage: int, least: float) -> float:
+        """Put a pair with the F of ``stage`` at the first free time; return this time."""
+        rank, chunk = self._block.stages[stage]
+        start = next(at for at in count(least) if self._is_free(rank, at, self._pair))
+        self._starts[rank] |= self._repeats(start)
+        self._rows[rank].append(Slot(start, self._forward, "F", chunk))
+        return start
+
+    def _place_backward(self, stage: int, least: float) -> float:
+        """Put the B of ``stage`` into the first pairs without a B; return when these start."""
+        rank, _ = self._block.stages[stage]
+        free = self._starts[rank] - self._joined[rank]
+        start = next(at for at in count(least) if self._repeats(at) <= free)
+        self._joined[rank] |= self._repeats(start)
+        slot = self._block.slot(stage, "B")
+        self._rows[rank].append(slot._replace(start=start + self._forward))
+        return start
+
+    def _place_weights(self, rank: int, slot: Slot) -> None:
+        """Put a W at the first free time that is no sooner after its B than before."""
+        own, backward = (
+            next(s for s in rows[rank] if s.kind == "B" and s.chunk == slot.chunk)
+            for rows in (self._block.rows, self._rows)
+        )
+        least = backward.end + slot.start - own.end
+        start = next(at for at in count(least) if self._is_free(rank, at, slot.duration))
+        self._rows[rank].append(slot._replace(start=start))

@@ -1,0 +1,133 @@
+"""Flags of slices: the lengths that they make, and what they refuse."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+from command_lines import with_flags
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
+from megatron.model.flops import iteration_flops, token_flops
+from megatron.model.slices import balanced_lengths, slice_lengths
+
+BASE = (
+    "--pipeline-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 8 "
+    "--seq-length 1024 --micro-batch-size 2 --global-batch-size 8 --train-iters 10 --lr 1e-3 "
+    "--tokenizer-type NullTokenizer --vocab-size 999 --mock-data --device cpu"
+)
+
+
+def run(flags: str, ranks: int = 2) -> RunConfig:
+    return parse(with_flags(BASE.split(), flags.split()), ranks)
+
+
+def test_microbatches_are_whole_by_default() -> None:
+    assert run("").parallel.num_seq_splits == 1
+    assert run("--num-seq-splits 4").parallel.num_seq_splits == 4
+
+
+def test_a_strategy_without_slices_is_noted() -> None:
+    [note] = [n for n in run("--seq-split-strategy balanced").notes if "seq-split" in n]
+    assert "changes nothing" in note
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--num-seq-splits 3", "--num-seq-splits 3 does not divide --seq-length 1024"),
+        (
+            "--num-seq-splits 512 --tensor-model-parallel-size 4 --sequence-parallel "
+            "--pipeline-model-parallel-size 1",
+            "makes slices of 2 tokens, which --sequence-parallel cannot divide among "
+            "--tensor-model-parallel-size 4",
+        ),
+        (
+            "--num-seq-splits 16 --seq-split-strategy balanced",
+            "--seq-split-strategy balanced with --seq-length 1024",
+        ),
+        (
+            "--num-seq-splits 2 --seq-split-strategy balanced --seq-length 1000",
+            "--seq-split-strategy balanced with --seq-length 1000",
+        ),
+        (
+            "--num-seq-splits 2 --context-parallel-size 2",
+            "--num-seq-splits 2 with --context-parallel-size 2",
+        ),
+        (
+            "--num-seq-splits 2 --mtp-num-layers 1 --position-embedding-type rope",
+            "--num-seq-splits 2 with --mtp-num-layers 1",
+        ),
+        (
+            "--num-seq-splits 2 --num-experts 4 --moe-aux-loss-coeff 0.01",
+            "--num-seq-splits 2 with --moe-aux-loss-coeff 0.01 of aux_loss",
+        ),
+        (
+            "--num-seq-splits 2 --num-experts 4 --moe-router-load-balancing-type sinkhorn",
+            "--num-seq-splits 2 with --moe-router-load-balancing-type sinkhorn",
+        ),
+        (
+            "--num-seq-splits 2 --num-experts 4 --moe-expert-capacity-factor 1.5",
+            "--num-seq-splits 2 with --moe-expert-capacity-factor 1.5",
+        ),
+    ],
+)
+def test_what_slices_cannot_do_is_refused(flags: str, told: str) -> None:
+    with pytest.raises(ValueError, match="--") as caught:
+        run(flags, 4)
+    assert told in str(caught.value)
+    if "balanced" not in flags:  # without slices the rest is accepted
+        run(flags.replace("--num-seq-splits", "--log-interval"), 4)
+
+
+def test_a_dry_run_says_what_it_does_not_count() -> None:
+    notes = run("--num-seq-splits 2 --bf16 --dry-run").notes
+    assert any("equal share of a microbatch's time and memory" in note for note in notes)
+
+
+@pytest.mark.parametrize("flags", ["--num-experts 4", "--num-experts 4 --moe-z-loss-coeff 0.1"])
+def test_experts_without_losses_of_whole_sequences_go_with_slices(flags: str) -> None:
+    assert run(f"{flags} --num-seq-splits 4").parallel.num_seq_splits == 4
+
+
+def test_uniform_slices_have_equally_many_tokens() -> None:
+    assert slice_lengths(run("").model, 4, "uniform") == (256,) * 4
+
+
+@pytest.mark.parametrize("slices", [2, 4, 8])
+def test_balanced_slices_have_about_equal_work(slices: int) -> None:
+    """No end is farther from an equal share than half of the multiple to which it is rounded."""
+    model = run("--seq-length 16384 --num-layers 2").model
+    lengths = slice_lengths(model, slices, "balanced")
+    assert sum(lengths) == model.seq_length
+    assert all(length % 128 == 0 for length in lengths)
+    sums = token_flops(model).cumsum(0)
+    for number, end in enumerate(list(accumulate(lengths))[:-1], 1):
+        share = float(sums[-1]) * number / slices
+        assert sums[end - 65] <= share <= sums[end + 64]
+
+
+def test_every_slice_has_tokens_even_if_few_tokens_have_all_the_work() -> None:
+    work = torch.zeros(12, dtype=torch.float64)
+    for place in (0, 11):
+        work[place] = 1.0
+        assert min(balanced_lengths(work, 4, 2)) >= 2
+        assert sum(balanced_lengths(work, 4, 2)) == 12
+
+
+def test_flops_of_tokens_add_up_to_those_of_the_layers() -> None:
+    """MFU counts the square of scores, tokens only those that are seen: half, and the diagonal."""
+    model = run("--seq-length 64").model
+    vocabulary = 2 * model.seq_length * model.hidden_size * model.vocab_size
+    scores = 4 * model.num_layers * model.hidden_size  # of a query and a key, with its value
+    hidden = scores * (model.seq_length**2 - model.seq_length) // 2
+    whole = iteration_flops(model, 1) // 3 - vocabulary
+    assert float(token_flops(model).sum()) == whole - hidden
+
+
+def test_a_window_limits_the_work_of_later_tokens() -> None:
+    plain, window = (
+        token_flops(run(f"--seq-length 64{w}").model) for w in ("", " --window-size 7,0")
+    )
+    assert torch.equal(plain[:8], window[:8])
+    assert torch.equal(window[8:], window[7].expand(56))

@@ -1,0 +1,60 @@
+"""Jobs whose plans have pairs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from correctness.short_runs import Job, Layout
+
+from megatron.config.run_config import RunConfig
+from megatron.parallel.turns import Turns
+from megatron.schedules.costs import Costs
+from megatron.schedules.make_plan import make_plan
+
+WAITING = Costs(
+    {"F": 2.0, "B": 2.0, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
+    waits={"F": 1.0, "B": 1.0},
+)
+
+
+def file_of(layout: Layout, microbatches: int, folder: Path) -> Path:
+    """Save a plan with pairs: on CPUs, plans are made as if exchanges took no time."""
+    made = make_plan(
+        layout.schedule,
+        layout.vocabulary,
+        layout.ranks,
+        microbatches,
+        WAITING,
+        joined=True,
+        memory_limit=2 * layout.ranks + 2,
+    )
+    assert made.pairs
+    file = folder / "my.plan"
+    file.write_text(made.to_text())
+    return file
+
+
+def config_of(
+    job: Job, layout: Layout, *, overlap: bool, dtype: torch.dtype = torch.float32
+) -> RunConfig:
+    config = job.config(layout, dtype)
+    experts = replace(config.parallel.experts, overlap=overlap)
+    return replace(config, parallel=replace(config.parallel, experts=experts))
+
+
+@contextmanager
+def counted_turns() -> Iterator[Callable[[], int]]:
+    """Count how often a pass hands over to another pass that is not over."""
+    count = 0
+    hand_over = Turns.hand_over
+
+    def counted(self: Turns) -> None:
+        nonlocal count
+        count += not all(self._over)
+        hand_over(self)
+
+    with patch.object(Turns, "hand_over", counted):
+        yield lambda: count

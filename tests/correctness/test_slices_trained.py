@@ -1,0 +1,299 @@
+"""Microbatches cut into slices train what one process trains with whole ones."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+from correctness.cover import Pair, pairs_of
+from correctness.model_kinds import LIKE
+from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
+from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
+from correctness.test_schedules import evaluated
+from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
+from harness.marks import full
+from harness.rank_pool import RankPool
+from reference.plain_gpt import GPTOptions
+from reference.plain_training import Training
+
+from megatron.layers.slices import SeenKeys, SequenceSlice
+from megatron.runtime import units
+from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.held import in_flight
+from megatron.schedules.treatments import TREATMENTS
+from megatron.training import setup
+from megatron.training.planning.run_plan import make_run_plan
+
+ITERATIONS = 4
+SEQUENCE = 16
+GPT = replace(EIGHT_LAYER_GPT, num_layers=4, max_position_embeddings=SEQUENCE)
+LLAMA = replace(EIGHT_LAYER_LLAMA, num_layers=4, num_query_groups=2, qk_layernorm=True)
+WINDOWS = replace(
+    LLAMA,
+    position_embedding_type="alibi",
+    window_size=5,
+    window_pattern=(1, 0),
+    attn_logit_softcapping=2.0,
+    softmax_type="learnable",
+)
+MODELS = {"gpt": GPT, "llama": LLAMA, "windows": WINDOWS}
+SCHEDULES = [name for name in TRAINABLE_SCHEDULES if name != "file"]
+FACTORS: dict[str, list[Any]] = {
+    "schedule": SCHEDULES,
+    "treatment": list(TREATMENTS),
+    "slices": [2, 4, 8],
+    "tensor": ["1", "2", "2 sequence"],
+    "replicas": ["1", "2", "2 sharded"],
+    "model": list(MODELS),
+    "again": [*RECOMPUTED, "ahead"],
+}
+ALL_PARTS = RECOMPUTED["selective"]
+
+QUICK = [
+    (Layout(2, "vocab-2", "zb-v", slices=4, recomputation=ALL_PARTS), WINDOWS, 1),
+    (Layout(2, "none", "interleaved", slices=2, tensor=2, sequence=True), GPT, 2),
+    (
+        Layout(
+            2,
+            "vocab-1",
+            slices=8,
+            replicas=2,
+            sharded=True,
+            overlap=True,
+            recomputation=RECOMPUTED["full"],
+            recompute_ahead=1,
+        ),
+        LLAMA,
+        1,
+    ),
+]
+
+
+def job(options: GPTOptions, samples: int, iterations: int) -> Job:
+    """Eight microbatches, of which every second has none that counts."""
+    return replace(job_of(options, samples, iterations), sequence=SEQUENCE)
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """Every schedule with every treatment; the other factors change so that all pairs occur."""
+    rows, columns = enumerate(SCHEDULES), enumerate(TREATMENTS)
+    for (row, schedule), (column, treatment) in product(rows, columns):
+        turns = {
+            "slices": row + column,
+            "tensor": row + 2 * column,
+            "replicas": row // 3 + column,
+            "model": row // 3 + 2 * column,
+            "again": row // 2 + column,
+        }
+        chosen = {name: FACTORS[name][turn % len(FACTORS[name])] for name, turn in turns.items()}
+        yield {"schedule": schedule, "treatment": treatment, **chosen}
+
+
+def test_every_pair_of_factors_occurs() -> None:
+    wanted: set[Pair] = {
+        ((one, own), (other, further))
+        for one, other in combinations(sorted(FACTORS), 2)
+        for own in FACTORS[one]
+        for further in FACTORS[other]
+    }
+    assert set[Pair]().union(*map(pairs_of, cases())) == wanted
+
+
+def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
+    """The layouts of ``cases``; every second has microbatches of two samples."""
+    for number, case in enumerate(cases()):
+        ahead = case["again"] == "ahead"
+        limited = TRAITS[case["schedule"]].needs_memory_limit
+        layout = Layout(
+            2,
+            case["treatment"],
+            case["schedule"],
+            memory_limit=4.0 if limited else None,
+            slices=case["slices"],
+            tensor=int(case["tensor"][0]),
+            sequence="sequence" in case["tensor"],
+            replicas=int(case["replicas"][0]),
+            sharded="sharded" in case["replicas"],
+            overlap="sharded" in case["replicas"],
+            bucket_size=3000,
+            recomputation=RECOMPUTED["full" if ahead else case["again"]],
+            recompute_ahead=1 if ahead else None,
+        )
+        yield layout, MODELS[case["model"]], 1 + number % 2, 10
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "samples", "iterations", "pool"),
+    [
+        *((*case, ITERATIONS, "ranks") for case in QUICK),
+        *(full(*case, "eight_ranks") for case in covering()),
+    ],
+    ids=name_of,
+)
+def test_slices_train_what_one_process_trains(
+    layout: Layout,
+    options: GPTOptions,
+    samples: int,
+    iterations: int,
+    pool: str,
+    request: pytest.FixtureRequest,
+    alone: Callable[[Job], Training],
+) -> None:
+    """A rank also holds what the plan says, and an evaluation finds the loss of the weights."""
+    own = job(options, samples, iterations)
+    expected, config = alone(own), own.config(layout)
+    ranks: RankPool = request.getfixturevalue(pool)
+    by_rank = ranks.run(
+        train_on_rank,
+        layout.world_size,
+        config=config,
+        batches=own.batches(),
+        evaluation_batches=own.batches(seed=1),
+        evaluate_after=(iterations - 1,),
+    )
+    check_agreement(by_rank)
+    check(by_rank, expected)
+    final = assemble([own.final for own in by_rank])
+    assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
+    plan = make_run_plan(config).plan
+    assert plan.slices == layout.slices
+    peaks = {own.peak_in_flight / plan.chunks / plan.slices for own in by_rank}
+    assert peaks == set(in_flight(plan))
+
+
+@pytest.mark.parametrize("kind", [name if name == "gpt-oss" else full(name) for name in LIKE])
+def test_kinds_of_layers_are_sliced(
+    kind: str, ranks: RankPool, alone: Callable[[Job], Training]
+) -> None:
+    """Without the losses that balance experts, which config refuses."""
+    layout = Layout(2, "vocab-2", "zb-h1", slices=4, tensor=2, sequence=True)
+    options = GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind])
+    own = job(replace(options, moe_aux_loss_coeff=0.0), 2, 2)
+    by_rank = ranks.run(
+        train_on_rank, layout.world_size, config=own.config(layout), batches=own.batches()
+    )
+    check_agreement(by_rank)
+    check(by_rank, alone(own))
+
+
+def with_lengths(
+    rank: int, world_size: int, *, lengths: tuple[int, ...], **arguments: Any
+) -> RankRun:
+    """Train with slices of given lengths; ``balanced`` ones are longer than these samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "slice_lengths", lambda *_: lengths)
+        return train_on_rank(rank, world_size, **arguments)
+
+
+def test_slices_may_have_other_lengths(ranks: RankPool, alone: Callable[[Job], Training]) -> None:
+    layout = Layout(2, "vocab-1", "zb-h1", slices=3, tensor=2, sequence=True)
+    own = job(LLAMA, 2, 2)
+    by_rank = ranks.run(
+        with_lengths, 4, config=own.config(layout), batches=own.batches(), lengths=(8, 6, 2)
+    )
+    check_agreement(by_rank)
+    check(by_rank, alone(own))
+
+
+def test_evaluations_and_hidden_dropout_are_those_of_whole_microbatches(ranks: RankPool) -> None:
+    """Attention drops by slices, so here it drops nothing."""
+    own = replace(job(GPT, 2, 2), microbatches=3, masked_out=(), dropout=0.3)
+    losses = []
+    for layout in (Layout(1, "none"), Layout(1, "none", tensor=2, sequence=True, slices=4)):
+        config = own.config(layout)
+        by_rank: list[RankRun] = ranks.run(
+            train_on_rank,
+            layout.world_size,
+            config=replace(config, model=replace(config.model, attention_dropout=0.0)),
+            batches=own.batches(),
+            evaluation_batches=own.batches(seed=1),
+            evaluate_after=(1,),
+        )
+        losses.append((*by_rank[0].losses, *by_rank[0].evaluations))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.full
+def test_dropout_of_attention_is_drawn_again_when_it_is_computed_again(ranks: RankPool) -> None:
+    own, losses = replace(job(GPT, 2, 3), dropout=0.3), []
+    for recomputed in ("none", "selective", "full"):
+        layout = Layout(2, "vocab-2", slices=4, recomputation=RECOMPUTED[recomputed])
+        by_rank = ranks.run(train_on_rank, 2, config=own.config(layout), batches=own.batches())
+        losses.append(by_rank[0].losses)
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.full
+def test_steps_validated_later_change_no_bit(ranks: RankPool) -> None:
+    """With clipping at work, so that some guesses are wrong, and passes without values run."""
+    own, layout, found = job(GPT, 1, 6), Layout(2, "vocab-2", "zb-v", slices=4), []
+    for guess in (False, True):
+        config = own.config(layout)
+        optimizer = replace(config.optimizer, post_validation=guess)
+        by_rank = ranks.run(
+            train_on_rank, 2, config=replace(config, optimizer=optimizer), batches=own.batches()
+        )
+        check_agreement(by_rank)
+        found.append((by_rank[0], assemble([own.final for own in by_rank])))
+    (waited, one), (guessed, another) = found
+    assert any(norm > own.adamw.clip_grad for norm in waited.gradient_norms)
+    assert guessed.losses == waited.losses
+    assert guessed.gradient_norms == waited.gradient_norms
+    assert all(torch.equal(another[name], one[name]) for name in one)
+
+
+FAULTS = [
+    "a slice reads keys of a later one",
+    "one slice leaves no gradients of keys",
+    full("gradients that were left are not fetched"),
+    full("positions from 0 on"),
+]
+
+
+def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> RankRun:
+    """Train with something broken on purpose."""
+    extend, settle, unit = SeenKeys.extend, SeenKeys.settle, units._unit
+
+    def look_ahead(
+        self: SeenKeys, layer: int, part: SequenceSlice, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Let slice 1 of 4 see the keys of slice 2 in the place of its own."""
+        seen = extend(self, layer, part, k, v)
+        if part.first != 4:
+            return seen
+        later = self._both_2bsgd[layer].data[:, :, 8:12].nan_to_num().clamp(-1, 1)
+        return torch.cat((seen[:, :, :4], later), 2)
+
+    def forgetful(
+        self: SeenKeys, layer: int, part: SequenceSlice, grads: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        k_grad, v_grad = grads
+        if fault == "one slice leaves no gradients of keys" and part.first == 8:
+            k_grad = torch.cat((torch.zeros_like(k_grad[:, :8]), k_grad[:, 8:]), 1)
+        if fault == "gradients that were left are not fetched":
+            self._left_2bsgd.clear()
+        return settle(self, layer, part, (k_grad, v_grad))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "a slice reads keys of a later one":
+            patch.setattr(SeenKeys, "extend", look_ahead)
+        elif fault == "positions from 0 on":
+            patch.setattr(units, "_unit", lambda m, p: replace(unit(m, p), positions_bs=None))
+        else:
+            patch.setattr(SeenKeys, "settle", forgetful)
+        return train_on_rank(rank, world_size, **arguments)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_injected_faults_are_found(
+    fault: str, ranks: RankPool, alone: Callable[[Job], Training]
+) -> None:
+    layout, own = Layout(1, "none", slices=4), job(GPT, 2, ITERATIONS)
+    expected = alone(own)
+    by_rank = ranks.run(
+        with_fault, 1, config=own.config(layout), batches=own.batches(), fault=fault
+    )
+    with pytest.raises(AssertionError):
+        check(by_rank, expected)
