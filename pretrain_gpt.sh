@@ -28,6 +28,8 @@
 #     ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP
 #                          with it: half (v-half), min (v-min) or zb (zb-v)
 #     INTERLEAVED_1F1B     switch: interleaved 1F1B, one layer per stage
+#     OFFLOAD              switch: activations wait on the host for their backward
+#     OFFLOAD_CHUNK_NUM    with it: only those of so many chunks of every rank
 #     ENABLE_OPTIMIZER_POST_VALIDATION
 #                          switch: the optimizer steps before it knows the global norm; 0 forbids
 #                          what ENABLE_ZERO_BUBBLE would do
@@ -72,8 +74,7 @@
 #     LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
 #                          preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
 #
-# Refused, as it is not built yet: INTERLEAVE_GROUP, and OFFLOAD with OFFLOAD_TIME, OFFLOAD_CHUNK_NUM
-# and NO_BARRIER.
+# Refused, as it is not built yet: INTERLEAVE_GROUP. Without effect: OFFLOAD_TIME and NO_BARRIER.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -140,7 +141,7 @@ cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null
 
 for name in LAYERS HIDDEN_SIZE IMM_SIZE FFN_HIDDEN_SIZE \
   ATTENTION_HEADS GQA SEQ_LENGTH MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE EXIT_INTERVAL LOG_INTERVAL \
-  EVAL_INTERVAL SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START \
+  EVAL_INTERVAL OFFLOAD_CHUNK_NUM SCHEDULE_TIMER_START SCHEDULE_TIMER_END ZERO_BUBBLE_TIMER_START \
   ZERO_BUBBLE_TIMER_END; do
   whole "$name" 1
 done
@@ -160,13 +161,11 @@ t="${TP_SIZE:-1}"
 c="${CP_SIZE:-1}"
 per_stage="$((t * c))" # ranks
 ((t > 1)) || idle "TP_SIZE is 1" SEQUENCE_PARALLEL
-if on OFFLOAD; then
-  die "OFFLOAD=$OFFLOAD: moving activations to the host is not built yet; unset it"
-fi
 if [[ -n "${INTERLEAVE_GROUP:-}" ]]; then
   die "INTERLEAVE_GROUP=$INTERLEAVE_GROUP: grouped microbatches are not built yet; unset it"
 fi
-idle "OFFLOAD is off" OFFLOAD_TIME OFFLOAD_CHUNK_NUM NO_BARRIER
+on OFFLOAD || idle "OFFLOAD is off" OFFLOAD_CHUNK_NUM
+idle "copies to the host follow from the link to it" OFFLOAD_TIME NO_BARRIER
 
 if on VOCAB_PARALLEL && on ENABLE_LAYER_REDISTRIBUTION; then
   die "ENABLE_LAYER_REDISTRIBUTION=$ENABLE_LAYER_REDISTRIBUTION leaves the vocabulary layers" \
@@ -369,6 +368,9 @@ if on ENABLE_ZERO_BUBBLE; then
   fi
 fi
 if on INTERLEAVED_1F1B; then options+=(--num-layers-per-virtual-pipeline-stage 1); fi
+if on OFFLOAD; then
+  options+=(--cpu-offload ${OFFLOAD_CHUNK_NUM:+--offload-chunk-num "$OFFLOAD_CHUNK_NUM"})
+fi
 if on ENABLE_OPTIMIZER_POST_VALIDATION; then options+=(--enable-optimizer-post-validation); fi
 if on ENABLE_EXACTLY_NUMERIC_MATCH; then options+=(--enable-exactly-numeric-match); fi
 if [[ -n "${SCHEDULE_TIMER_START:-}" ]]; then

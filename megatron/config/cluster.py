@@ -26,9 +26,9 @@ MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run without --ranks-per-node."""
 
 _BLOCKS: Final = up_to(MOST_BLOCKS)
-_BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
+BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
+"""GB/s; a number outside is in another unit, and plans would consist of waiting."""
 _LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
-# A number outside of these ranges is in another unit. Plans would then consist of waiting.
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -61,14 +61,14 @@ class ClusterFlags:
     link_bandwidth: float | None = flag(None,
         "GB/s in one direction from a GPU to another GPU of its machine, for plans and "
         "predictions.",
-        _BANDWIDTH, unset="by the GPU")
+        BANDWIDTH, unset="by the GPU")
     link_latency: float | None = flag(None,
         "Microseconds that a message to another GPU of the machine takes besides the time of its "
         "bytes.",
         _LATENCY, unset="by the GPU")
     network_bandwidth: float | None = flag(None,
         "GB/s in one direction from a GPU to a GPU of another machine, for plans and predictions.",
-        _BANDWIDTH, unset="by the GPU")
+        BANDWIDTH, unset="by the GPU")
     network_latency: float | None = flag(None,
         "Microseconds that a message to a GPU of another machine takes besides the time of its "
         "bytes.",

@@ -13,6 +13,7 @@ from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import experts_of
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
+from megatron.config.offload import OFFLOAD, OffloadFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
@@ -63,8 +64,15 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--num-seq-splits makes attention of every slice see another number of keys"
     if experts_of(flags) is not None:
         yield "--num-experts makes layers leave losses of their own, which no graph hands over"
+    yield from _obstacles_in_memory(flags)
+
+
+def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
+    """Yield a line on each flag that changes what a pass keeps, after the pass."""
     if flags[RecomputeFlags].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
+    if flags[OffloadFlags].cpu_offload:
+        yield f"{OFFLOAD} lets go of memory to which the kernels of a graph would write"
 
 
 def _launched_one_by_one(flags: Flags) -> Iterator[str]:

@@ -36,6 +36,7 @@ from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import ModelFlags
+from megatron.config.offload import host_bandwidth, offloaded_chunks
 from megatron.config.optimizer_kind import optimizer_config
 from megatron.config.parallelism import (
     ParallelFlags,
@@ -110,6 +111,10 @@ class ParallelConfig:
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
             FLOPs, and communication takes no time in them.
         links: links between the GPUs. ``None``: the links that GPUs of this kind usually have.
+        offloaded: chunks of a rank, or more than it has, whose activations wait on the host.
+            ``None``: as the plan says, if it comes from a file; otherwise 0.
+        host_bandwidth: bytes/s in one direction between a GPU and its host. ``None``: as usual for
+            GPUs of this kind.
     """
 
     pipeline_size: int
@@ -141,6 +146,8 @@ class ParallelConfig:
     numa_binding: bool = False
     gpu: Gpu | None = None
     links: Links | None = None
+    offloaded: int | None = None
+    host_bandwidth: float | None = None
 
     @property
     def grid(self) -> Grid:
@@ -209,6 +216,8 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         layers=distribution_of(flags, treatment),
         memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
         recompute_ahead=flags[RecomputeFlags].recompute_ahead,
+        offloaded=offloaded_chunks(flags),
+        host_bandwidth=host_bandwidth(flags),
         replicas=replica_config(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,

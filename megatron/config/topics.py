@@ -37,6 +37,7 @@ from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
+from megatron.config.offload import OFFLOAD_OF_MACHINE, OFFLOAD_RULES, OffloadFlags
 from megatron.config.optimizer import OPTIMIZER_NOTES, OPTIMIZER_RULES, OptimizerFlags
 from megatron.config.optimizer_kind import (
     IMPLEMENTATION_NOTES,
@@ -71,6 +72,7 @@ GROUPS: Final = (
     PrecisionFlags,
     EightBitFlags,
     RecomputeFlags,
+    OffloadFlags,
     GraphFlags,
     OptimizerFlags,
     DataFlags,
@@ -106,6 +108,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
     *RECOMPUTE_RULES,
+    *OFFLOAD_RULES,
     *OPTIMIZER_RULES,
     *IMPLEMENTATION_RULES,
     *CORPUS_RULES,
@@ -164,5 +167,6 @@ def job_notes(flags: Flags) -> tuple[Rule, ...]:
         *EIGHT_BIT_OF_MACHINE,
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
+        *OFFLOAD_OF_MACHINE,
         *GRAPHS_OF_MACHINE,
     )

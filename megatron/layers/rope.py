@@ -72,6 +72,11 @@ class RotaryEmbedding:
         self._interleaved = interleaved
         self._kernels = kernels or ReferenceKernels()
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """The cosines and the sines of the angles."""
+        return self._cos_s1r, self._sin_s1r
+
     def __call__(self, x_bsad: Tensor) -> Tensor:
         """Turn the heads at position i by the i-th angles.
 

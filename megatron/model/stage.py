@@ -288,6 +288,14 @@ class RankModel(nn.Module):
             for name, buffer in self.mtp.named_buffers():
                 yield OwnedBuffer(f"{MULTI_TOKEN_PREDICTION}.{name}", buffer)
 
+    def shared_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that all microbatches share: parameters, buffers, rotations."""
+        yield from self.parameters()
+        yield from self.buffers()
+        for rope in self.ropes.values():
+            if rope is not None:
+                yield from rope.tables
+
     def _owned(self, prefix: str, module: nn.Module | None) -> Iterator[OwnedParameter]:
         """Yield the parameters of a part of the model, if this rank has the part."""
         return iter(()) if module is None else owned_by(module, prefix, self.tensor)

@@ -10,7 +10,7 @@ predicts the label that stands k positions later. As in Megatron, a depth's loss
 the tokens of a microbatch whose label at that depth counts. All other tokens have weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, Protocol
@@ -88,6 +88,14 @@ class DeviceMicrobatch:
     positions_bs: Tensor | None = None
     ahead_n: Tensor | None = None
     mean_weight: float = 0.0
+
+    @property
+    def kept_by_layers(self) -> Iterator[Tensor]:
+        """The tensors that layers may keep for their backward."""
+        if self.documents is not None:
+            yield from (self.documents.first_bs, self.documents.bounds_k)
+        if self.positions_bs is not None:
+            yield self.positions_bs
 
     def part_by_part(self, parts: int) -> "DeviceMicrobatch":
         """Return the microbatch with its tokens in the order that sequence parallelism gives them.

@@ -9,11 +9,12 @@ from megatron.parallel.lanes import Pending
 from megatron.parallel.turns import Turns
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
+from megatron.runtime.offload import HostCopies
 from megatron.runtime.position import Position
 from megatron.runtime.rank_passes import Passes
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.schedules.lower import Program, Run, Start, Wait
-from megatron.schedules.needs import REPLICA_KINDS, Comm
+from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 
 BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
@@ -35,6 +36,7 @@ class Executor:
         replicas: the work with the replicas, for programs that include such work.
         position: gets the index of every instruction.
         turns: lets the two passes of a pair take turns; ``None``: the F runs before the B.
+        host: the copies to and from the host, for programs that include such copies.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Executor:
         replicas: ReplicaWork | None = None,
         position: Position | None = None,
         turns: Turns | None = None,
+        host: HostCopies | None = None,
     ) -> None:
         self._passes = passes
         self._turns = turns
         self._communicator = communicator
         self._placeholder = placeholder
         self._replicas = replicas
+        self._host = host
         self._position = Position() if position is None else position
 
     def run(
@@ -76,7 +80,7 @@ class Executor:
         for at, step in enumerate(position.begin(program, passes.rank)):
             position.at = at
             if not isinstance(step, Run):
-                if carried_out or step.comm.kind != "RG":
+                if carried_out or _ends_well(step, under_way):
                     self._communicate(step, under_way, recorder)
             else:
                 if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
@@ -123,10 +127,19 @@ class Executor:
         with _recorded(recorder, comm):
             if comm.kind in REPLICA_KINDS:
                 under_way.pop(comm).wait()
+            elif comm.kind in HOST_KINDS:
+                self._copies.finish(comm, under_way.pop(comm))
             else:
                 self._communicator.finish(comm, under_way.pop(comm))
 
+    @property
+    def _copies(self) -> HostCopies:
+        assert self._host is not None, "activations move without a host"
+        return self._host
+
     def _start(self, comm: Comm, recorder: Observer | None) -> Pending[object]:
+        if comm.kind in HOST_KINDS:
+            return self._copies.start(comm, recorder)
         if comm.kind not in REPLICA_KINDS:
             return self._communicator.start(comm)
         assert self._replicas is not None, f"{comm} without replicas"
@@ -136,6 +149,17 @@ class Executor:
         assert self._placeholder is not None, "a gate needs passes to carry on with"
         self._communicator.passes = self._placeholder
         return self._placeholder
+
+
+def _ends_well(step: Start | Wait, under_way: dict[Comm, Pending[object]]) -> bool:
+    """Return whether an abandoned iteration still needs a step of a communication.
+
+    Other ranks wait for all but the sums of gradients. Nobody reads activations any more, so no
+    copy to or from the host begins.
+    """
+    if step.comm.kind in HOST_KINDS:
+        return isinstance(step, Wait) and step.comm in under_way
+    return step.comm.kind != "RG"
 
 
 def _recorded(recorder: Observer | None, item: Pass | Comm) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
+from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
@@ -113,6 +114,9 @@ class PipelineRank:
         self._new_slot = new_slot
         self._slices = slices
         self._gradient_lane = make_lane(groups.device, sharing, "gradients")
+        # A copy has two sides: the rank and its host.
+        self._host_lane = make_lane(groups.device, 1 + bool(plan.offloaded), "host")
+        self._host_buffers = HostBuffers(groups.device)
         self._installed = self._install(plan, costs)
 
     @property
@@ -192,9 +196,11 @@ class PipelineRank:
         graphs = None
         if self._new_slot is not None and not is_first:
             graphs = StageGraphs(self.model, self._new_slot)
+        training = self.training_program(plan, costs, with_steps=not is_first)
+        host = self._host_copies(training)
         slices = self._slices
         passes = StagePasses(
-            self.model, plan, rank, self.store, self._seed, groups.replica, graphs, slices
+            self.model, plan, rank, self.store, self._seed, groups.replica, graphs, slices, host
         )
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
@@ -214,7 +220,7 @@ class PipelineRank:
         )
         return Installed(
             costs=costs,
-            training=self.training_program(plan, costs, with_steps=not is_first),
+            training=training,
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
             executor=Executor(
@@ -224,7 +230,21 @@ class PipelineRank:
                 self._replica_work(plan),
                 self.position,
                 groups.experts.turns,
+                host,
             ),
+        )
+
+    def _host_copies(self, program: Program) -> HostCopies | None:
+        """Return the copies of this rank in a program; ``None``: all activations stay here."""
+        if not program.plan.offloaded:
+            return None
+        return HostCopies(
+            program,
+            self._groups.pipeline.rank,
+            self.model.shared_tensors(),
+            self._host_lane,
+            self._host_buffers,
+            self._groups.device,
         )
 
     def training_program(self, plan: Plan, costs: Costs, *, with_steps: bool = True) -> Program:
@@ -340,3 +360,4 @@ class PipelineRank:
         """Close the lanes."""
         self._lane.close()
         self._gradient_lane.close()
+        self._host_lane.close()

@@ -21,7 +21,7 @@ layer therefore gathers it from the tensor-parallel ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -38,6 +38,7 @@ from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
 from megatron.runtime.layer_losses import JoinedLosses, Source, Sums
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
+from megatron.runtime.offload import TakesActivations
 from megatron.runtime.pass_graphs import Slot, StageGraphs
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
@@ -63,6 +64,7 @@ class StagePasses:
         graphs: of F, B and W in training; ``None``: every pass launches its kernels without a
             graph. With graphs, the layers' only input is the activation: there is no dropout, there
             are no documents, and layers have no losses.
+        host: takes the activations that wait on the host; ``None``: all stay on the device.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class StagePasses:
         replica: tuple[int, int] = (0, 1),
         graphs: StageGraphs | None = None,
         slices: Sequence[SequenceSlice] = (),
+        host: TakesActivations | None = None,
     ) -> None:
         assert plan.slices == (len(slices) or 1), "every pass of the plan has its slice"
         self.model = model
@@ -100,6 +103,7 @@ class StagePasses:
         self._deferred: list[Callable[[], None]] = []
         self._graphs = graphs
         self._slices = slices
+        self._host = host
 
     @property
     def depths(self) -> int:
@@ -136,6 +140,8 @@ class StagePasses:
         self._layer_losses.begin(units)
         if self._graphs is not None:
             self._graphs.begin()
+        if self._host is not None:
+            self._host.begin(batch)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
@@ -173,7 +179,8 @@ class StagePasses:
             forward_pass = replace(
                 self._forward_pass(item), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
-            y_buh = self.model(item.chunk, x_buh, forward_pass)
+            with self._handed_over(item):
+                y_buh = self.model(item.chunk, x_buh, forward_pass)
         left, loads = ([], []) if losses is None else losses.close()
         if self._training:
             further = self._layer_losses.join(i, item.chunk, left, loads)
@@ -186,6 +193,12 @@ class StagePasses:
         self._non_finite.check(i, stage, f"a loss of a layer of stage {stage}", *values)
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
+
+    def _handed_over(self, item: Pass) -> AbstractContextManager[object]:
+        """Return the context of an F, whose activations may wait on the host."""
+        if self._host is None or not self._training:
+            return nullcontext()
+        return self._host.around(item.microbatch, item.chunk)
 
     def _forward_by_graph(self, item: Pass, graphs: StageGraphs) -> None:
         """F as a replayed graph; the graph's slot keeps the tensors that B needs."""

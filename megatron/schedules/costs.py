@@ -47,7 +47,7 @@ class Costs:
             rank together; if U is absent, it takes no time.
         comms: time of a communication, by kind; absent kinds take no time. X and G may have one
             time for each hop; hop k is between stages k and k + 1. The time of RG or AG is that of
-            all buckets of a rank together.
+            all buckets of a rank together. O and L may have one time for each stage.
         exchanges: times of RG and AG that replace those in ``comms``, for ranks that differ or
             buckets with a latency.
         waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
@@ -167,7 +167,7 @@ class Costs:
         time = self.comms.get(comm.kind, 0.0)
         if isinstance(time, (int, float)):
             return share * time
-        hop = comm.stage if comm.kind == "X" else comm.stage - 1
+        hop = comm.stage - (comm.kind == "G")
         if hop >= len(time):
             raise ValueError(
                 f"{comm.kind} has {len(time)} times and none for hop {hop}, from stage {hop} to "

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
-from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
+from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm, participants
+from megatron.schedules.offload import Copy, copies
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
@@ -82,11 +83,14 @@ def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
     Every directed link has a lane for each kind of message, all collectives of the vocabulary share
-    one lane, and every rank has a lane for the exchange with its replicas. Communications in a lane
-    have the same participants and run one after another. With NCCL, every lane is a communicator.
+    one lane, and every rank has a lane for the exchange with its replicas and one for copies to and
+    from its host. Communications in a lane have the same participants and run one after another.
+    With NCCL, every lane between ranks is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
+    if comm.kind in HOST_KINDS:
+        return ("host", *participants(plan, comm))
     return ("replicas", comm.stage) if comm.kind in REPLICA_KINDS else ("vocabulary",)
 
 
@@ -102,7 +106,34 @@ def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
     run = walk(graph, rows, graph.pairs(plan))
     assert not run.stuck, "lower takes checked plans"
     messages = _Messages(plan, graph, rows, run)
-    return Program(plan, tuple(_lower_row(messages, rank) for rank in range(plan.ranks)))
+    lowered = [_lower_row(messages, rank) for rank in range(plan.ranks)]
+    placed = [
+        copies(plan, rank, run.starts[rank], run.ends[rank], costs) for rank in range(plan.ranks)
+    ]
+    return Program(plan, tuple(map(_with_copies, lowered, placed)))
+
+
+def _with_copies(row: tuple[Instruction, ...], placed: Sequence[Copy]) -> tuple[Instruction, ...]:
+    """Return a row with copies to and from the host: at each step first the waits for them.
+
+    A copy begins right after the step before, not after that step's waits for other ranks.
+    """
+    if not placed:
+        return row
+    begun: dict[int, list[Instruction]] = defaultdict(list)
+    awaited: dict[int, list[Instruction]] = defaultdict(list)
+    for copy in placed:
+        begun[copy.begun].append(Start(copy.comm))
+        awaited[copy.awaited].append(Wait(copy.comm))
+    made, step = list[Instruction](), 0
+    for instruction in row:
+        if isinstance(instruction, Run):
+            made += awaited[step]
+            step += 1
+        made.append(instruction)
+        if isinstance(instruction, Run):
+            made += begun[step]
+    return tuple(made)
 
 
 class _Messages:

@@ -11,13 +11,14 @@ from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import BarrierKind
 
-CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG"]
+CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG", "O", "L"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
 embedding to the first stage, CIB broadcast of the embedding's gradient from there; if the plan
 looks ahead, the last stage takes part in CIF and CIB like the first. RG reduction of a bucket of
 gradients over the replicas; AG gathering of a bucket of updated parameters from the replicas.
-``buckets`` places RG and AG."""
+``buckets`` places RG and AG. O copies the tensors that an F has left for its backward to the host,
+and L brings them back; ``offload`` places O and L."""
 
 COMM_KINDS: Final[tuple[CommKind, ...]] = get_args(CommKind)
 STAGE_KINDS: Final = ("X", "G")
@@ -25,6 +26,9 @@ STAGE_KINDS: Final = ("X", "G")
 
 REPLICA_KINDS: Final = ("RG", "AG")
 """Communications with the other replicas, each of one pipeline rank."""
+
+HOST_KINDS: Final = ("O", "L")
+"""Copies between a rank and its host."""
 
 
 class Comm(NamedTuple):
@@ -34,7 +38,8 @@ class Comm(NamedTuple):
         kind: the kind of data that it moves.
         microbatch: the microbatch that the communication belongs to; for RG and AG, the number of
             the bucket.
-        stage: the sending stage of X and G, the pipeline rank of RG and AG; 0 for the others.
+        stage: the sending stage of X and G, the pipeline rank of RG and AG, the stage whose tensors
+            O and L copy; 0 for the others.
         slice: the slice of the microbatch; 0 for RG and AG.
     """
 
@@ -48,7 +53,7 @@ class Comm(NamedTuple):
         unit = f"{self.microbatch}" + (f"/{self.slice}" if self.slice else "")
         if self.kind in ("X", "G"):
             return f"{self.kind}{unit} from {self.stage}"
-        if self.kind in REPLICA_KINDS:
+        if self.kind in (*REPLICA_KINDS, *HOST_KINDS):
             return f"{self.kind} {unit} of {self.stage}"
         return f"{self.kind} {unit}"
 
@@ -154,17 +159,20 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
     if comm.kind == "CIB":
         return tuple((rank, source("B", chunk)) for rank, chunk in _readers(plan))
     rank, chunk = plan.stages[-1 if comm.kind == "C0" else comm.stage]
-    return ((rank, source("F" if comm.kind in ("X", "C0") else "B", chunk)),)
+    forward = comm.kind in ("X", "C0", *HOST_KINDS)
+    return ((rank, source("F" if forward else "B", chunk)),)
 
 
 def participants(plan: Plan, comm: Comm) -> tuple[int, ...]:
     """Return the pipeline ranks that take part in ``comm``.
 
     For X and G these are the sender and the receiver; for RG and AG, the rank that the bucket
-    belongs to; for other kinds, all ranks.
+    belongs to; for O and L, the rank of the stage; for other kinds, all ranks.
     """
     if comm.kind in REPLICA_KINDS:
         return (comm.stage,)
+    if comm.kind in HOST_KINDS:
+        return (plan.stages[comm.stage][0],)
     if comm.kind == "X":
         return plan.stages[comm.stage][0], plan.stages[comm.stage + 1][0]
     if comm.kind == "G":

@@ -37,6 +37,8 @@ class Plan:
             other (``schedules.pairs``).
         slices: slices n into which every microbatch is cut along its sequence. A slice of a
             microbatch is a *unit*: every pass and every communication is of one unit.
+        offloaded: number of chunks of every rank whose activations wait on the host between F and
+            backward (``schedules.offload``).
     """
 
     rows: tuple[tuple[Pass, ...], ...]
@@ -47,6 +49,7 @@ class Plan:
     looks_ahead: bool = False
     pairs: frozenset[tuple[int, Pass]] = frozenset()
     slices: int = 1
+    offloaded: int = 0
 
     @property
     def ranks(self) -> int:
@@ -105,6 +108,8 @@ class Plan:
             header.append("forward only")
         if self.looks_ahead:
             header.append("looks ahead")
+        if self.offloaded:
+            header.append(f"offloaded {self.offloaded}")
         rows = (f"{rank}: {self.row_text(rank)}" for rank in range(self.ranks))
         return "\n".join([*header, *rows]) + "\n"
 
@@ -149,6 +154,7 @@ class Plan:
             looks_ahead="looks" in header,
             pairs=frozenset(pairs),
             slices=int(header.get("slices", 1)),
+            offloaded=int(header.get("offloaded", "0")),
         )
 
 
@@ -163,6 +169,7 @@ _HEADER: Final = {
     "slices": re.compile(r"\d{1,18}"),
     "forward": re.compile("only"),
     "looks": re.compile("ahead"),
+    "offloaded": re.compile(r"\d{1,18}"),
 }
 _OLD_HEADER: Final = {
     "barriers": re.compile(r"none|\d+"),
@@ -188,7 +195,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
             f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'slices "
-            "N', 'forward only', or 'looks ahead'"
+            "N', 'forward only', 'looks ahead', or 'offloaded CHUNKS'"
         )
     header[name] = value
 
@@ -260,16 +267,17 @@ def evaluation_plan(plan: Plan) -> Plan:
     """
     kinds = {"F", *plan.treatment.passes} - {"IB"}
     rows = tuple(tuple(p for p in row if p.kind in kinds) for row in plan.rows)
-    return replace(plan, rows=rows, forward_only=True, pairs=frozenset())
+    return replace(plan, rows=rows, forward_only=True, pairs=frozenset(), offloaded=0)
 
 
 def plan_of_one(plan: Plan) -> Plan:
     """Return the plan of the first microbatch alone, with its passes in the same order.
 
-    No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run.
+    No dependency crosses microbatches, so if ``plan`` can be run, the returned plan can be run. All
+    its activations stay on the device.
     """
     rows = tuple(tuple(p for p in row if p.microbatch == 0) for row in plan.rows)
-    return replace(plan, rows=rows, microbatches=1, pairs=frozenset())
+    return replace(plan, rows=rows, microbatches=1, pairs=frozenset(), offloaded=0)
 
 
 def with_recomputation(plan: Plan) -> Plan:

@@ -16,7 +16,7 @@ from megatron.commands.simulate_schedule import figures, heading, notes
 from megatron.flags.readable import readable
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.held import in_flight
-from megatron.schedules.needs import COMM_KINDS, REPLICA_KINDS
+from megatron.schedules.needs import COMM_KINDS, HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
@@ -41,7 +41,7 @@ from tools.explorer.simulated import Simulated, Simulations, WatchOf
 
 COMM_NAMES: Final = (
     "p2p",
-    *(kind for kind in COMM_KINDS if kind not in ("X", "G", *REPLICA_KINDS)),
+    *(kind for kind in COMM_KINDS if kind not in ("X", "G", *REPLICA_KINDS, *HOST_KINDS)),
 )
 """The communications whose time the page asks for."""
 

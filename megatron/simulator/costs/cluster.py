@@ -38,6 +38,7 @@ class Cluster:
         channel: bytes/s that a communication moves with one multiprocessor.
         blocks: the most multiprocessors that a communication of an axis may take; an absent axis
             has no limit.
+        host: bytes/s of a copy between a GPU and its host.
     """
 
     rates: Rates
@@ -45,6 +46,7 @@ class Cluster:
     together: Mapping[SpreadAxis, int] = field(default_factory=dict)
     channel: float = CHANNEL
     blocks: Mapping[SpreadAxis, int] = field(default_factory=dict)
+    host: float = inf
 
     products_alone: ClassVar[bool] = False
     """All kernels of a pass take time."""
@@ -105,6 +107,10 @@ class Cluster:
     def message(self, size: float, *, crossing: bool) -> float:
         """Return the seconds of a message of ``size`` bytes; ``crossing``: between two machines."""
         return self.links.message(size, crossing=crossing)
+
+    def copy(self, size: float) -> float:
+        """Return the seconds of a copy of ``size`` bytes between a GPU and its host."""
+        return size / self.host
 
     def _together(self, axis: SpreadAxis, ranks: int) -> int:
         return min(self.together.get(axis, ranks), ranks)

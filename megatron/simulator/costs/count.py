@@ -141,11 +141,14 @@ class Work:
         steps: kernels and communications, in order.
         left: change of the held bytes by the work; negative if the work frees memory.
         peak: the most bytes held during the work, less the bytes held before.
+        moved: bytes that the work keeps for the backward and that may wait on the host; counted
+            only for runs whose activations do.
     """
 
     steps: tuple[Step, ...] = ()
     left: int = 0
     peak: int = 0
+    moved: int = 0
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -164,12 +167,13 @@ NO_WORK: Final = Work()
 def in_order(*parts: Work) -> Work:
     """Return one work that consists of ``parts`` in order."""
     steps: list[Step] = []
-    left = peak = 0
+    left = peak = moved = 0
     for part in parts:
         steps += part.steps
         peak = max(peak, left + part.peak)
         left += part.left
-    return Work(tuple(steps), left, peak)
+        moved += part.moved
+    return Work(tuple(steps), left, peak, moved)
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,11 @@ class PassCount:
         """FLOPs of its products, as in ``Launch.flops``."""
         return sum(times * work.flops for work, times in self.parts)
 
+    @property
+    def moved(self) -> int:
+        """Bytes that may wait on the host, as in ``Work.moved``."""
+        return sum(times * work.moved for work, times in self.parts)
+
 
 NO_PASS: Final = PassCount()
 
@@ -285,6 +294,12 @@ class RankCount:
     held: int = 0
     reused: int = 0
     once: PassCount = NO_PASS
+
+    @property
+    def moved(self) -> Mapping[int, int]:
+        """Bytes of every chunk that may wait on the host, if they are counted."""
+        kinds = self.passes.items()
+        return {chunk: own.moved for (kind, chunk), own in kinds if kind == "F" and own.moved}
 
     def with_segments(self, segments: Mapping[int, Sequence[tuple[Segment, int]]]) -> "RankCount":
         """Return the count of a rank whose chunks have further layers before their own.

@@ -45,6 +45,10 @@ class Price(Protocol):
         """Return the time of a message of ``size`` bytes from stage to stage."""
         ...
 
+    def copy(self, size: float) -> float:
+        """Return the time of a copy of ``size`` bytes between a rank and its host."""
+        ...
+
 
 class Flops:
     """The price for an unknown machine: FLOPs; communication is free.
@@ -67,6 +71,10 @@ class Flops:
         return float(FLOPS_PER_BYTE * sum(launch.bytes for launch in work.launches))
 
     def message(self, size: float, *, crossing: bool) -> float:
+        """Return 0."""
+        return 0.0
+
+    def copy(self, size: float) -> float:
         """Return 0."""
         return 0.0
 
@@ -98,6 +106,9 @@ def costs_of(
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
+    if any(count.moved for count in counts):
+        copies = [price.copy(counts[rank].moved.get(chunk, 0)) for rank, chunk in plan.stages]
+        comms["O"] = comms["L"] = copies
     return Costs(passes, comms, waits=waits)
 
 

@@ -73,6 +73,11 @@ GB/s of 300 over the NVLinks of an A100, and 20 of 25 over its network adapter. 
 the second of 0.7, 0.8 and 0.92 by the published runs with replicas. Users report 200 and 208 GB/s
 of all-reduces on 8 A100s (github.com/NVIDIA/nccl-tests, issues 149 and 178)."""
 
+HOST_SHARE: Final = 0.8
+"""Share of the bus's line rate that copies of pinned memory attain, one direction at a time. An
+assumption: 25 GB/s of the 32 of PCIe 4. GPUs that share a switch of PCIe have less: PipeOffload
+(arXiv 2503.01328) plans with 15 GB/s for each A100. ``--host-bandwidth`` gives a measured one."""
+
 _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
 """GPUs whose products are assumed to attain the share of an H100; others attain an A100's."""
 
@@ -88,6 +93,7 @@ class Gpu:
         link: bandwidth of one direction to a neighbour, in bytes/s.
         network: bandwidth of one direction of its network adapter, in bytes/s.
         multiprocessors: number of multiprocessors.
+        bus: line rate of one direction of its bus to the host, in bytes/s.
     """
 
     name: str
@@ -96,6 +102,7 @@ class Gpu:
     link: float
     network: float
     multiprocessors: int
+    bus: float
 
     @property
     def rates(self) -> Rates:
@@ -131,6 +138,11 @@ class Gpu:
         )
 
     @property
+    def host(self) -> float:
+        """Bytes/s that copies between the GPU and its host are assumed to attain."""
+        return HOST_SHARE * self.bus
+
+    @property
     def usable(self) -> float:
         """Bytes of memory that tensors can use."""
         return USABLE * self.memory
@@ -146,20 +158,21 @@ class Gpu:
 GPUS: Final = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 80 * GIB, 2.04e12, 300e9, 25e9, 108),
-        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9, 25e9, 108),
-        Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9, 132),
-        Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9, 132),
-        Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9, 148),
-        Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9, 142),
-        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9, 128),
+        Gpu("A100", 80 * GIB, 2.04e12, 300e9, 25e9, 108, 32e9),
+        Gpu("A100-40GB", 40 * GIB, 1.555e12, 300e9, 25e9, 108, 32e9),
+        Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9, 132, 64e9),
+        Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9, 132, 64e9),
+        Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9, 148, 64e9),
+        Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9, 142, 32e9),
+        Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9, 128, 32e9),
     )
 }
 """Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4.
 
 The network is that of the vendor's own machines, a network adapter for each GPU at its line rate:
 200 Gb/s in a DGX A100, 400 Gb/s in a DGX H100, H200 or B200. Machines of the last two GPUs differ;
-100 Gb/s for each GPU is an assumption."""
+100 Gb/s for each GPU is an assumption. The bus has 16 lanes, of PCIe 5 (64 GB/s) for the H100, H200
+and B200, of PCIe 4 (32 GB/s) for the others."""
 
 
 def gpu_of_driver(name: str) -> Gpu | None:

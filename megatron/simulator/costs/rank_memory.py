@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from megatron.schedules.held import peak_held
-from megatron.schedules.lower import Program, Run, Start
-from megatron.schedules.needs import REPLICA_KINDS
+from megatron.schedules.lower import Program, Run, Start, Wait
+from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
 
@@ -55,11 +55,21 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
             own = _of_step(count, step)
         elif step.comm.kind in REPLICA_KINDS:
             own = NO_PASS  # ``static`` and ``afterwards`` count their copies
+        elif step.comm.kind in HOST_KINDS:
+            own = _of_copy(program.plan, count, step)
         else:
             known = count.begun if isinstance(step, Start) else count.ended
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
         yield now + own.peak / n, now + own.left / n
         now += own.left / n
+
+
+def _of_copy(plan: Plan, count: RankCount, step: Start | Wait) -> PassCount:
+    """Return the count of a copy's begin or end: O frees at its end, L takes at its begin."""
+    size = count.moved.get(plan.stages[step.comm.stage][1], 0)
+    if step.comm.kind == "L" and isinstance(step, Start):
+        return PassCount(left=size, peak=size)
+    return PassCount(left=-size) if step.comm.kind == "O" and isinstance(step, Wait) else NO_PASS
 
 
 def _of_step(count: RankCount, step: Run) -> PassCount:

@@ -24,6 +24,8 @@ COLOURS: Final[Mapping[str, str]] = {
     "CIB": "#5b3a99",
     "RG": "#2e7d52",
     "AG": "#7a8b3c",
+    "O": "#b0679b",
+    "L": "#7d3c6b",
 }
 """Fill of every kind of pass and communication; the paler shades carry the numbers."""
 
@@ -48,6 +50,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "CIB": "its gradient",
     "RG": "reduction over replicas",
     "AG": "gathering from replicas",
+    "O": "copy to the host",
+    "L": "copy from the host",
 }
 """Meaning of every kind, for the legend."""
 

@@ -1,9 +1,9 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
 A rank is a process in the trace. Its threads are: its passes, its waits, the collectives, each
-direction of each link to a neighbour, and its exchange with replicas. Arrows lead from each pass or
-communication to the passes and communications that wait for it. The exchange with replicas has no
-arrows, because the plan does not tell which passes a bucket belongs to.
+direction of each link to a neighbour, its exchange with replicas, and its host. Arrows lead from
+each pass or communication to the passes and communications that wait for it. The exchange with
+replicas has no arrows, because the plan does not tell which passes a bucket belongs to.
 """
 
 import json
@@ -13,7 +13,15 @@ from typing import Final, NamedTuple
 
 from megatron.native.files import write_text
 from megatron.schedules.lower import lane
-from megatron.schedules.needs import REPLICA_KINDS, Comm, Need, needs, participants, sources
+from megatron.schedules.needs import (
+    HOST_KINDS,
+    REPLICA_KINDS,
+    Comm,
+    Need,
+    needs,
+    participants,
+    sources,
+)
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
@@ -60,7 +68,7 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
             is in seconds.
     """
     spans = (*timeline.spans, *timeline.waits)
-    comms = {str(comm): comm for comm in (*_comms(plan), *_exchanged(spans))}
+    comms = {str(comm): comm for comm in (*_comms(plan), *_exchanged(spans), *_copied(spans))}
     threads = _threads(plan, comms.values())
     events = list(_names(threads))
     slices: dict[tuple[int, Need], _Slice] = {}
@@ -108,6 +116,14 @@ def _exchanged(spans: Iterable[Span]) -> Iterator[Comm]:
                 yield Comm(kind, span.microbatch, span.rank)
 
 
+def _copied(spans: Iterable[Span]) -> Iterator[Comm]:
+    """Yield the copies to and from hosts, which are not in the rows; the label has the stage."""
+    for span in spans:
+        for kind in HOST_KINDS:
+            if span.kind == kind:
+                yield Comm(kind, span.microbatch, int(span.label.rpartition(" ")[2]))
+
+
 def _pass(span: Span) -> Pass:
     kind = next(kind for kind in PASS_KINDS if kind == span.kind)
     return Pass(kind, span.microbatch, span.chunk, span.slice)
@@ -117,7 +133,7 @@ def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:
     """Return the threads of every rank in the order in which they are shown."""
     threads: list[set[Thread]] = [set() for _ in range(plan.ranks)]
     for comm in comms:
-        if comm.microbatch == 0 or comm.kind in REPLICA_KINDS:
+        if comm.microbatch == 0 or comm.kind in (*REPLICA_KINDS, *HOST_KINDS):
             for rank in participants(plan, comm):
                 threads[rank].add(lane(plan, comm))
     return [[_COMPUTE, _WAIT, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
@@ -138,6 +154,8 @@ def _thread_name(rank: int, thread: Thread) -> str:
         return _THREAD_NAMES[thread]
     if thread == ("replicas", rank):
         return "communication: replicas"
+    if thread == ("host", rank):
+        return "communication: host"
     kind, sender, receiver = thread
     other = f"to rank {receiver}" if sender == rank else f"from rank {sender}"
     return f"communication: {kind} {other}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from megatron.parallel.groups import Groups
 from megatron.runtime.position import Position
 from megatron.schedules.lower import Run
-from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
+from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm, participants
 from megatron.training.guard.words import ranks_in_words
 
 
@@ -87,7 +87,7 @@ def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]
     if comm.kind in REPLICA_KINDS:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         taking_part = {rank for axis in axes for rank in axis.ranks}
-    elif comm.kind in ("X", "G"):
+    elif comm.kind in ("X", "G", *HOST_KINDS):
         places = participants(position.program.plan, comm)
         taking_part = {groups.pipeline.ranks[place] for place in places}
     else:

@@ -32,7 +32,8 @@ def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
     links = gpu.links() if parallel.links is None else parallel.links
     together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
-    return Cluster(gpu.rates, links, together, blocks=blocks)
+    host = gpu.host if parallel.host_bandwidth is None else parallel.host_bandwidth
+    return Cluster(gpu.rates, links, together, blocks=blocks, host=host)
 
 
 def crossing_of(parallel: ParallelConfig) -> Crossing:

@@ -30,6 +30,10 @@ class ByBytes:
     def message(self, size: float, *, crossing: bool) -> float:
         return 0.0
 
+    def copy(self, size: float) -> float:
+        """Return 0: nothing waits on the host."""
+        return 0.0
+
 
 def counted() -> RankCount:
     """F has three such layers and a part without experts; B exchanges on a lane, which hides it."""

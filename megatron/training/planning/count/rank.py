@@ -41,6 +41,7 @@ from megatron.simulator.costs.count import (
 )
 from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
+from megatron.training.planning.count.moved import CountedActivations
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
 
@@ -94,7 +95,8 @@ class CountedRank:
             entries = list(map(OptimizedParameter.of, owned))
             self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
         self._store = ActivationStore()
-        self._passes = StagePasses(model, plan, rank, self._store, seed=0)
+        host = CountedActivations(model.shared_tensors(), recorder) if subject.offloads else None
+        self._passes = StagePasses(model, plan, rank, self._store, seed=0, host=host)
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         self._shape = (subject.samples, tokens, subject.model.hidden_size)
         self._starts_bs = subject.document_starts()

@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.held = 0
-        self._before = self._peak = 0
+        self._before = self._peak = self._moved = 0
         self._steps: list[Step] = []
         self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
@@ -72,12 +72,17 @@ class Recorder(TorchDispatchMode):
     def divide(self) -> None:
         """End a part of the recorded work, and begin another."""
         left, peak = self.held - self._before, self._peak - self._before
-        self._parts.append(Work(tuple(self._steps), left, peak))
+        self._parts.append(Work(tuple(self._steps), left, peak, self._moved))
         self._begin_part()
 
     def _begin_part(self) -> None:
         self._before = self._peak = self.held
+        self._moved = 0
         self._steps = []
+
+    def may_move(self, size: int) -> None:
+        """Note a storage of ``size`` bytes that may wait on the host for its backward."""
+        self._moved += _allocated(size)
 
     def communicate(self, collective: Collective) -> None:
         """Note a collective."""
@@ -139,7 +144,7 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         if key in self._storages:
             return
-        size = -(-storage.nbytes() // GRANULE) * GRANULE
+        size = _allocated(storage.nbytes())
 
         def free(_: object) -> None:
             del self._storages[key]
@@ -148,6 +153,10 @@ class Recorder(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, free)
         self.held += size
         self._peak = max(self._peak, self.held)
+
+
+def _allocated(size: int) -> int:
+    return -(-size // GRANULE) * GRANULE
 
 
 def _is_of_the_host(args: Any, kwargs: Any) -> bool:

@@ -36,6 +36,7 @@ class Subject(NamedTuple):
         documents: every sample counts as one document, which is the most work that documents can
             make; ``None``: samples are not divided.
         expert_imbalance: as in ``DryRun``.
+        offloads: whether the bytes that may wait on the host are counted.
     """
 
     model: ModelConfig
@@ -55,6 +56,7 @@ class Subject(NamedTuple):
     context_exchange: ContextExchange
     context_heads_size: int
     documents: DocumentsConfig | None
+    offloads: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
@@ -83,6 +85,7 @@ class Subject(NamedTuple):
             context_exchange=parallel.context_exchange,
             context_heads_size=parallel.context_heads_size,
             documents=documents,
+            offloads=parallel.offloaded is not None,
         )
 
     def grid(self, ranks: int) -> Grid:

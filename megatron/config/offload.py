@@ -1,0 +1,81 @@
+"""Activations on the host: the flags, and what they exclude.
+
+The names are those of the zero-bubble fork (PipeOffload, arXiv 2503.01328).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from megatron.config.cluster import BANDWIDTH
+from megatron.config.eight_bits import asks_for_engine
+from megatron.config.parallelism import on_cuda
+from megatron.config.slices import SliceFlags
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags
+
+OFFLOAD: Final = "--cpu-offload"
+ALL_CHUNKS: Final = 1_000_000
+"""More chunks than a rank can have."""
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class OffloadFlags:
+    """Activations that wait on the host."""
+
+    cpu_offload: bool = flag(False,
+        "Copy the activations of chunks to the host after their forward, and back before their "
+        "backward, as many as the link to the host has time for.")
+    offload_chunk_num: int | None = flag(None,
+        "Chunks of every rank whose activations are copied: those that wait longest.", COUNT,
+        unset="all chunks", idle_without=OFFLOAD)
+    host_bandwidth: float | None = flag(None,
+        "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
+        unset="by the GPU", idle_without=OFFLOAD)
+# fmt: on
+
+
+def offloaded_chunks(flags: Flags) -> int | None:
+    """Return the number of chunks of a rank whose activations wait on the host.
+
+    ``None``: no flag asks for it. The number may be larger than the number of chunks.
+    """
+    own = flags[OffloadFlags]
+    return (own.offload_chunk_num or ALL_CHUNKS) if own.cpu_offload else None
+
+
+def host_bandwidth(flags: Flags) -> float | None:
+    """Return the bandwidth between a GPU and its host in bytes/s, if a flag gives it."""
+    given = flags[OffloadFlags].host_bandwidth
+    return None if given is None else 1e9 * given
+
+
+def _engine(flags: Flags) -> Iterator[str]:
+    if flags[OffloadFlags].cpu_offload and asks_for_engine(flags):
+        yield (
+            f"{OFFLOAD} beside --transformer-impl transformer_engine: Transformer Engine keeps "
+            "tensors in forms of its own, which are not copied to the host; leave out one of both"
+        )
+
+
+def _slices(flags: Flags) -> Iterator[str]:
+    slices = flags[SliceFlags].num_seq_splits
+    if flags[OffloadFlags].cpu_offload and slices > 1:
+        yield (
+            f"{OFFLOAD} beside --num-seq-splits {slices}: the keys and values of a microbatch stay "
+            "on the device until the backward of its first slice: leave out one of both"
+        )
+
+
+def _free_on_cpus(flags: Flags) -> Iterator[str]:
+    if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
+        yield (
+            "--host-bandwidth changes nothing: ranks on CPUs plan with free copies, until their "
+            "time is measured"
+        )
+
+
+OFFLOAD_RULES: Final = (_engine, _slices)
+OFFLOAD_OF_MACHINE: Final = (_free_on_cpus,)

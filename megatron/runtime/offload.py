@@ -1,0 +1,276 @@
+"""Copies of activations to the host and back: the work of O and L, and what F hands over to them.
+
+Autograd keeps tensors for the backward. In the F of a chunk that the program moves, it gets
+*handles* in their place. All handles of one storage share a ``_Kept``, which has the storage on the
+device, or nothing while the storage is on the host. O copies all storages of the F into one buffer
+of the host, and lets go of them when the rank has waited for the copy. L copies them into new
+memory of the device, and the rank waits for L before the first pass that reads a handle. From then
+on only the handles hold the storages, so the backward frees each as soon as it has read it.
+
+The lane of the copies runs them in order. So a buffer of the host may be written by an O that is
+issued after the L that reads it. Buffers are never given back to the system, only reused: memory
+that a GPU can copy from beside its work (pinned memory) is slow to get.
+
+Tensors that live longer than a microbatch are not moved: parameters, tables of rotations, the
+batch. Neither are tensors that a layer keeps by itself, past autograd.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from megatron.parallel.lanes import Lane, Pending
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.observer import Observer
+from megatron.schedules.lower import Program, Start
+from megatron.schedules.needs import Comm
+
+_ALIGNED: Final = 16
+"""Alignment in bytes of a storage within a buffer of the host."""
+
+
+class _Kept:
+    """A storage that the backward reads: all its elements on the device, or ``None``."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.untyped_storage().nbytes() // tensor.itemsize
+        self.elements: Tensor | None = tensor.detach().as_strided((size,), (1,), 0)
+        self.size, self.dtype = size, tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storage."""
+        return self.size * self.dtype.itemsize
+
+
+class _Handle(NamedTuple):
+    """Stands for a tensor that autograd keeps."""
+
+    kept: _Kept
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, which must be on the device."""
+        elements = self.kept.elements
+        assert elements is not None, "activations are read while they are on the host"
+        return elements.view(self.dtype).as_strided(self.shape, self.stride, self.offset)
+
+
+Storages = dict[int, _Kept]
+"""The storages that an F has left for its backward, by their address."""
+
+
+class TakesActivations(Protocol):
+    """An object that takes the activations that F leaves: ``HostCopies``, or a count of them."""
+
+    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``batch``."""
+        ...
+
+    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[object]:
+        """Return the context of an F."""
+        ...
+
+
+@contextmanager
+def handed_over(
+    shared: frozenset[int], seen: Callable[[int], None] = lambda size: None
+) -> Iterator[Storages]:
+    """Return a context in which autograd keeps handles, and the storages behind them.
+
+    Args:
+        shared: addresses (``storages_of``) of storages that stay where they are.
+        seen: called with the bytes of every storage that is found.
+    """
+    found: Storages = {}
+
+    def pack(tensor: Tensor) -> Tensor | _Handle:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in shared or not storage.nbytes():
+            return tensor.detach()
+        if key not in found:
+            found[key] = _Kept(tensor)
+            seen(storage.nbytes())
+        offset = int(tensor.storage_offset())
+        return _Handle(found[key], tensor.dtype, tensor.shape, tensor.stride(), offset)
+
+    with saved_tensors_hooks(pack, _unpacked):
+        yield found
+    # The graph keeps ``pack``. Without the storages, only handles keep them, and free one by one.
+    found.clear()
+
+
+def _unpacked(kept: Tensor | _Handle) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept.tensor()
+
+
+def storages_of(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Return the addresses of the storages of ``tensors``."""
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
+
+
+class HostBuffers:
+    """Buffers in the memory of the host, which are reused.
+
+    Attributes:
+        bytes: all bytes, whether they are in use or not.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.bytes = 0
+        self._pinned = device.type == "cuda"
+        self._free: list[Tensor] = []
+
+    def take(self, size: int) -> Tensor:
+        """Return a buffer of at least ``size`` bytes, the smallest that is free."""
+        fitting = [buffer for buffer in self._free if buffer.numel() >= size]
+        if not fitting:
+            self.bytes += size
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        best = min(fitting, key=Tensor.numel)
+        self._free = [buffer for buffer in self._free if buffer is not best]
+        return best
+
+    def give(self, buffer: Tensor) -> None:
+        """Let a buffer be used again, by copies that follow in the lane."""
+        self._free.append(buffer)
+
+
+class _Moved:
+    """The activations of a chunk and microbatch: their storages, and where these are on the host.
+
+    Attributes:
+        kept: the storages.
+        buffer: the host's buffer, from O to L.
+    """
+
+    def __init__(self, kept: Sequence[_Kept]) -> None:
+        self.kept = kept
+        self.buffer: Tensor | None = None
+
+    @property
+    def room(self) -> int:
+        """Bytes that the storages take in a buffer."""
+        return sum(map(_room, self.kept))
+
+    def parts(self) -> Iterator[tuple[_Kept, Tensor]]:
+        """Yield every storage with its part of the buffer."""
+        assert self.buffer is not None, "on the device"
+        place = 0
+        for kept in self.kept:
+            yield kept, self.buffer[place : place + kept.nbytes].view(kept.dtype)
+            place += _room(kept)
+
+
+def _room(kept: _Kept) -> int:
+    return -(-kept.nbytes // _ALIGNED) * _ALIGNED
+
+
+class HostCopies:
+    """The copies of one rank to and from its host.
+
+    Args:
+        program: of a training iteration.
+        rank: pipeline rank.
+        shared: tensors that live longer than a microbatch.
+        lane: where the copies run, one after the other.
+        buffers: memory of the host; programs may share it.
+        device: where the passes run.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        shared: Iterable[Tensor],
+        lane: Lane,
+        buffers: HostBuffers,
+        device: torch.device,
+    ) -> None:
+        self._stages = program.plan.stages
+        self._chosen = {
+            (step.comm.microbatch, self._chunk(step.comm))
+            for step in program.rows[rank]
+            if isinstance(step, Start) and step.comm.kind == "O"
+        }
+        self._always = storages_of(shared)
+        self._shared = self._always
+        self._lane = lane
+        self._buffers = buffers
+        self._device = device
+        self._moved: dict[tuple[int, int], _Moved] = {}
+
+    def _chunk(self, comm: Comm) -> int:
+        return self._stages[comm.stage][1]
+
+    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``batch``; the iteration before may have been abandoned."""
+        self._shared = self._always | storages_of(t for own in batch for t in own.kept_by_layers)
+        for moved in self._moved.values():
+            if moved.buffer is not None:
+                self._buffers.give(moved.buffer)
+        self._moved.clear()
+
+    @contextmanager
+    def _handing_over(self, key: tuple[int, int]) -> Iterator[None]:
+        with handed_over(self._shared) as storages:
+            yield
+            self._moved[key] = _Moved(list(storages.values()))
+
+    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[None]:
+        """Return the context of an F, which hands over the activations that the program moves."""
+        key = microbatch, chunk
+        return self._handing_over(key) if key in self._chosen else nullcontext()
+
+    def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
+        """Begin O of the activations that an F has left, or L of activations on the host."""
+        moved = self._moved[comm.microbatch, self._chunk(comm)]
+        work = self._out(moved) if comm.kind == "O" else self._back(moved)
+        return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
+
+    def _out(self, moved: _Moved) -> Callable[[], object]:
+        moved.buffer = self._buffers.take(moved.room)
+        parts = [(kept.elements, there) for kept, there in moved.parts()]
+
+        def work() -> None:
+            for here, there in parts:
+                assert here is not None, "copied twice"
+                there.copy_(here, non_blocking=True)
+
+        return work
+
+    def _back(self, moved: _Moved) -> Callable[[], object]:
+        parts = [
+            (torch.empty(kept.size, dtype=kept.dtype, device=self._device), there)
+            for kept, there in moved.parts()
+        ]
+        assert moved.buffer is not None, "on the device"
+        self._buffers.give(moved.buffer)
+        moved.buffer = None
+
+        def work() -> list[Tensor]:
+            for here, there in parts:
+                here.copy_(there, non_blocking=True)
+            return [here for here, _ in parts]
+
+        return work
+
+    def finish(self, comm: Comm, pending: Pending[object]) -> None:
+        """Wait for a copy; let go of the tensors that O has copied, hand out those of L."""
+        key = comm.microbatch, self._chunk(comm)
+        result = pending.wait()
+        if comm.kind == "O":
+            for kept in self._moved[key].kept:
+                kept.elements = None
+            return
+        assert isinstance(result, list)
+        for kept, elements in zip(self._moved.pop(key).kept, result, strict=True):
+            kept.elements = elements

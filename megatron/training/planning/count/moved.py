@@ -1,0 +1,32 @@
+"""Counts the bytes that the F of a chunk leaves for its backward, and that may wait on the host."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+
+from torch import Tensor
+
+from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.offload import handed_over, storages_of
+from megatron.training.planning.count.recorder import Recorder
+
+
+class CountedActivations:
+    """Notes the storages that a run would copy to the host; they stay where they are.
+
+    Args:
+        shared: tensors that live longer than a microbatch.
+        recorder: records the passes.
+    """
+
+    def __init__(self, shared: Iterable[Tensor], recorder: Recorder) -> None:
+        self._always = storages_of(shared)
+        self._shared = self._always
+        self._recorder = recorder
+
+    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``batch``."""
+        self._shared = self._always | storages_of(t for own in batch for t in own.kept_by_layers)
+
+    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[object]:
+        """Return the context of an F, whose storages are noted."""
+        return handed_over(self._shared, self._recorder.may_move)

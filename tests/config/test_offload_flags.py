@@ -1,0 +1,61 @@
+"""The flags on activations on the host: what they become, and what they are refused beside."""
+
+import pytest
+
+from megatron.config.command_line import parse
+
+RUN = [
+    "--num-layers",
+    "4",
+    "--hidden-size",
+    "8",
+    "--num-attention-heads",
+    "2",
+    "--seq-length",
+    "8",
+    "--micro-batch-size",
+    "1",
+    "--lr",
+    "1e-3",
+    "--train-iters",
+    "1",
+    "--mock-data",
+    "--vocab-size",
+    "99",
+    "--device",
+    "cpu",
+]
+
+
+def test_without_the_flag_a_plan_decides() -> None:
+    config = parse([*RUN, "--offload-chunk-num", "2"], 1)
+    assert config.parallel.offloaded is None
+    assert any("--offload-chunk-num 2 changes nothing" in note for note in config.notes)
+
+
+def test_the_forks_flags_give_the_chunks() -> None:
+    asked = [*RUN, "--cpu-offload", "--auto-offload-time", "--offload-overlap-sr"]
+    every, two = parse(asked, 1), parse([*asked, "--offload-chunk-num", "2"], 1)
+    assert (every.parallel.offloaded or 0) > 1000  # as many as there are
+    assert two.parallel.offloaded == 2
+    assert sum("offload" in note for note in two.notes) == 2  # how copies are timed and take turns
+
+
+def test_a_plan_takes_the_bandwidth_of_the_link() -> None:
+    config = parse([*RUN, "--bf16", "--dry-run", "--cpu-offload", "--host-bandwidth", "12"], 1)
+    assert config.parallel.host_bandwidth == 12e9
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--cpu-offload --num-seq-splits 2", ["--cpu-offload", "--num-seq-splits 2", "leave out"]),
+        ("--fine-grained-activation-offloading", ["--cpu-offload with --offload-chunk-num"]),
+        ("--cpu-offload --offload-time 0.2", ["--offload-time 0.2", "--host-bandwidth"]),
+        ("--optimizer-cpu-offload", ["--optimizer-cpu-offload", "leave it out"]),
+    ],
+)
+def test_what_is_not_the_same_is_refused(flags: str, words: list[str]) -> None:
+    with pytest.raises(ValueError, match="offload") as refused:
+        parse([*RUN, *flags.split()], 1)
+    assert [word for word in words if word not in str(refused.value)] == []

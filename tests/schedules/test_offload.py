@@ -1,0 +1,173 @@
+"""Activations on the host: the order of the copies, their time, and the memory that they free."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from harness.properties import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules.cases import Case, cases
+
+from megatron.schedules.blocks.block import Block, Slot, unroll
+from megatron.schedules.check import check
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.needs import HOST_KINDS, Comm
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.simulate import simulate
+
+PASSES = Costs(
+    {"F": 1.0, "B": 1.0, "W": 1.0, "R": 1.0, "S": 0.25, "E": 0.0, "T": 0.25, "IF": 0.0, "IB": 0.0}
+)
+
+
+def with_copies(out: float, back: float) -> Costs:
+    return replace(PASSES, comms={"O": out, "L": back})
+
+
+def moved(program: Program, rank: int) -> set[tuple[int, int]]:
+    """Stage and microbatch of all activations that a rank moves."""
+    starts = (step.comm for step in program.rows[rank] if isinstance(step, Start))
+    return {(comm.stage, comm.microbatch) for comm in starts if comm.kind == "O"}
+
+
+def without_copies(row: tuple[Instruction, ...]) -> list[Instruction]:
+    return [step for step in row if isinstance(step, Run) or step.comm.kind not in HOST_KINDS]
+
+
+def most_held(program: Program, rank: int) -> int:
+    """The most chunks of activations on a rank's device."""
+    end = "W" if program.plan.split_backward else "B"
+    held = most = 0
+    for step in program.rows[rank]:
+        if isinstance(step, Run):
+            held += sum(item.kind == "F" for item in step.passes)
+            most = max(most, held)
+            held -= sum(item.kind == end for item in step.passes)
+        elif (step.comm.kind, type(step)) in (("O", Wait), ("L", Start)):
+            held += 1 if step.comm.kind == "L" else -1
+            most = max(most, held)
+    return most
+
+
+def places(program: Program, rank: int) -> dict[object, int]:
+    """Place of every pass, and of every begin and end of a copy, in a row."""
+    found: dict[object, int] = {}
+    for at, step in enumerate(program.rows[rank]):
+        for key in step.passes if isinstance(step, Run) else ((type(step), step.comm),):
+            assert key not in found, f"{key} twice"
+            found[key] = at
+    return found
+
+
+@settings(max_examples=examples(40))
+@given(
+    case=cases(),
+    chunks=st.integers(1, 4),
+    out=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    back=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+)
+def test_copies_are_in_order_and_let_no_pass_wait(
+    case: Case, chunks: int, out: float, back: float
+) -> None:
+    plan, costs = case.plan, with_copies(out, back)
+    offloaded = replace(plan, offloaded=min(chunks, plan.chunks))
+    check(offloaded)
+    plain, program = lower(plan, costs), lower(offloaded, costs)
+    reader: PassKind = "R" if plan.recomputes else "B"
+    for rank in range(plan.ranks):
+        assert without_copies(program.rows[rank]) == list(plain.rows[rank])
+        at = places(program, rank)
+        own = moved(program, rank)
+        assert len({stage for stage, _ in own}) <= offloaded.offloaded
+        for stage, microbatch in own:
+            there, again = Comm("O", microbatch, stage), Comm("L", microbatch, stage)
+            chunk = plan.stages[stage][1]
+            order = [
+                at[Pass("F", microbatch, chunk)],
+                at[Start, there],
+                at[Wait, there],
+                at[Start, again],
+                at[Wait, again],
+                at[Pass(reader, microbatch, chunk)],
+            ]
+            assert order == sorted(order), (rank, stage, microbatch)
+        assert most_held(program, rank) <= most_held(plain, rank)
+    assert simulate(program, costs).end <= simulate(plain, costs).end * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 2.0, 4.0])
+def test_as_many_are_moved_as_the_link_has_time_for(k: float) -> None:
+    """The time of O and L is k times that of F, B and W; all are moved if k <= 1 (PipeOffload)."""
+    plan = replace(make_plan("interleaved", "none", 4, 32, chunks=4, shortened=False), offloaded=4)
+    program = lower(plan, with_copies(1.5 * k, 1.5 * k))
+    share = len(moved(program, 0)) / (plan.microbatches * plan.chunks)
+    assert share == pytest.approx(min(1.0, 1 / k), abs=0.1)  # the lane is free at both ends
+
+
+def test_chunks_that_wait_longest_are_moved() -> None:
+    plan = replace(make_plan("interleaved", "none", 4, 16, chunks=4, shortened=False), offloaded=2)
+    program = lower(plan, with_copies(0.1, 0.1))
+    for rank in range(4):
+        stages = Counter(stage for stage, _ in moved(program, rank))
+        assert stages == {rank: 16, rank + 4: 16}
+
+
+def evenly_interleaved(ranks: int, chunks: int) -> Block:
+    """A block whose microbatches all take the same way: chunks do not take turns."""
+    apart = ranks + 1 - ranks % 2  # chunks of a rank are as far apart; coprime to a power of 2
+    rows = []
+    for rank in range(ranks):
+        last = 3 * ((chunks - 1) * apart + 2 * (ranks - 1) - rank) + 1
+        forward = [Slot(3 * (c * apart + rank), 1, "F", c) for c in range(chunks)]
+        backward = [Slot(last + 3 * (chunks - 1 - c) * apart, 2, "B", c) for c in range(chunks)]
+        rows.append((*forward, *backward))
+    stages = tuple((rank, chunk) for chunk in range(chunks) for rank in range(ranks))
+    return Block(tuple(rows), stages, interval=3 * chunks)
+
+
+def peak_share(plan: Plan, chunks: int, costs: Costs) -> float:
+    """The peak of rank 0 with so many chunks on the host, beside its peak without."""
+    program = lower(replace(plan, offloaded=chunks), costs)
+    return most_held(program, 0) / most_held(lower(plan, costs), 0)
+
+
+def test_half_the_chunks_hold_three_quarters_of_the_memory() -> None:
+    """PipeOffload, section 3: lifespans fall evenly from the first chunk to the last.
+
+    Where chunks take turns, as in Megatron-LM's interleaved schedule, all chunks of a group of
+    microbatches are in flight at once, and moving half of them halves the peak only.
+    """
+    costs = Costs({"F": 1.0, "B": 2.0}, {"O": 0.75, "L": 0.75})
+    even = unroll(evenly_interleaved(8, 16), 16)
+    check(even)
+    assert peak_share(even, 8, costs) == pytest.approx(1 / 4, abs=0.03)
+    assert peak_share(even, 16, costs) < 0.05
+    in_turns = make_plan("interleaved", "none", 8, 16, chunks=16, shortened=False)
+    assert peak_share(in_turns, 8, costs) == pytest.approx(1 / 2, abs=0.02)
+
+
+def test_the_text_form_names_the_chunks() -> None:
+    plan = replace(make_plan("interleaved", "vocab-2", 2, 4, chunks=2), offloaded=1)
+    assert "\noffloaded 1\n" in plan.to_text()
+    assert Plan.from_text(plan.to_text()) == plan
+    with pytest.raises(ValueError, match="'offloaded 3' is more than the 2 chunks of a rank"):
+        check(replace(plan, offloaded=3))
+
+
+def test_copies_are_shown_on_a_thread_of_their_rank() -> None:
+    plan = replace(make_plan("gpipe", "none", 2, 4), offloaded=1)
+    costs = with_copies(0.5, 0.5)
+    events = chrome_trace(plan, simulate(lower(plan, costs), costs))["traceEvents"]
+    assert isinstance(events, list)
+    names = [event["args"].get("name") for event in events if event["ph"] == "M"]
+    assert names.count("communication: host") == 1
+    shown = {event["name"] for event in events if event["ph"] == "X"}
+    copies = {name for name in shown if name[0] in HOST_KINDS}
+    assert copies
+    assert all(name.endswith(" of 0") for name in copies)  # on rank 1 B follows too soon
+    assert sum(name.startswith("O") for name in copies) == len(copies) / 2
