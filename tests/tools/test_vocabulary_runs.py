@@ -6,6 +6,7 @@ import pytest
 
 from megatron.schedules.treatments import TREATMENTS
 from tools.predictions.counted_layer import Shape
+from tools.predictions.megatron_lm import WAIT
 from tools.predictions.vocabulary_memory import parameters, peak, sizes
 from tools.predictions.vocabulary_runs import VocabularyRun, vocabulary_passes
 
@@ -53,3 +54,18 @@ def test_a_split_vocabulary_levels_memory() -> None:
     assert sum(whole) == sum(split)
     assert max(split) - min(split) == GPT.seq_length * GPT.hidden_size
     assert peak(runs[1]) < peak(runs[0])
+
+
+def test_passes_of_v_half_do_not_wait_for_transfers() -> None:
+    """Its messages pass beside its passes; those of Megatron-LM's 1F1B make both sides wait."""
+    longer = {}
+    for schedule, chunks in (("1f1b", 1), ("v-half", 2)):
+        run = VocabularyRun(GPT, 4 * chunks, 4, 4, schedule, "vocab-1", shortened=False)
+        # Layers of the last stage: nobody receives its output.
+        inner, last = run.costs.time("F", 1), run.costs.time("F", *run.stages[-1])
+        longer[schedule] = inner - last
+        message = run.cluster.message(GPT.activation, crossing=False)
+        beside = run.costs.comms.get("X", [0.0])
+        assert isinstance(beside, list)
+        assert beside[0] == (message if schedule == "v-half" else 0)
+    assert longer == {"1f1b": pytest.approx(WAIT + message), "v-half": 0}

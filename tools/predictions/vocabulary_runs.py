@@ -122,7 +122,7 @@ class VocabularyRun:
     @cached_property
     def seconds(self) -> float:
         """Time of an iteration."""
-        program, costs = self.program, self._costs
+        program, costs = self.program, self.costs
         share = CHANNELS / self.cluster.rates.multiprocessors
         end = simulate(program, crowded(program, costs, share)).end
         return end + self._step
@@ -135,10 +135,10 @@ class VocabularyRun:
             self.vocabulary,
             self.ranks,
             self.microbatches,
-            self._costs,
+            self.costs,
             shortened=self.shortened,
         )
-        return lower(plan, self._costs)
+        return lower(plan, self.costs)
 
     @property
     def treatment(self) -> Treatment:
@@ -149,6 +149,16 @@ class VocabularyRun:
     def shards(self) -> int:
         """Ranks that the vocabulary is split over."""
         return self.ranks if self.treatment.is_sharded else 1
+
+    @property
+    def blocking(self) -> bool:
+        """Whether transfers between stages run between passes, and not beside them.
+
+        Those of Megatron-LM's 1F1B do. V-Half's run-time (``zerobubble/runtime.py`` in
+        github.com/sail-sg/zero-bubble-pipeline-parallelism) posts a receive ahead of its pass, and
+        goes on after a send.
+        """
+        return self.schedule != "v-half"
 
     @property
     def chunks(self) -> int:
@@ -212,7 +222,8 @@ class VocabularyRun:
         return redistribute_stages(self.layers, stages, sum(self._layer.values()), extras)
 
     @cached_property
-    def _costs(self) -> Costs:
+    def costs(self) -> Costs:
+        """Seconds of passes, and of communications that run beside them."""
         treatment, stages = self.treatment, self.stages
         times = {
             kind: [count * one for count in self.stage_layers] for kind, one in self._layer.items()
@@ -222,8 +233,10 @@ class VocabularyRun:
                 for kind, extra in own.items():
                     times[kind][index] += extra
         hops = self._hops(stages)
-        times["F"][:-1] = [time + hop for time, hop in zip(times["F"], hops, strict=False)]
-        times["B"][1:] = [time + hop for time, hop in zip(times["B"][1:], hops, strict=True)]
+        if self.blocking:
+            waits = [hop + WAIT if hop else 0.0 for hop in hops]
+            times["F"][:-1] = [time + wait for time, wait in zip(times["F"], waits, strict=False)]
+            times["B"][1:] = [time + wait for time, wait in zip(times["B"][1:], waits, strict=True)]
         passes: dict[PassKind, Time] = {
             kind: self._table(stages, own) for kind, own in times.items()
         }
@@ -231,7 +244,7 @@ class VocabularyRun:
             works = vocabulary_passes(self.gpt, self.ranks, treatment)
             for kind in treatment.passes:
                 passes[kind] = self.cluster.seconds(works[kind]) + HOST[kind]
-        return Costs(passes, self._communications(treatment))
+        return Costs(passes, self._communications(treatment, hops))
 
     def _table(self, stages: Sequence[tuple[int, int]], times: Sequence[float]) -> Time:
         table = [[0.0] * (len(stages) // self.ranks) for _ in range(self.ranks)]
@@ -240,18 +253,24 @@ class VocabularyRun:
         return table
 
     def _hops(self, stages: Sequence[tuple[int, int]]) -> list[float]:
-        """Return the seconds of a transfer from each stage to the next, which passes wait for."""
+        """Return the seconds of a transfer's bytes from each stage to the next."""
         return [
-            WAIT
-            + self.cluster.message(self.gpt.activation, crossing=one // MACHINE != other // MACHINE)
+            self.cluster.message(self.gpt.activation, crossing=one // MACHINE != other // MACHINE)
             if one != other
             else 0.0
             for one, other in pairwise(rank for rank, _ in stages)
         ]
 
-    def _communications(self, treatment: Treatment) -> dict[CommKind, HopTime]:
-        """Return the seconds of collectives: sums go to all ranks, and C0 is in fp32 if it can."""
+    def _communications(
+        self, treatment: Treatment, hops: Sequence[float]
+    ) -> dict[CommKind, HopTime]:
+        """Return the seconds of what runs beside passes: collectives, and transfers that can.
+
+        Sums go to all ranks, and C0 is in fp32 if it can.
+        """
         comms: dict[CommKind, HopTime] = {}
+        if not self.blocking:
+            comms |= {"X": hops, "G": hops}
         if treatment.is_sharded:
             comms["C0"] = self._spread(HALF if treatment.synchronous else FULL)
             comms |= {"CIB": self._spread(HALF), "CIF": self._payload("gradient")}
