@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 
 from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.layers import LayerFlags, sound_model
+from megatron.config.layers import sound_model
 from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
@@ -156,15 +156,6 @@ def _sequence(flags: Flags) -> Iterator[str]:
         )
 
 
-def _next_tokens(flags: Flags) -> Iterator[str]:
-    ranks, depths = flags[ParallelFlags].context_parallel_size, flags[LayerFlags].mtp_num_layers
-    if ranks > 1 and depths:
-        yield (
-            f"--mtp-num-layers {depths} with --context-parallel-size {ranks}: the tokens that "
-            "follow the end of a chunk are on another rank: leave one of them out"
-        )
-
-
 def adjacent_heads(flags: ParallelFlags) -> int:
     """Return how many adjacent context-parallel ranks exchange heads, of those that make a ring."""
     if flags.context_parallel_size == 1 or flags.cp_comm_type != "a2a+p2p":
@@ -217,4 +208,4 @@ def _passed_on(flags: Flags) -> Iterator[str]:
         )
 
 
-CONTEXT_RULES = (_sequence, _next_tokens, _levels, _exchanged_heads, _passed_on)
+CONTEXT_RULES = (_sequence, _levels, _exchanged_heads, _passed_on)

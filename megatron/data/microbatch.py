@@ -9,11 +9,30 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from megatron.data.config import DocumentsConfig
 from megatron.data.samples import SampleDataset
 
 T = TypeVar("T")
+
+
+class Further(NamedTuple):
+    """What follows a rank's tokens, for multi-token prediction; D depths, u tokens of a sample.
+
+    Depth k = 1 ... D of a token reads the token k positions later, and predicts the one after it.
+    After the end of a sample the ids are 0, and nothing is predicted.
+
+    Attributes:
+        ids_bdu: the tokens that depths read, int64.
+        targets_bdu: the tokens that depths predict, int64.
+        mask_bdu: the mask of these predictions, float32, for every depth times the number of
+            predictions that count in the whole microbatch, by the number that count at this depth.
+    """
+
+    ids_bdu: Tensor
+    targets_bdu: Tensor
+    mask_bdu: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +51,8 @@ class Microbatch:
             says so), int64, [b, s] or [1, s] for all samples; ``None``: 0, 1, 2, ...
         valid_share: number of predictions that count in the whole samples, divided by the number
             of ranks that share the samples; ``None``: the rank holds whole samples.
+        further: what follows the tokens, if they are parts of samples and further tokens are
+            predicted.
     """
 
     tokens: Tensor
@@ -40,14 +61,16 @@ class Microbatch:
     document_starts: Tensor | None = None
     positions: Tensor | None = None
     valid_share: float | None = None
+    further: Further | None = None
 
-    def part(self, kept_u: Tensor | None) -> "Microbatch":
+    def part(self, kept_u: Tensor | None, depths: int = 0) -> "Microbatch":
         """Return the microbatch with some of its tokens.
 
         ``document_starts`` stays whole, because attention needs whole documents.
 
         Args:
             kept_u: positions of the kept tokens in every sample, int64 [u]; ``None``: all.
+            depths: further tokens that every token predicts, D.
         """
         if kept_u is None:
             return self
@@ -60,7 +83,19 @@ class Microbatch:
             loss_mask=self.loss_mask[:, kept_u],
             positions=positions,
             valid_share=float(self.loss_mask.sum(dtype=torch.float64)) / ranks,
+            further=self._further(kept_u, depths) if depths else None,
         )
+
+    def _further(self, kept_u: Tensor, depths: int) -> Further:
+        """Return what follows kept tokens, which other ranks may hold."""
+        later_du = kept_u + torch.arange(1, depths + 1)[:, None]
+        ids_bdu, targets_bdu, mask_bdu = (
+            functional.pad(of_all, (0, depths))[:, later_du]
+            for of_all in (self.tokens, self.labels, self.loss_mask)
+        )
+        counted = [self.loss_mask[:, k:].sum(dtype=torch.float64) for k in range(depths + 1)]
+        share_d = torch.stack([counted[0] / own if own else own for own in counted[1:]])
+        return Further(ids_bdu, targets_bdu, mask_bdu * share_d.to(torch.float32)[:, None])
 
 
 class MicrobatchLoader:
@@ -78,6 +113,7 @@ class MicrobatchLoader:
         documents: how the documents within a sample are kept apart; ``None``: they are not.
         kept: positions within a sample of the tokens that this rank trains on, int64; ``None``:
             all.
+        depths: further tokens that every token predicts.
 
     Attributes:
         consumed_samples: samples used so far; every `next_batch` advances the number, and a
@@ -95,6 +131,7 @@ class MicrobatchLoader:
         replica: tuple[int, int] = (0, 1),
         documents: DocumentsConfig | None = None,
         kept: Tensor | None = None,
+        depths: int = 0,
     ) -> None:
         assert micro_batch_size > 0
         assert num_microbatches > 0
@@ -105,7 +142,7 @@ class MicrobatchLoader:
         self.num_microbatches = num_microbatches
         self._replica, self._replicas = replica
         self._documents = documents
-        self._kept = kept
+        self._kept, self._depths = kept, depths
 
     def next_batch(self) -> list[Microbatch]:
         """Reads this replica's microbatches of the next global batch.
@@ -183,7 +220,7 @@ class MicrobatchLoader:
         return prepare(self._read_all(starts))
 
     def _read_all(self, starts: range) -> list[Microbatch]:
-        return [self._read(start).part(self._kept) for start in starts]
+        return [self._read(start).part(self._kept, self._depths) for start in starts]
 
     def _read(self, first: int) -> Microbatch:
         samples = np.empty((self._micro_batch_size, self._dataset.seq_length + 1), np.int64)

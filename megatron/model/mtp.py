@@ -5,7 +5,11 @@ Depth k = 1 ... D predicts the token k + 1 positions later. A depth takes the ou
 joins both by a projection, and runs one more transformer layer. All depths share the model's output
 layer: their outputs are further samples of its input, so schedules need not know of depths.
 
-Shapes: b batch, u tokens of a sequence that this rank has, w = u + D - 1, h hidden.
+If ranks share sequences (context parallelism), the tokens that follow a chunk are on another rank.
+Then a rank reads their embeddings for every depth anew.
+
+Shapes: b batch, u tokens of a sequence that this rank has, h hidden, w = u + D - 1, or w = D u if
+ranks share sequences.
 """
 
 import torch
@@ -20,6 +24,16 @@ from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
+
+
+def width_ahead(tokens: int, depths: int, context_size: int) -> int:
+    """Return w, the embeddings of following tokens that ``tokens`` of a sample read."""
+    return tokens + (depths - 1) * step_ahead(tokens, context_size)
+
+
+def step_ahead(tokens: int, context_size: int) -> int:
+    """Return how many embeddings later the embeddings of the next depth begin."""
+    return tokens if context_size > 1 else 1
 
 
 class MultiTokenPrediction(nn.Module):
@@ -48,16 +62,20 @@ class MultiTokenPrediction(nn.Module):
         Args:
             known_buh: output of the final norm; it comes first in the result.
             forward_pass: the data of the pass. Its ``ahead_bwh`` has the word embeddings from this
-                rank's second token on. For dropout, depth k is the k-th layer after the model's
-                last layer.
+                rank's second token on, or those of every depth. For dropout, depth k is the k-th
+                layer after the model's last layer.
         """
         length, known = known_buh.shape[1], [known_buh]
         ahead_bwh = forward_pass.ahead_bwh
         assert ahead_bwh is not None, "further tokens are predicted from those that follow"
+        rope = self._rope
+        if rope is not None and forward_pass.positions_bs is not None:
+            rope = rope.at(forward_pass.positions_bs)
         for depth, layer in enumerate(self.layers):
-            words_buh = ahead_bwh[:, depth : depth + length]
+            first = depth * step_ahead(length, self._site.context.size)
+            words_buh = ahead_bwh[:, first : first + length]
             index = self._config.num_layers + depth
-            own_pass = forward_pass.of_layers.in_layer(index, self._rope)
+            own_pass = forward_pass.of_layers.in_layer(index, rope)
 
             def run(
                 layer: nn.Module,

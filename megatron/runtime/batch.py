@@ -58,6 +58,13 @@ class HostMicrobatch(Protocol):
         ``None``: every sample is whole on one rank.
         """
 
+    @property
+    def further(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What follows parts of samples: ids and targets of D depths [b, D, u], and their mask.
+
+        ``None``: every sample is whole on one rank, or no further token is predicted.
+        """
+
 
 @dataclass(frozen=True)
 class DeviceMicrobatch:
@@ -77,6 +84,7 @@ class DeviceMicrobatch:
         mean_weight: weight of a loss that is a mean over this rank's tokens, known on the host. It
             is the sum that ``weight_n`` would have if the tokens that count were spread evenly
             over the ranks that share the samples.
+        further: what follows parts of samples, as in ``HostMicrobatch``, with weights for the mask.
     """
 
     tokens_n: Tensor
@@ -88,6 +96,7 @@ class DeviceMicrobatch:
     positions_bs: Tensor | None = None
     ahead_n: Tensor | None = None
     mean_weight: float = 0.0
+    further: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def kept_by_layers(self) -> Iterator[Tensor]:
@@ -121,13 +130,16 @@ class DeviceMicrobatch:
 
         Targets and weights get b further samples for every depth. ``ahead_n`` holds, for every
         part of every sample, the part's ids from its second token on, and then the D ids that
-        follow the part. After the end of a sample the ids are 0, as in Megatron.
+        follow the part. After the end of a sample the ids are 0, as in Megatron. Of ``further``,
+        it holds for every part the ids of each depth.
 
         Args:
             depths: D, 1 or more.
             factor: weight of the mean of the depths' losses.
             parts: into which every sample is cut.
         """
+        if self.further is not None:
+            return self._with_further(*self.further, factor / depths, parts)
         ids_bs, *rest = (
             tensor_n.view(self.samples, -1)
             for tensor_n in (self.tokens_n, self.targets_n, self.weight_n)
@@ -150,6 +162,24 @@ class DeviceMicrobatch:
             targets_n=_by_parts(torch.cat(targets), samples, parts),
             weight_n=_by_parts(torch.cat(weights), samples, parts),
             ahead_n=ahead.transpose(0, 1).flatten(),
+        )
+
+    def _with_further(
+        self, ids_bdu: Tensor, targets_bdu: Tensor, weight_bdu: Tensor, factor: float, parts: int
+    ) -> "DeviceMicrobatch":
+        """Return ``with_depths`` of parts of samples, whose further tokens other ranks may have."""
+        samples = (1 + ids_bdu.shape[1]) * self.samples
+
+        def joined(own_n: Tensor, of_depths_bdu: Tensor) -> Tensor:
+            return torch.cat((own_n, of_depths_bdu.transpose(0, 1).flatten()))
+
+        return replace(
+            self,
+            tokens_n=_by_parts(self.tokens_n, self.samples, parts),
+            targets_n=_by_parts(joined(self.targets_n, targets_bdu), samples, parts),
+            weight_n=_by_parts(joined(self.weight_n, weight_bdu * factor), samples, parts),
+            ahead_n=ids_bdu.unflatten(2, (parts, -1)).movedim(2, 0).flatten(),
+            further=None,
         )
 
 
@@ -193,7 +223,7 @@ class HostStep:
         """
         scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
         tensors = _tensors(self.microbatches)
-        exact = len(tensors) - len(self.microbatches)
+        exact = len(tensors) - len(_weights(self.microbatches))
         found = [
             buffer[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for tensor, place in zip(tensors[:exact], self.places, strict=False)
@@ -202,7 +232,7 @@ class HostStep:
         weights = buffer[first:end].view(torch.float32).to(dtype) * scale
         for tensor, place in zip(tensors[exact:], self.places[exact:], strict=True):
             begin = (place - first) // tensor.itemsize
-            found.append(weights[begin : begin + tensor.numel()])
+            found.append(weights[begin : begin + tensor.numel()].view(tensor.shape))
         scaled = [replace(m, mean_weight=m.mean_weight * scale) for m in self.microbatches]
         return _with_tensors(scaled, found)
 
@@ -220,6 +250,7 @@ def _on_host(microbatch: HostMicrobatch) -> DeviceMicrobatch:
         None if starts is None else Documents.of(starts, lambda tensor: tensor),
         microbatch.positions,
         mean_weight=valid if share is None else share,
+        further=microbatch.further,
     )
 
 
@@ -232,14 +263,27 @@ def _tensors(microbatches: Sequence[DeviceMicrobatch]) -> list[Tensor]:
             found += [microbatch.documents.first_bs, microbatch.documents.bounds_k]
         if microbatch.positions_bs is not None:
             found.append(microbatch.positions_bs)
-    return [*found, *(microbatch.weight_n for microbatch in microbatches)]
+        if microbatch.further is not None:
+            found += microbatch.further[:2]
+    return [*found, *_weights(microbatches)]
+
+
+def _weights(microbatches: Sequence[DeviceMicrobatch]) -> list[Tensor]:
+    """Return the weights of all microbatches, those of further tokens behind a microbatch's own."""
+    found = []
+    for microbatch in microbatches:
+        found.append(microbatch.weight_n)
+        if microbatch.further is not None:
+            found.append(microbatch.further[2])
+    return found
 
 
 def _with_tensors(
     microbatches: Sequence[DeviceMicrobatch], tensors: Sequence[Tensor]
 ) -> list[DeviceMicrobatch]:
     """Return the same microbatches with other tensors, in the order of ``_tensors``."""
-    others, weights = iter(tensors), tensors[len(tensors) - len(microbatches) :]
+    exact = len(tensors) - len(_weights(microbatches))
+    others, weights = iter(tensors[:exact]), iter(tensors[exact:])
     return [
         replace(
             microbatch,
@@ -248,9 +292,10 @@ def _with_tensors(
             documents=microbatch.documents
             and replace(microbatch.documents, first_bs=next(others), bounds_k=next(others)),
             positions_bs=None if microbatch.positions_bs is None else next(others),
-            weight_n=weight_n,
+            weight_n=next(weights),
+            further=microbatch.further and (next(others), next(others), next(weights)),
         )
-        for microbatch, weight_n in zip(microbatches, weights, strict=True)
+        for microbatch in microbatches
     ]
 
 
@@ -279,7 +324,12 @@ def to_device(
 def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:
     """Return the same microbatches with the loss scale multiplied by ``factor``."""
     return [
-        replace(m, weight_n=m.weight_n * factor, mean_weight=m.mean_weight * factor)
+        replace(
+            m,
+            weight_n=m.weight_n * factor,
+            mean_weight=m.mean_weight * factor,
+            further=m.further and (*m.further[:2], m.further[2] * factor),
+        )
         for m in microbatches
     ]
 

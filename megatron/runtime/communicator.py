@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatron.layers.slices import SequenceSlice
 from megatron.layers.vocabulary.output_s import Merged, merge_some_statistics
+from megatron.model.mtp import width_ahead
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
@@ -172,7 +173,7 @@ class Communicator:
     def _ahead_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [b, w, h], on each rank, of the further embeddings for multi-token prediction."""
         b, u, h = self._shape(i)
-        return b, u + self.passes.depths - 1, h
+        return b, width_ahead(u, self.passes.depths, self._groups.context.size), h
 
     def _output_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks."""

@@ -214,6 +214,7 @@ class PipelineRank:
             stream_dtype,
             self.model.config.mtp_num_layers,
             slices,
+            groups.context.size,
         )
         communicator = Communicator(
             groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype, slices

@@ -19,6 +19,7 @@ from megatron.layers.vocabulary.output_s import (
     merge_statistics,
     statistics_dtype,
 )
+from megatron.model.mtp import width_ahead
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import shapes_of
 from megatron.schedules.passes import Pass, PassKind
@@ -64,6 +65,7 @@ class PlaceholderPasses:
         stream_dtype: torch.dtype | None = None,
         depths: int = 0,
         slices: Sequence[SequenceSlice] = (),
+        context_size: int = 1,
     ) -> None:
         self.plan = plan
         self.depths = depths
@@ -81,6 +83,7 @@ class PlaceholderPasses:
             "IB": self.input_backward,
         }
         self._shapes, self._parts = shapes_of(activation_shape, slices), sequence_parts
+        self._context_size = context_size
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
@@ -210,8 +213,9 @@ class PlaceholderPasses:
         return self._filled((self._tokens(i), self._shape(i)[2]), value)
 
     def _ahead(self, i: int, value: float) -> Tensor:
-        b, _, h = self._shape(i)
-        return self._filled((self._tokens(i) + self._parts * b * (self.depths - 1), h), value)
+        b, u, h = self._shape(i)
+        width = width_ahead(u, self.depths, self._context_size)
+        return self._filled((self._parts * b * width, h), value)
 
     def _output(self, i: int, value: float) -> Tensor:
         return self._filled(((1 + self.depths) * self._tokens(i), self._shape(i)[2]), value)

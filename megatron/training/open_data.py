@@ -41,11 +41,12 @@ def open_data(
     vocab_size: int,
     place: Coordinates = _ALONE,
     context_size: int = 1,
+    depths: int = 0,
 ) -> Data:
     """Index the samples that the run will read, without help from other ranks.
 
     ``place`` gives the replica of this rank, and the rank's part of every sequence. A sequence is
-    shared by ``context_size`` ranks.
+    shared by ``context_size`` ranks, and every token predicts ``depths`` further tokens.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -71,6 +72,7 @@ def open_data(
             replica=(place.data, train.replicas),
             documents=config.documents,
             kept=kept,
+            depths=depths,
         )
 
     assert datasets.train is not None

@@ -76,7 +76,14 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     config = settled(asked, run_plan)
     check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
     place, vocab_size = grid.coordinates(rank), config.model.vocab_size
-    data = open_data(config.data, config.train, vocab_size, place, grid.context_size)
+    data = open_data(
+        config.data,
+        config.train,
+        vocab_size,
+        place,
+        grid.context_size,
+        config.model.mtp_num_layers,
+    )
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
     prepared = Prepared(asked, config, grid, run_plan, data, digests)
     return prepared if depends_on_time(asked) else _with_advice(prepared, rank)

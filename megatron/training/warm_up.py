@@ -52,4 +52,4 @@ def _nothing(config: RunConfig, groups: Groups) -> DeviceMicrobatch:
     context, kept = groups.context, None
     if context.size > 1:
         kept = own_positions(shape[1], context.rank, context.size)
-    return to_device([nothing.part(kept)], groups.device)[0]
+    return to_device([nothing.part(kept, config.model.mtp_num_layers)], groups.device)[0]

@@ -307,11 +307,6 @@ def refusal(
         ),
         ("--context-parallel-size=3", 3, "--context-parallel-size 3 --seq-length multiple of 6"),
         (
-            "--context-parallel-size 2 --mtp-num-layers 1 --position-embedding-type rope",
-            2,
-            "--mtp-num-layers 1 --context-parallel-size 2 another rank leave one of them out",
-        ),
-        (
             "--cp-comm-type p2p --context-parallel-size 2",
             2,
             "--attention-dropout 0.1 --cp-comm-type p2p 0 --cp-comm-type all_gather",

@@ -46,6 +46,7 @@ class ListLoader(microbatch.MicrobatchLoader):
         batches: global batches.
         replica: number of the replica, and number of replicas, which take microbatches in turn.
         kept: positions of a sample that the rank keeps; all by default.
+        depths: further tokens that every token predicts.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class ListLoader(microbatch.MicrobatchLoader):
         batches: Batches,
         replica: tuple[int, int] = (0, 1),
         kept: torch.Tensor | None = None,
+        depths: int = 0,
     ) -> None:
         self._batches = iter(batches)
         self._replica, self._replicas = replica
-        self._kept = kept
+        self._kept, self._depths = kept, depths
         self.consumed_samples = 0
 
     def next_batch(self) -> list[microbatch.Microbatch]:
@@ -64,7 +66,7 @@ class ListLoader(microbatch.MicrobatchLoader):
         batch = next(self._batches)
         self.consumed_samples += sum(len(m.tokens) for m in batch)
         return [
-            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept)
+            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept, self._depths)
             for m in batch[self._replica :: self._replicas]
         ]
 
@@ -168,8 +170,8 @@ def train_on_rank(
 
     vars(state.pipeline)["train"] = watched
     loader, evaluation_loader = (
-        ListLoader(batches, replica, kept),
-        ListLoader(evaluation_batches, replica, kept),
+        ListLoader(batches, replica, kept, config.model.mtp_num_layers),
+        ListLoader(evaluation_batches, replica, kept, config.model.mtp_num_layers),
     )
     step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):

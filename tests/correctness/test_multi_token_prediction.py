@@ -58,9 +58,13 @@ QUICK = [
     (Layout(1, "vocab-2", recomputation=ALL), UNTIED, 2),
     (Layout(2, "vocab-1", "zb-v", vocab_recompute=True), TIED, 1),
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
+    (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, 2),
 ]
 
-MORE = [(Layout(2, "vocab-2", tensor=2, sequence=True), GPT, 1)]
+MORE = [
+    (Layout(2, "vocab-2", tensor=2, sequence=True), GPT, 1),
+    (Layout(1, "none", context=3, exchange="p2p", sharded=True), TIED, 1),
+]
 
 COVER = [
     (Layout(2, "none", "zb-h1"), UNTIED, 1),
@@ -83,6 +87,8 @@ COVER = [
     (Layout(2, "vocab-2", "interleaved", replicas=2, overlap=True, bucket_size=3000), UNTIED, 1),
     (Layout(4, "interlaced", "v-half"), LLAMA, 2),
     (Layout(2, "interlaced", tensor=2, sequence=True), GPT, 1),
+    (Layout(2, "vocab-2", "zb-v", context=2, exchange="p2p"), UNTIED, 1),
+    (Layout(2, "vocab-1", context=2, exchange="a2a", recomputation=ALL), UNTIED, 2),
 ]
 """Every treatment on 1 to 4 pipeline ranks, with t or d of 2, every kind of schedule and model."""
 

@@ -41,6 +41,10 @@ class Microbatch(Protocol):
     def valid_share(self) -> float | None:
         """Not read here: what a rank has of tokens that count, if ranks share samples."""
 
+    @property
+    def further(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Not read here: what follows a rank's tokens, if ranks share samples."""
+
 
 @dataclass(frozen=True, eq=False)
 class RandomMicrobatch:
@@ -53,6 +57,7 @@ class RandomMicrobatch:
         document_starts: documents are not told apart.
         positions: these are those of the sample.
         valid_share: nobody shares the samples.
+        further: nor what follows them.
     """
 
     tokens: torch.Tensor
@@ -61,6 +66,7 @@ class RandomMicrobatch:
     document_starts: None = None
     positions: None = None
     valid_share: None = None
+    further: None = None
 
     @classmethod
     def draw(

@@ -145,7 +145,16 @@ class Subject(NamedTuple):
             valid_tokens=float(tokens),
             documents=documents,
             positions_bs=positions_bs,
+            further=self._further(tokens // samples),
         )
+
+    def _further(self, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return what follows this rank's tokens of every sample, without values."""
+        depths = self.model.mtp_num_layers
+        if not depths or self.context_size == 1:
+            return None
+        shape = self.samples, depths, tokens
+        return _integers(*shape), _integers(*shape), torch.empty(shape, device=META)
 
 
 def _integers(*shape: int) -> Tensor:
