@@ -140,6 +140,7 @@ CASES = [
     full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
     full("qwen2", Layout(4, "interlaced")),
     full("olmoe", Layout(1, "none", tensor=2, context=2, sharded=True)),
+    full("qwen2", Layout(1, "none", context=4, exchange="a2a+p2p", neighbours=2, replicas=2)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]
