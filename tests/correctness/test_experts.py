@@ -140,7 +140,6 @@ CASES = [
     full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
     full("qwen2", Layout(4, "interlaced")),
     full("olmoe", Layout(1, "none", tensor=2, context=2, sharded=True)),
-    full("qwen2", Layout(1, "none", context=4, exchange="a2a+p2p", neighbours=2, replicas=2)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
     full("mixtral", Layout(2, "naive", "zb-v", tensor=2, sequence=True, replicas=2, sharded=True)),
 ]
@@ -189,6 +188,20 @@ def test_a_layout_trains_the_plain_mixture(
 ) -> None:
     start, wanted = expected(ranks, known, name, layout.replicas)
     compare(job(name), trained(ranks, job(name), layout), start, wanted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen2", "deepseek"])
+def test_routers_count_over_both_levels_of_context_parallelism(
+    name: str, eight_ranks: RankPool
+) -> None:
+    own = replace(job(name), sequence=16, iterations=2)  # later one token is at a capacity's edge
+    config = own.config(Layout(1, "none"))
+    [whole] = eight_ranks.run(train_on_rank, 1, config=config, batches=own.batches()[:1])
+    start = assemble([whole.initial])
+    wanted = own.reference({key: value.double() for key, value in start.items()})
+    layout = Layout(2, "vocab-2", context=4, exchange="a2a+p2p", neighbours=2)
+    compare(own, trained(eight_ranks, own, layout), start, wanted)
 
 
 def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
