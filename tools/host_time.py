@@ -157,6 +157,9 @@ class _NoGraph:
     def replay(self) -> None:
         pass
 
+    def reset(self) -> None:
+        pass
+
 
 class _Nothing:
     """A Triton program that is launched and does nothing."""

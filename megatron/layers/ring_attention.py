@@ -61,6 +61,8 @@ def ring_attention(
         sinks_a: see ``Kernels.causal_attention``.
     """
     q_buad, k_bugd, v_bugd = heads
+    if q_buad.untyped_storage().nbytes() > q_buad.nbytes:
+        q_buad = q_buad.clone()  # a view would keep the keys and values a second time
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
     sight = RingSight(context.rank, context.size, q_buad.shape[1], scores, documents)
     given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, sight

@@ -154,6 +154,8 @@ def slice_attention(
     if scores.window is not None and documents is None:
         first_key = max(0, sliced.part.first - scores.window)
     k_bzgd, v_bzgd = apply_all(_Seen, k_bugd, v_bugd, sliced, layer, first_key)
+    if q_buad.untyped_storage().nbytes() > q_buad.nbytes:
+        q_buad = q_buad.clone()  # a view would keep the slice's keys and values a second time
     return kernels.causal_attention(
         q_buad.transpose(1, 2),
         k_bzgd.transpose(1, 2),

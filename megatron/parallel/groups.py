@@ -74,7 +74,7 @@ class Groups:
         tensor_sums: the same ranks, for sums outside the schedule.
         context: the ranks that share every sequence, for attention's collectives.
         context_heads: those of them that exchange heads; this rank alone if the ranks of
-            ``context`` share sequences in one level. In two levels ``context`` has no group.
+            ``context`` share sequences in one level.
         context_ring: in two levels, those of them that make a ring.
         data: the ranks that hold the same parameters, in all replicas and for all parts of the
             sequence.
@@ -227,9 +227,6 @@ def connect_grid(
         return grid.groups(name) if spread else ()
 
     levels = grid.context_heads_size > 1
-    context = ConnectedAxis(**vars(grid.axis("context", rank)))
-    if not levels:
-        context = axis("context", "context", grid.groups("context"))
 
     def of_levels(name: AxisName) -> ConnectedAxis:
         return axis(name, name, grid.groups(name) if levels else ())
@@ -240,7 +237,7 @@ def connect_grid(
         world=axis("world", CONTROL, world),
         tensor=axis("tensor", "tensor", tensor),
         tensor_sums=axis("tensor", CONTROL, tensor),
-        context=context,
+        context=axis("context", "context", grid.groups("context")),
         context_heads=of_levels("context_heads"),
         context_ring=of_levels("context_ring"),
         data=axis("data", CONTROL, grid.groups("data")),

@@ -95,12 +95,13 @@ def _without_gradients(work: Callable[[], T]) -> T:
 
 class _StreamResult(Generic[T]):
     def __init__(self, work: Callable[[], T], value: T, done: torch.cuda.Event) -> None:
-        self._work = work  # keeps the inputs alive until the consumer's stream waits
+        self._work: Callable[[], T] | None = work  # keeps inputs until the consumer's stream waits
         self._value = value
         self._done = done
 
     def wait(self) -> T:
         torch.cuda.current_stream().wait_event(self._done)
+        self._work = None
         return self._value
 
 

@@ -12,7 +12,8 @@ issued after the L that reads it. Buffers are never given back to the system, on
 that a GPU can copy from beside its work (pinned memory) is slow to get.
 
 Tensors that live longer than a microbatch are not moved: parameters, tables of rotations, the
-batch. Neither are tensors that a layer keeps by itself, past autograd.
+batch. Neither are tensors that a layer keeps by itself, past autograd, and tensors that are on the
+host already, as the seed of dropout is in one of PyTorch's kernels of attention.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,11 +82,12 @@ class TakesActivations(Protocol):
 
 @contextmanager
 def handed_over(
-    shared: frozenset[int], seen: Callable[[int], None] = lambda size: None
+    device: torch.device, shared: frozenset[int], seen: Callable[[int], None] = lambda size: None
 ) -> Iterator[Storages]:
     """Return a context in which autograd keeps handles, and the storages behind them.
 
     Args:
+        device: where the passes run; tensors elsewhere stay where they are.
         shared: addresses (``storages_of``) of storages that stay where they are.
         seen: called with the bytes of every storage that is found.
     """
@@ -94,7 +96,7 @@ def handed_over(
     def pack(tensor: Tensor) -> Tensor | _Handle:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in shared or not storage.nbytes():
+        if key in shared or not storage.nbytes() or tensor.device.type != device.type:
             return tensor.detach()
         if key not in found:
             found[key] = _Kept(tensor)
@@ -130,9 +132,14 @@ class HostBuffers:
         self._free: list[Tensor] = []
 
     def take(self, size: int) -> Tensor:
-        """Return a buffer of at least ``size`` bytes, the smallest that is free."""
+        """Return a buffer of at least ``size`` bytes, the smallest that is free.
+
+        New buffers have a power of two of bytes, as PyTorch's allocator of pinned memory takes
+        anyway. So the sizes of a mixture's activations, which always differ, share buffers.
+        """
         fitting = [buffer for buffer in self._free if buffer.numel() >= size]
         if not fitting:
+            size = 1 << (size - 1).bit_length()
             self.bytes += size
             return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
         best = min(fitting, key=Tensor.numel)
@@ -221,7 +228,7 @@ class HostCopies:
 
     @contextmanager
     def _handing_over(self, key: tuple[int, int]) -> Iterator[None]:
-        with handed_over(self._shared) as storages:
+        with handed_over(self._device, self._shared) as storages:
             yield
             self._moved[key] = _Moved(list(storages.values()))
 

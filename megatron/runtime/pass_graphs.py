@@ -42,6 +42,10 @@ class Graph(Protocol):
         """Launch the recorded work."""
         ...
 
+    def reset(self) -> None:
+        """Let go of the recorded work; the graph is not used any more."""
+        ...
+
 
 NewGraph: TypeAlias = Callable[[], Graph]
 """Returns a graph that shares memory with the other graphs of the same slot."""
@@ -65,6 +69,11 @@ class CudaGraph:
     def replay(self) -> None:
         """See ``Graph``."""
         self._graph.replay()
+
+    def reset(self) -> None:
+        """See ``Graph``."""
+        torch.cuda.current_stream().synchronize()
+        self._graph.reset()
 
 
 def cuda_graphs() -> NewGraph:
@@ -91,6 +100,11 @@ class Replayed:
             self._graph.capture(self._work)
             self._is_captured = True
         self._graph.replay()
+
+    def close(self) -> None:
+        """Let go of the graph."""
+        if self._is_captured:
+            self._graph.reset()
 
 
 class Slot:
@@ -142,6 +156,11 @@ class Slot:
         """W: form the weight gradients that B has left."""
         self._weights.run()
         self._free(self)
+
+    def close(self) -> None:
+        """Let go of the graphs."""
+        for replayed in (self._forward, self._backward, self._weights):
+            replayed.close()
 
     def _launch_forward(self) -> None:
         assert self._x is not None
@@ -212,6 +231,16 @@ class StageGraphs:
             free.append(slot)
         slot = free.pop()
         return slot, slot.forward(x_buh)
+
+    def close(self) -> None:
+        """Let go of all graphs.
+
+        NCCL cannot destroy a communicator before the graphs that hold its collectives are gone: the
+        process would wait for ever.
+        """
+        for slots in self._slots.values():
+            for slot in slots:
+                slot.close()
 
     def _complete(self, chunk: int) -> None:
         """Set gradients to zero before the first backward of a chunk in an iteration."""

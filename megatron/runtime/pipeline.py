@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 
@@ -112,6 +113,7 @@ class PipelineRank:
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._replication = replication
         self._new_slot = new_slot
+        self._graphs = WeakSet[StageGraphs]()
         self._slices = slices
         self._gradient_lane = make_lane(groups.device, sharing, "gradients")
         # A copy has two sides: the rank and its host.
@@ -196,6 +198,7 @@ class PipelineRank:
         graphs = None
         if self._new_slot is not None and not is_first:
             graphs = StageGraphs(self.model, self._new_slot)
+            self._graphs.add(graphs)
         training = self.training_program(plan, costs, with_steps=not is_first)
         host = self._host_copies(training)
         slices = self._slices
@@ -358,7 +361,9 @@ class PipelineRank:
         return Timeline.of_lanes(axis.size, [span for own in gathered for span in own])
 
     def close(self) -> None:
-        """Close the lanes."""
+        """Close the graphs of passes and the lanes."""
+        for graphs in self._graphs:
+            graphs.close()
         self._lane.close()
         self._gradient_lane.close()
         self._host_lane.close()

@@ -287,6 +287,7 @@ class StagePasses:
         self._hand_back(i, stage, x_entry.take_gradient())
         if self._slices and item.slice == 0:
             self.store.take("keys", item.microbatch, item.chunk)
+        del graph, edge, further, sources, gradient  # which weight gradients do not need
         self._leave_weights(item, stage)
 
     def _leave_weights(self, item: Pass, stage: int) -> None:

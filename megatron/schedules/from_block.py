@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
@@ -101,6 +102,7 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
     if request.treatment.synchronous or request.slices > 1:
         return  # a pair would part S from T, or delay the next slice
 
+    @cache
     def block(p: int, m: int, v: int) -> Block:
         return for_pairs(schedule.block(p, m, v))
 

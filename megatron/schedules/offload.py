@@ -134,7 +134,7 @@ class _Lane:
             begun = max(self._step_at(stored), stay.born + 1)
             done = bisect_left(self._begins, stored + self._costs.of_comm(out))
             awaited = max(done, begun + 1)
-            again = self._step_at(loaded)
+            again = min(self._step_at(loaded), stay.read)  # later, if passes take no time
             if awaited < again:  # otherwise no pass would run without the activations
                 made.append((stored, Copy(out, begun, awaited)))
                 made.append((loaded, Copy(back, again, stay.read)))

@@ -1,8 +1,13 @@
 """The flags on activations on the host: what they become, and what they are refused beside."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from megatron.config.command_line import parse
+from megatron.schedules.make_plan import make_plan
+from megatron.training.planning.run_plan import make_run_plan
 
 RUN = [
     "--num-layers",
@@ -27,7 +32,17 @@ RUN = [
 ]
 
 
-def test_without_the_flag_a_plan_decides() -> None:
+def test_a_plan_that_moves_activations_needs_the_flag(tmp_path: Path) -> None:
+    plan, file = make_plan("1f1b", "none", 1, 1), tmp_path / "own.plan"
+    file.write_text(replace(plan, offloaded=1).to_text())
+    own = [*RUN, "--global-batch-size", "1", "--schedule-file", str(file)]
+    with pytest.raises(ValueError, match="add --cpu-offload --offload-chunk-num 1, or take"):
+        make_run_plan(parse(own, 1))
+    moving = make_run_plan(parse([*own, "--cpu-offload"], 1))
+    assert moving.plan.offloaded == 1
+
+
+def test_without_the_flag_nothing_is_moved() -> None:
     config = parse([*RUN, "--offload-chunk-num", "2"], 1)
     assert config.parallel.offloaded is None
     assert any("--offload-chunk-num 2 changes nothing" in note for note in config.notes)

@@ -80,9 +80,11 @@ class RecordedGraph:
 
     Attributes:
         replays: so many times the operations were repeated, in all graphs.
+        resets: so many graphs were let go of.
     """
 
     replays = 0
+    resets = 0
 
     def __init__(self) -> None:
         self._noting = _Noting()
@@ -105,6 +107,11 @@ class RecordedGraph:
             again = function(*args, **kwargs)
             for place, value in zip(tensors_of(result), tensors_of(again), strict=True):
                 _put(value, place)
+
+    def reset(self) -> None:
+        """See ``Graph``."""
+        self._noting.calls.clear()
+        RecordedGraph.resets += 1
 
 
 def _put(value: Tensor, place: Tensor) -> None:

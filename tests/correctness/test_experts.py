@@ -190,6 +190,20 @@ def test_a_layout_trains_the_plain_mixture(
     compare(job(name), trained(ranks, job(name), layout), start, wanted)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen2", "deepseek"])
+def test_routers_count_over_both_levels_of_context_parallelism(
+    name: str, eight_ranks: RankPool
+) -> None:
+    own = replace(job(name), sequence=16, iterations=2)  # later one token is at a capacity's edge
+    config = own.config(Layout(1, "none"))
+    [whole] = eight_ranks.run(train_on_rank, 1, config=config, batches=own.batches()[:1])
+    start = assemble([whole.initial])
+    wanted = own.reference({key: value.double() for key, value in start.items()})
+    layout = Layout(2, "vocab-2", context=4, exchange="a2a+p2p", neighbours=2)
+    compare(own, trained(eight_ranks, own, layout), start, wanted)
+
+
 def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
     """What every rank makes of a job, with one evaluation."""
     runs: list[RankRun] = ranks.run(

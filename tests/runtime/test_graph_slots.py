@@ -1,7 +1,7 @@
 """Slots of captured passes: what leaves a slot is nobody's but the receiver's."""
 
 import torch
-from correctness.recorded_graph import recorded_graphs
+from correctness.recorded_graph import RecordedGraph, recorded_graphs
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
@@ -49,3 +49,15 @@ def test_an_iteration_that_was_abandoned_leaves_all_slots_free() -> None:
     slots = {graphs.forward(0, torch.randn(SHAPE), None)[0] for _ in range(2)}
     graphs.begin()
     assert {graphs.forward(0, torch.randn(SHAPE), None)[0] for _ in range(2)} == slots
+
+
+def test_a_job_that_ends_lets_go_of_the_graphs_that_it_has_captured() -> None:
+    """NCCL would wait for ever for graphs that hold its collectives."""
+    graphs = stage_graphs()
+    for _ in range(2):
+        graphs.forward(0, torch.randn(SHAPE), None)[0].backward(torch.randn(SHAPE))
+    graphs.forward(0, torch.randn(SHAPE), None)
+    graphs.forward(0, torch.randn(SHAPE), None)
+    before = RecordedGraph.resets
+    graphs.close()
+    assert RecordedGraph.resets - before == 3  # F and B of the first slot, F of the second

@@ -70,11 +70,14 @@ def places(program: Program, rank: int) -> dict[object, int]:
     chunks=st.integers(1, 4),
     out=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
     back=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    free=st.sampled_from([(), ("B",), ("F", "B"), ("W", "IF", "IB")]),
 )
 def test_copies_are_in_order_and_let_no_pass_wait(
-    case: Case, chunks: int, out: float, back: float
+    case: Case, chunks: int, out: float, back: float, free: tuple[PassKind, ...]
 ) -> None:
+    """Also where the costs say that some passes take no time."""
     plan, costs = case.plan, with_copies(out, back)
+    costs = replace(costs, passes={**costs.passes, **dict.fromkeys(free, 0.0)})
     offloaded = replace(plan, offloaded=min(chunks, plan.chunks))
     check(offloaded)
     plain, program = lower(plan, costs), lower(offloaded, costs)

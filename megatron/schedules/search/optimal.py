@@ -155,7 +155,8 @@ def _capacities(problem: Plan, limit: float) -> list[Held]:
         peak = peak_held(problem, row)
         early = 0 if rank == problem.stages[0][0] else problem.ranks
         more = {"embeddings": peak.embeddings + early, "gradients": peak.gradients + problem.ranks}
-        capacities.append(peak._replace(activations=limit * problem.slices, **more))
+        units = floor(limit * problem.slices + TOLERANCE)
+        capacities.append(peak._replace(activations=units, **more))
     return capacities
 
 

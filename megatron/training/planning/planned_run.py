@@ -35,10 +35,9 @@ class RunPlan:
 
         The plan may have fewer microbatches than ``request``.
         """
-        offloaded = config.parallel.offloaded
         plan = replace(
             plan,
             looks_ahead=config.model.mtp_num_layers > 0,
-            offloaded=min(plan.offloaded if offloaded is None else offloaded, plan.chunks),
+            offloaded=min(config.parallel.offloaded or 0, plan.chunks),
         )
         return cls(plan, layers, request.costs, request.schedule, config.parallel.vocab_parallel)

@@ -13,7 +13,6 @@ import torch
 
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
-from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import check_no_rank_is_empty, distribute
 from megatron.schedules.catalogue import PAIRED_SCHEDULES, TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
@@ -196,7 +195,7 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     """
     request = _request(config.parallel, config.train.num_microbatches, name)
     if request.file is not None:
-        _check_file(request, config.train.recomputation)
+        _check_file(request, config)
     one = _one_microbatch(config, request)
     spread, measured = config.parallel.layers, _measured(config, request, one)
     if spread.needs_times:
@@ -236,7 +235,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
     return replace(uncut(one), looks_ahead=config.model.mtp_num_layers > 0)
 
 
-def _check_file(request: Request, recomputation: Recomputation) -> None:
+def _check_file(request: Request, config: RunConfig) -> None:
     """Read the plan file, so that an error in the file is told with the file's flag.
 
     Raises:
@@ -246,10 +245,16 @@ def _check_file(request: Request, recomputation: Recomputation) -> None:
         plan = plan_for(request)
     except ValueError as error:
         raise ValueError(f"--schedule-file: {error}") from error
-    if plan.recomputes and not recomputation.group:
+    if plan.recomputes and not config.train.recomputation.group:
         raise ValueError(
             f"--schedule-file: {request.file} has passes R, which compute layers again, and no "
             f"layer is to be: add {EVERY_LAYER}, or give a plan without them"
+        )
+    if plan.offloaded and config.parallel.offloaded is None:
+        raise ValueError(
+            f"--schedule-file: {request.file} says 'offloaded {plan.offloaded}', and no flag moves "
+            f"activations to the host: add --cpu-offload --offload-chunk-num {plan.offloaded}, or "
+            "take the line out"
         )
 
 

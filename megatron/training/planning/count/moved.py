@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 from megatron.runtime.batch import DeviceMicrobatch
@@ -29,4 +30,4 @@ class CountedActivations:
 
     def around(self, microbatch: int, chunk: int) -> AbstractContextManager[object]:
         """Return the context of an F, whose storages are noted."""
-        return handed_over(self._shared, self._recorder.may_move)
+        return handed_over(torch.device("meta"), self._shared, self._recorder.may_move)

@@ -1,6 +1,7 @@
 """Bytes that may wait on the host: all that layers keep; and counting them changes no count."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.kernels.autograd import apply
+from megatron.runtime.offload import handed_over
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.count import RankCount, Segment
 from megatron.training.planning.count.run import count_layer, count_ranks
@@ -62,3 +65,26 @@ def test_the_ratio_of_pipe_offload_follows_from_a_layer() -> None:
     k = (2 * moved * 20 / 32 / bandwidth) / (flops / compute)
     assert k == pytest.approx(10 / (3 * (6 * H + S)) * compute / bandwidth, rel=0.01)
     assert k == pytest.approx(1.70, abs=0.02)
+
+
+def test_a_tensor_that_is_on_the_host_already_stays_there() -> None:
+    """PyTorch's memory-efficient attention keeps its seed of dropout on the host, and reads it."""
+
+    class KeepsASeed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, torch.tensor(7))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            x, seed = ctx.saved_tensors
+            assert (x.device.type, seed.item()) == ("meta", 7)
+            return grad
+
+    x = torch.ones(3, device="meta", requires_grad=True)
+    seen = list[int]()
+    with handed_over(torch.device("meta"), frozenset(), seen.append):
+        y: torch.Tensor = apply(KeepsASeed, x)
+    y.sum().backward()
+    assert seen == [x.nbytes]
