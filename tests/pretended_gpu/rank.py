@@ -260,7 +260,7 @@ def _own(config: RunConfig, state: TrainState) -> list[Microbatch]:
     context, kept = state.groups.context, None
     if context.size > 1:
         kept = own_positions(config.model.seq_length, context.rank, context.size)
-    return [each.part(kept) for each in _microbatches(config)]
+    return [each.part(kept, config.model.mtp_num_layers) for each in _microbatches(config)]
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:
