@@ -4,8 +4,9 @@ Shapes: b samples, s positions of a sample, k documents of all samples; a query 
 heads, d channels of a head.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,15 @@ class Documents:
         bounds_k: the positions at which documents begin, counted through all samples, and the end
             of the last document; int32 [k + 1], on the device.
         longest: tokens of the longest document.
+        derived: results on the host that layers have derived from the documents, by a name and what
+            else they depend on. All layers of a stage can use them.
     """
 
     first_bs: Tensor
     host_first_bs: Tensor
     bounds_k: Tensor
     longest: int
+    derived: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def are_of(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
         """Whether queries and keys cover all positions; false where ranks share a sequence."""

@@ -21,7 +21,7 @@ and values.
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from megatron.kernels.softmax import statistics_dtype
 from megatron.layers.ring_pieces import Piece, RingSight
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
+
+_FEW: Final = 4
+"""Pieces of a step whose gradients may wait for the sum of gradients to come along the ring."""
 
 Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -64,7 +67,7 @@ def ring_attention(
     if q_buad.untyped_storage().nbytes() > q_buad.nbytes:
         q_buad = q_buad.clone()  # a view would keep the keys and values a second time
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    sight = RingSight(context.rank, context.size, q_buad.shape[1], scores, documents)
+    sight = RingSight.of(context.rank, context.size, q_buad.shape[1], scores, documents)
     given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, sight
     return apply(_RingAttention, *given).transpose(1, 2)
 
@@ -105,16 +108,22 @@ class _RingAttention(torch.autograd.Function):
         coming_sum: Pending[Tensor] = Done(torch.zeros_like(own_2bgud, dtype=wide))
         rounds = _rounds(context, sight, own_2bgud)
         for (step, seen_2bgud), places in zip(rounds, _moves(sight), strict=True):
-            made = []
-            for piece in sight.pieces(step):
+            made, pieces = [], sight.pieces(step)
+            # Gradients of many pieces would take more memory than the sum that is on its way.
+            sum_2bgud = coming_sum.wait() if len(pieces) > _FEW else None
+            for piece in pieces:
                 own, own_grad = _of_queries(whole, piece), grad_baud[:, :, piece.queries]
                 more, *both = kernels.gradients_of_part(
                     _part(piece, q_baud, seen_2bgud, sight), own, own_grad
                 )
                 q_grad_baud[:, :, piece.queries] += more
-                made.append((piece.keys, torch.stack(both)))
+                if sum_2bgud is None:
+                    made.append((piece.keys, torch.stack(both)))
+                else:
+                    sum_2bgud[..., piece.keys, :] += torch.stack(both)
             del seen_2bgud
-            sum_2bgud = coming_sum.wait()
+            if sum_2bgud is None:
+                sum_2bgud = coming_sum.wait()
             for keys, more_2bgkd in made:
                 sum_2bgud[..., keys, :] += more_2bgkd
             coming_sum = context.pass_on(sum_2bgud, places) if places else Done(sum_2bgud)

@@ -10,7 +10,7 @@ Documents and windows leave some steps without work on every rank. All ranks kno
 whole samples, on the host, and so they skip these steps alike.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -82,6 +82,14 @@ class RingSight:
     tokens: int
     scores: Scores
     documents: Documents | None
+    _pieces: dict[int, list[Piece]] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _first_of_samples(self) -> list[list[int]]:
+        """For every sample the positions at which documents begin, position by position."""
+        assert self.documents is not None
+        first: list[list[int]] = self.documents.host_first_bs.tolist()
+        return first
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
@@ -103,8 +111,26 @@ class RingSight:
             )
         )
 
+    @classmethod
+    def of(
+        cls, rank: int, size: int, tokens: int, scores: Scores, documents: Documents | None
+    ) -> "RingSight":
+        """Return the sight for these attributes; all layers of a microbatch share it."""
+        if documents is None:
+            return cls(rank, size, tokens, scores, None)
+        key, derived = (cls, rank, size, tokens, scores), documents.derived
+        if key not in derived:
+            derived[key] = cls(rank, size, tokens, scores, documents)
+        own: RingSight = derived[key]
+        return own
+
     def pieces(self, step: int) -> list[Piece]:
         """Return the pieces of a step. In step 0 a query's own key comes before its other keys."""
+        if step not in self._pieces:
+            self._pieces[step] = self._made(step)
+        return self._pieces[step]
+
+    def _made(self, step: int) -> list[Piece]:
         if self.scores.are_products and self.documents is None:
             return [self._as_a_whole(step)]
         queries, keys = self._spans(self.rank), self._spans((self.rank - step) % self.size)
@@ -162,9 +188,11 @@ class RingSight:
         """Return the earliest and the latest of the positions at which their documents begin."""
         if self.documents is None:
             return 0, 0
-        first_bs = self.documents.host_first_bs
-        ends_2b = first_bs[:, [queries.first, queries.end - 1]].T.tolist()
-        return min(ends_2b[0]), max(ends_2b[1])  # beginnings ascend within a sample
+        samples = self._first_of_samples  # within a sample beginnings ascend
+        return (
+            min(first[queries.first] for first in samples),
+            max(first[queries.end - 1] for first in samples),
+        )
 
     def _view(self, queries: _Span, keys: _Span) -> PartView:
         first_bs = None
