@@ -5,7 +5,7 @@ A microbatch may be cut along its sequence into slices (Seq1F1B, arXiv 2406.0348
 """
 
 import re
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 PassKind = Literal["F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U"]
 """F forward; R layers computed again for their backward; B backward (input gradient); W weight
@@ -25,6 +25,18 @@ DESCENDING_KINDS: Final[tuple[PassKind, ...]] = ("R", "B", "W", "IB")
 """Kinds that take the slices of a microbatch from the last one to the first; others ascend."""
 
 _TEXT: Final = re.compile(r"(IF|IB|F|R|B|W|S|E|T)(\d{1,18})(?:\.(\d{1,18}))?(?:/(\d{1,18}))?")
+
+
+class OfSlice(Protocol):
+    """A pass or a communication; both belong to a slice of a microbatch."""
+
+    @property
+    def microbatch(self) -> int:
+        """Index of the microbatch."""
+
+    @property
+    def slice(self) -> int:
+        """Index of the slice within the microbatch."""
 
 
 class Pass(NamedTuple):

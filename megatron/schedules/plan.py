@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import OfSlice, Pass, PassKind
 from megatron.schedules.treatments import TREATMENTS, Treatment
-
-if TYPE_CHECKING:
-    from megatron.schedules.needs import Comm
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Plan:
         """Number of units, the slices of all microbatches."""
         return self.microbatches * self.slices
 
-    def unit(self, item: "Pass | Comm") -> int:
+    def unit(self, item: OfSlice) -> int:
         """Return the number of the unit of a pass or a communication, in the order of the data."""
         return item.microbatch * self.slices + item.slice
 
