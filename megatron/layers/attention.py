@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
-from megatron.layers.context_attention import context_attention
+from megatron.layers.attend import attend
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.recompute import again
 from megatron.layers.site import Site
-from megatron.layers.slices import slice_attention
 from megatron.layers.tensor_cut import Cut, Holding, Whole
 
 Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
@@ -162,8 +161,8 @@ class SelfAttention(nn.Module):
         rope, documents = forward_pass.rope, forward_pass.documents
         kernels, context = self._site.kernels, self._site.context
         dropout = self._begin_dropout(forward_pass)
-        sliced, is_whole = forward_pass.sliced, context.size == 1
-        if is_whole and sliced is None and self.q_layernorm is None and rope is None:
+        is_whole = context.size == 1 and forward_pass.sliced is None
+        if is_whole and self.q_layernorm is None and rope is None:
             return kernels.causal_self_attention(
                 qkv_bsgcd,
                 dropout=dropout,
@@ -176,41 +175,14 @@ class SelfAttention(nn.Module):
             q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
         if rope is not None:
             q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
-        if sliced is not None:
-            return slice_attention(
-                kernels,
-                sliced,
-                forward_pass.layer,
-                q_bsad,
-                k_bsgd,
-                v_bsgd,
-                dropout=dropout,
-                scores=self.scores,
-                documents=documents,
-                sinks_a=self.sinks(),
-            ).flatten(2)
-        if not is_whole:
-            return context_attention(
-                kernels,
-                context,
-                q_bsad,
-                k_bsgd,
-                v_bsgd,
-                dropout=dropout,
-                scores=self.scores,
-                documents=documents,
-                sinks_a=self.sinks(),
-            ).flatten(2)
-        context_basd = kernels.causal_attention(
-            q_bsad.transpose(1, 2),
-            k_bsgd.transpose(1, 2),
-            v_bsgd.transpose(1, 2),
+        return attend(
+            self._site,
+            forward_pass,
+            (q_bsad, k_bsgd, v_bsgd),
             dropout=dropout,
             scores=self.scores,
-            documents=documents,
             sinks_a=self.sinks(),
-        )
-        return context_basd.transpose(1, 2).flatten(2)
+        ).flatten(2)
 
     def sinks(self) -> Tensor | None:
         """Return the scores of the key without a value for this rank's heads, [a], if any."""

@@ -25,13 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from megatron.kernels.scores import PLAIN, Scores
-from megatron.layers.context_attention import context_attention
+from megatron.layers.attend import attend
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.gathered import gathered
 from megatron.layers.linear import Linear
 from megatron.layers.recompute import again, all_forgotten
 from megatron.layers.site import Site
-from megatron.layers.slices import slice_attention
 
 
 @dataclass(frozen=True)
@@ -191,36 +190,13 @@ class LatentAttention(nn.Module):
         self, q_bsaw: Tensor, k_bsaw: Tensor, v_bsaw: Tensor, forward_pass: ForwardPass
     ) -> Tensor:
         """Compute attention of this rank's heads; return [b, s, a e]."""
-        kernels, context = self._site.kernels, self._site.context
-        dropout, documents = self._begin_dropout(forward_pass), forward_pass.documents
-        if forward_pass.sliced is not None:
-            out_bsaw = slice_attention(
-                kernels,
-                forward_pass.sliced,
-                forward_pass.layer,
-                q_bsaw,
-                k_bsaw,
-                v_bsaw,
-                dropout=dropout,
-                scores=self.scores,
-                documents=documents,
-            )
-        elif context.size > 1:
-            out_bsaw = context_attention(
-                kernels,
-                context,
-                q_bsaw,
-                k_bsaw,
-                v_bsaw,
-                dropout=dropout,
-                scores=self.scores,
-                documents=documents,
-            )
-        else:
-            heads = (t.transpose(1, 2) for t in (q_bsaw, k_bsaw, v_bsaw))
-            out_bsaw = kernels.causal_attention(
-                *heads, dropout=dropout, scores=self.scores, documents=documents
-            ).transpose(1, 2)
+        out_bsaw = attend(
+            self._site,
+            forward_pass,
+            (q_bsaw, k_bsaw, v_bsaw),
+            dropout=self._begin_dropout(forward_pass),
+            scores=self.scores,
+        )
         return out_bsaw[..., : self.shape.value_size].flatten(2)
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:

@@ -1,0 +1,67 @@
+"""Attention of a rank's queries, whichever way the rank has its sequence.
+
+A rank may have whole samples, its part of every sample (context parallelism), or one slice of a
+microbatch at a time. Every kind of attention layer calls ``attend`` and does not ask which holds.
+
+Shapes: b batch, u tokens that the pass has on this rank, a query heads, g key/value heads, d
+channels of a head.
+"""
+
+from torch import Tensor
+
+from megatron.kernels.scores import Scores
+from megatron.layers.context_attention import context_attention
+from megatron.layers.forward_pass import ForwardPass
+from megatron.layers.site import Site
+from megatron.layers.slices import slice_attention
+
+
+def attend(
+    site: Site,
+    forward_pass: ForwardPass,
+    heads: tuple[Tensor, Tensor, Tensor],
+    *,
+    dropout: float,
+    scores: Scores,
+    sinks_a: Tensor | None = None,
+) -> Tensor:
+    """Return causal attention of this rank's queries, [b, u, a, d].
+
+    Args:
+        site: the kernels, and the ranks that share sequences.
+        forward_pass: the documents of the microbatch, and its slice, if it is cut.
+        heads: queries [b, u, a, d], keys [b, u, g, d] and values, rotated by the tokens' true
+            positions.
+        dropout: see ``Kernels.causal_attention``.
+        scores: see ``Kernels.causal_attention``.
+        sinks_a: see ``Kernels.causal_attention``.
+    """
+    kernels, documents = site.kernels, forward_pass.documents
+    if forward_pass.sliced is not None:
+        return slice_attention(
+            kernels,
+            forward_pass.sliced,
+            forward_pass.layer,
+            *heads,
+            dropout=dropout,
+            scores=scores,
+            documents=documents,
+            sinks_a=sinks_a,
+        )
+    if site.context.size > 1:
+        return context_attention(
+            kernels,
+            site.context,
+            *heads,
+            dropout=dropout,
+            scores=scores,
+            documents=documents,
+            sinks_a=sinks_a,
+        )
+    return kernels.causal_attention(
+        *(x_buad.transpose(1, 2) for x_buad in heads),
+        dropout=dropout,
+        scores=scores,
+        documents=documents,
+        sinks_a=sinks_a,
+    ).transpose(1, 2)
