@@ -40,8 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
 
     try_all(full=config.option.markexpr != NOT_FULL)
-    # A deadline would make a property fail because the machine is busy.
-    hypothesis.settings.register_profile("tests", deadline=None, max_examples=examples(100))
+    # A deadline would make a property fail because the machine is busy. CI draws the same examples
+    # in every run, so that a commit which passed once passes again; other runs look for new ones.
+    hypothesis.settings.register_profile(
+        "tests", deadline=None, max_examples=examples(100), derandomize="CI" in os.environ
+    )
     hypothesis.settings.load_profile("tests")
     config.stash[_SHARED_PLANS] = open_folder()
 

@@ -127,19 +127,22 @@ class _Lane:
 
         ``stays`` are in the order in which they are read.
         """
-        made = list[tuple[float, Copy]]()
+        made = list[tuple[float, float, Copy]]()
         for stay, stored, loaded in self._timed(stays):
             out = Comm("O", stay.microbatch, stay.stage)
             back = Comm("L", stay.microbatch, stay.stage)
-            begun = max(self._step_at(stored), stay.born + 1)
-            done = bisect_left(self._begins, stored + self._costs.of_comm(out))
+            begun = self._step_at(stored)
+            end = stored + self._costs.of_comm(out)
+            done = bisect_left(self._begins, end)
             awaited = max(done, begun + 1)
             again = min(self._step_at(loaded), stay.read)  # later, if passes take no time
             if awaited < again:  # otherwise no pass would run without the activations
-                made.append((stored, Copy(out, begun, awaited)))
-                made.append((loaded, Copy(back, again, stay.read)))
-        made.sort(key=lambda own: (own[0], own[1].begun))
-        return [copy for _, copy in made]
+                made.append((stored, end, Copy(out, begun, awaited)))
+                made.append(
+                    (loaded, loaded + self._costs.of_comm(back), Copy(back, again, stay.read))
+                )
+        made.sort(key=lambda own: own[:2])  # of two at one time, a copy without time goes first
+        return [copy for _, _, copy in made]
 
     def _timed(self, stays: Sequence[_Stay]) -> Iterator[tuple[_Stay, float, float]]:
         """Yield activations that can be moved, with the times at which O and L begin."""
@@ -190,4 +193,4 @@ class _Lane:
     def _step_at(self, time: float) -> int:
         """Return the step that runs at ``time``; if none does, the next one."""
         running = max(0, bisect_right(self._begins, time) - 1)
-        return running + (time >= self._finishes[running] > self._begins[running])
+        return running + (time >= self._finishes[running])

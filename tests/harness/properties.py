@@ -1,6 +1,6 @@
 """How many examples a property is tried on: a third by default, all of them in a full run.
 
-Every run draws others, so that many default runs see what a full one sees.
+Every run but CI's draws others, so that many default runs see what a full one sees.
 """
 
 _FEWEST = 5

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from harness.properties import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import Case, cases
 
@@ -72,6 +72,8 @@ def places(program: Program, rank: int) -> dict[object, int]:
     back=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
     free=st.sampled_from([(), ("B",), ("F", "B"), ("W", "IF", "IB")]),
 )
+@example(Case("gpipe", "none", 2, 7, 1), 1, 0.0, 5.0, ())  # O without time, begun with an L
+@example(Case("zb-h1", "vocab-2", 4, 5, 1), 1, 1.0, 0.0, ("F", "B"))  # passes without time
 def test_copies_are_in_order_and_let_no_pass_wait(
     case: Case, chunks: int, out: float, back: float, free: tuple[PassKind, ...]
 ) -> None:
