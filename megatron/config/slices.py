@@ -10,7 +10,6 @@ from megatron.config.layers import sound_model
 from megatron.config.parallelism import ParallelFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags, Rule
-from megatron.layers.experts.balance import LOSS_NAMES
 from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
 
 _SPLITS: Final = "--num-seq-splits"
@@ -81,18 +80,11 @@ def _experts(flags: Flags) -> Iterator[str]:
     slices, own = flags[SliceFlags].num_seq_splits, flags[BalancingFlags]
     if slices == 1 or experts_of(flags) is None:
         return
-    kinds, factors = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
-    # too few coefficients are a mistake that another rule reports
-    for kind, factor in zip(kinds, factors, strict=False):
-        if kind in LOSS_NAMES and factor:
-            yield (
-                f"{_SPLITS} {slices} with --moe-aux-loss-coeff {factor:g} of {kind}: this loss "
-                "compares the tokens of whole sequences; balance by --moe-router-enable-expert-bias"
-            )
     if is_by_sinkhorn(flags):
         yield (
             f"{_SPLITS} {slices} with --moe-router-load-balancing-type sinkhorn, which balances "
-            "the choices of a whole microbatch; balance by --moe-router-enable-expert-bias"
+            "the choices of a whole microbatch; balance by aux_loss or by "
+            "--moe-router-enable-expert-bias"
         )
     if own.moe_expert_capacity_factor is not None:
         yield (

@@ -10,8 +10,9 @@ Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the sl
 heads, g key/value heads, d channels of a head.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -44,6 +45,16 @@ class SequenceSlice:
         """Return slices of the given lengths, in the order of the sequence."""
         bounds = list(accumulate(lengths, initial=0))
         return tuple(cls(first, end, bounds[-1]) for first, end in pairwise(bounds))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no slice follows."""
+        return self.end == self.length
+
+    @property
+    def fraction(self) -> float:
+        """The slice's part of all tokens."""
+        return (self.end - self.first) / self.length
 
     def share(self, tokens: int) -> int:
         """Return how many of ``tokens`` are in the slice, if every slice has the same part there.
@@ -118,17 +129,56 @@ class SeenKeys:
         return tuple(own)
 
 
+class SeenChoices:
+    """Choices of experts in the slices of one microbatch so far, in the layers of one stage.
+
+    They are kept for losses that balance the experts over a whole microbatch. Such a loss is named
+    by its layer and its name. ``x`` stands for samples, or for 1 if a loss puts samples together.
+    """
+
+    def __init__(self) -> None:
+        self._both: dict[tuple[int, str], dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def put(
+        self, loss: tuple[int, str], part: SequenceSlice, times_xe: Tensor, means_xe: Tensor
+    ) -> None:
+        """Add a slice; a layer that is computed again puts the same there again.
+
+        Args:
+            loss: the layer's index in the whole model, and the loss's name.
+            part: the slice.
+            times_xe: how often its tokens have chosen every expert.
+            means_xe: its mean scores of every expert, without a graph.
+        """
+        self._both.setdefault(loss, {})[part.first] = times_xe, means_xe * part.fraction
+
+    def times(self, loss: tuple[int, str]) -> Tensor:
+        """Return how often tokens of all slices so far have chosen every expert, [x, e]."""
+        return _added(times_xe for times_xe, _ in self._both[loss].values())
+
+    def means(self, loss: tuple[int, str]) -> Tensor:
+        """Return the mean scores of the whole microbatch, [x, e]; all slices have been here."""
+        return _added(means_xe for _, means_xe in self._both[loss].values())
+
+
+def _added(summands: Iterable[Tensor]) -> Tensor:
+    """Return the sum of tensors, at least one, in their order."""
+    return reduce(torch.add, summands)
+
+
 @dataclass(frozen=True)
 class SlicedPass:
-    """The slice of a pass, and the keys that it sees.
+    """The slice of a pass, and what the stage's layers know of the microbatch's other slices.
 
     Attributes:
         part: the slice.
         seen: keys and values of the same microbatch, in the layers of the same stage.
+        choices: of experts, likewise.
     """
 
     part: SequenceSlice
     seen: SeenKeys
+    choices: SeenChoices = field(default_factory=SeenChoices)
 
 
 def slice_attention(

@@ -32,7 +32,6 @@ def _unit(own: DeviceMicrobatch, part: SequenceSlice) -> DeviceMicrobatch:
     tokens_bu, positions_bu = own.tokens_n.view(own.samples, -1), own.positions_bs
     if positions_bu is None:
         positions_bu = torch.arange(part.length, device=own.tokens_n.device)[None]
-    share = (part.end - part.first) / part.length
     kept = part.among(tokens_bu.shape[1])
 
     def cut(tensor_n: Tensor) -> Tensor:
@@ -43,9 +42,9 @@ def _unit(own: DeviceMicrobatch, part: SequenceSlice) -> DeviceMicrobatch:
         tokens_n=cut(own.tokens_n),
         targets_n=cut(own.targets_n),
         weight_n=cut(own.weight_n),
-        valid_tokens=own.valid_tokens * share,
+        valid_tokens=own.valid_tokens * part.fraction,
         positions_bs=positions_bu[:, kept],
-        mean_weight=own.mean_weight * share,
+        mean_weight=own.mean_weight * part.fraction,
         further=_cut_further(own.further, kept),
     )
 

@@ -60,10 +60,6 @@ def test_a_strategy_without_slices_is_noted() -> None:
             "--num-seq-splits 2 with --cp-comm-type p2p",
         ),
         (
-            "--num-seq-splits 2 --num-experts 4 --moe-aux-loss-coeff 0.01",
-            "--num-seq-splits 2 with --moe-aux-loss-coeff 0.01 of aux_loss",
-        ),
-        (
             "--num-seq-splits 2 --num-experts 4 --moe-router-load-balancing-type sinkhorn",
             "--num-seq-splits 2 with --moe-router-load-balancing-type sinkhorn",
         ),
@@ -99,11 +95,6 @@ def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() ->
 def test_a_dry_run_says_what_it_does_not_count() -> None:
     notes = run("--num-seq-splits 2 --bf16 --dry-run").notes
     assert any("equal share of a microbatch's time and memory" in note for note in notes)
-
-
-@pytest.mark.parametrize("flags", ["--num-experts 4", "--num-experts 4 --moe-z-loss-coeff 0.1"])
-def test_experts_without_losses_of_whole_sequences_go_with_slices(flags: str) -> None:
-    assert run(f"{flags} --num-seq-splits 4").parallel.num_seq_splits == 4
 
 
 def test_uniform_slices_have_equally_many_tokens() -> None:

@@ -167,10 +167,8 @@ def test_slices_train_what_one_process_trains(
 def test_kinds_of_layers_are_sliced(
     kind: str, ranks: RankPool, alone: Callable[[Job], Training]
 ) -> None:
-    """Without the losses that balance experts, which config refuses."""
     layout = Layout(2, "vocab-2", "zb-h1", slices=4, tensor=2, sequence=True)
-    options = GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind])
-    own = job(replace(options, moe_aux_loss_coeff=0.0), 2, 2)
+    own = job(GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind]), 2, 2)
     by_rank = ranks.run(
         train_on_rank, layout.world_size, config=own.config(layout), batches=own.batches()
     )
