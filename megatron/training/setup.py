@@ -15,10 +15,8 @@ from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
-from megatron.layers.slices import SequenceSlice
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
-from megatron.model.slices import slice_lengths
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
@@ -45,6 +43,7 @@ from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
+from megatron.training.own_tokens import slices_of
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -252,8 +251,6 @@ def _pipeline(
 ) -> PipelineRank:
     train = config.train
     tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
-    lengths = slice_lengths(config.model, slices, strategy) if slices > 1 else ()
     return PipelineRank(
         model,
         run_plan.plan,
@@ -264,7 +261,7 @@ def _pipeline(
         run_plan.costs,
         replication,
         cuda_graphs if train.captures_passes else None,
-        SequenceSlice.of_lengths(lengths),
+        slices_of(config),
     )
 
 

@@ -60,6 +60,7 @@ QUICK = [
     (Layout(2, "vocab-1", "zb-v", vocab_recompute=True), TIED, 1),
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, 2),
+    (Layout(2, "vocab-2", slices=3), GPT, 2),
 ]
 
 MORE = [
@@ -90,6 +91,9 @@ COVER = [
     (Layout(2, "interlaced", tensor=2, sequence=True), GPT, 1),
     (Layout(2, "vocab-2", "zb-v", context=2, exchange="p2p"), UNTIED, 1),
     (Layout(2, "vocab-1", context=2, exchange="a2a", recomputation=ALL), UNTIED, 2),
+    (Layout(2, "none", "zb-v", slices=2, tensor=2, sequence=True), UNTIED, 2),
+    (Layout(2, "vocab-1", "zb-h1", slices=3, context=2, recomputation=ALL), TIED, 1),
+    (Layout(2, "interlaced", "interleaved", slices=4, replicas=2, sharded=True), LLAMA, 1),
 ]
 """Every treatment on 1 to 4 pipeline ranks, with t or d of 2, every kind of schedule and model."""
 
