@@ -80,11 +80,6 @@ def test_what_slices_cannot_do_is_refused(flags: str, told: str) -> None:
         run(flags.replace("--num-seq-splits", "--log-interval"), 4)
 
 
-def test_a_dry_run_says_what_it_does_not_count() -> None:
-    notes = run("--num-seq-splits 2 --bf16 --dry-run").notes
-    assert any("equal share of a microbatch's time and memory" in note for note in notes)
-
-
 @pytest.mark.parametrize("flags", ["--num-experts 4", "--num-experts 4 --moe-z-loss-coeff 0.1"])
 def test_experts_without_losses_of_whole_sequences_go_with_slices(flags: str) -> None:
     assert run(f"{flags} --num-seq-splits 4").parallel.num_seq_splits == 4
