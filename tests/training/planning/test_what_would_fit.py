@@ -140,9 +140,3 @@ def test_flags_of_a_setting_with_slices_or_on_the_host_make_its_run() -> None:
             assert getattr(found.parallel, field) == getattr(named.parallel, field), setting.flags
         assert found.train.recomputation == named.train.recomputation
         assert setting.candidate.schedule == named.parallel.pipeline_schedule
-
-
-def test_what_does_not_go_with_slices_is_not_advised() -> None:
-    further = parse([*BASE.split(), "--mtp-num-layers", "1", "--cpu-offload"], 2)
-    assert further.could_slice == ()
-    assert not [each for each in neighbours(further) if "num-seq-splits" in each.flags]

@@ -157,7 +157,7 @@ class Subject(NamedTuple):
     def _further(self, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return what follows this rank's tokens of every sample, without values."""
         depths = self.model.mtp_num_layers
-        if not depths or self.context_size == 1:
+        if not depths or (self.context_size == 1 and not self.slices):
             return None
         shape = self.samples, depths, tokens
         return _integers(*shape), _integers(*shape), torch.empty(shape, device=META)
