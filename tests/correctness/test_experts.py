@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import errors
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -18,7 +19,6 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference import plain_experts, plain_loss

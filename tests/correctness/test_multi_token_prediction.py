@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint.test_layouts import load_on_rank, save_on_rank
+from correctness.agreement import check_guesses, errors, joined
 from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
-from correctness.test_replica_cover import errors, joined
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
+from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 
 QUICK_ITERATIONS = 3
@@ -199,22 +200,13 @@ def test_steps_validated_later_change_no_bit(layout: Layout, ranks: RankPool) ->
     """With clipping at work, so that iterations are begun in vain."""
     job = replace(job_of(TIED, 1), dropout=0.1)
 
-    def run(*, guess: bool) -> list[RankRun]:
-        config = job.config(layout)
-        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+    def train(config: RunConfig) -> list[RankRun]:
         found: list[RankRun] = ranks.run(
             train_on_rank, layout.world_size, config=config, batches=job.batches()
         )
         return found
 
-    waited, guessed = run(guess=False), run(guess=True)
-    assert any(norm > job.adamw.clip_grad for norm in waited[0].gradient_norms)
-    for own, other in zip(waited, guessed, strict=True):
-        assert other.losses == own.losses
-        assert other.depth_losses == own.depth_losses
-        assert other.gradient_norms == own.gradient_norms
-    one, another = (assemble([own.final for own in found]) for found in (waited, guessed))
-    assert all(torch.equal(another[name], value) for name, value in one.items())
+    check_guesses(train, job.config(layout))
 
 
 def test_every_layout_loads_what_another_has_saved(ranks: RankPool, tmp_path: Path) -> None:

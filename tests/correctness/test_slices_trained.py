@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.agreement import check, trained
 from correctness.cover import Pair, pairs_of
 from correctness.model_kinds import LIKE
 from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_schedules import evaluated
-from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
+from correctness.test_tensor_parallel import RECOMPUTED, job_of, name_of
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -144,16 +145,7 @@ def test_slices_train_what_one_process_trains(
     """A rank also holds what the plan says, and an evaluation finds the loss of the weights."""
     own = job(options, samples, iterations)
     expected, config = alone(own), own.config(layout)
-    ranks: RankPool = request.getfixturevalue(pool)
-    by_rank = ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=config,
-        batches=own.batches(),
-        evaluation_batches=own.batches(seed=1),
-        evaluate_after=(iterations - 1,),
-    )
-    check_agreement(by_rank)
+    by_rank = trained(request.getfixturevalue(pool), own, layout)
     check(by_rank, expected)
     final = assemble([own.final for own in by_rank])
     assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
