@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -20,6 +20,9 @@ from megatron.schedules.treatments import TREATMENTS
 DEFAULT_TREATMENT: Final = "none"
 AUTO_TREATMENT: Final = "auto"
 """The value with which the plan chooses the treatment of the vocabulary layers."""
+
+NamedExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p", "auto"]
+"""A ``ContextExchange``, or ``auto``, which takes one of them."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -55,7 +58,7 @@ class ParallelFlags:
         "Let tensor-parallel ranks also share the tokens, wherever they do not share a layer.")
     context_parallel_size: int = flag(1,
         "Context-parallel ranks. They share every sequence.", RANKS)
-    cp_comm_type: ContextExchange | Literal["auto"] = flag("all_gather",
+    cp_comm_type: NamedExchange = flag("all_gather",
         "How attention sees the tokens of all context-parallel ranks. all_gather: it gathers keys "
         "and values. p2p: keys and values pass along a ring of the ranks while attention to those "
         "that are there is computed. a2a: ranks exchange heads for tokens, and each computes "

@@ -39,9 +39,9 @@ class DividedAtLayers(Recomputation):
         left_out: list[Again] | None = None,
     ) -> torch.Tensor:
         """Run the layers of a chunk between two borders; arguments as for ``Recomputation.run``."""
-        # ``forward`` has the rotations of the pass, which other layers of the stage use too. Where
-        # these layers are counted without the others, the rotations stay until they are through.
-        x = apply(_Border, x, self.recorder, False, forward if self.between else None)
+        # ``forward`` has the rotations of the pass, which all layers of the stage use. So they stay
+        # until the first layer is through, even if other layers are counted apart.
+        x = apply(_Border, x, self.recorder, False, forward)
         y = super().run(layers, forward, x, left_out)
         return apply(_Border, y, self.recorder, self.between, None)
 
