@@ -11,6 +11,7 @@ from training.planning.count.test_composition import facts
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.model.slices import SplitStrategy
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
@@ -105,7 +106,9 @@ def test_the_first_slice_takes_the_buffer_of_keys_and_the_last_one_to_come_frees
 
 @pytest.mark.parametrize("strategy", ["uniform", "balanced"])
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
-def test_nothing_is_left_when_all_slices_are_through(treatment: str, strategy: str) -> None:
+def test_nothing_is_left_when_all_slices_are_through(
+    treatment: str, strategy: SplitStrategy
+) -> None:
     run, plan = sliced(treatment)
     run = replace(run, parallel=replace(run.parallel, seq_split_strategy=strategy))
     for count in count_ranks(run, plan, LAYERS):
