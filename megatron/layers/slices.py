@@ -10,7 +10,7 @@ Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the sl
 heads, g key/value heads, d channels of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -61,6 +61,10 @@ class SeenKeys:
     def __init__(self) -> None:
         self._both_2bsgd: dict[int, Tensor] = {}
         self._left_2bsgd: dict[int, Tensor] = {}
+
+    def buffers(self) -> Iterable[Tensor]:
+        """Return the buffers of keys and values, one for every layer that has made some."""
+        return self._both_2bsgd.values()
 
     def extend(self, layer: int, part: SequenceSlice, k_bugd: Tensor, v_bugd: Tensor) -> Tensor:
         """Put a slice's keys and values behind earlier ones; return all so far, [2, b, z, g, d].

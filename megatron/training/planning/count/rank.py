@@ -11,6 +11,7 @@ import torch
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
+from megatron.layers.slices import SequenceSlice
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
@@ -96,7 +97,10 @@ class CountedRank:
             self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
         self._store = ActivationStore()
         host = CountedActivations(model.shared_tensors(), recorder) if subject.offloads else None
-        self._passes = StagePasses(model, plan, rank, self._store, seed=0, host=host)
+        length = subject.model.seq_length
+        # One slice has the keys and values in a buffer of their own, as each of several has.
+        slices = (SequenceSlice(0, length, length),) if subject.keeps_keys else ()
+        self._passes = StagePasses(model, plan, rank, self._store, seed=0, slices=slices, host=host)
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         self._shape = (subject.samples, tokens, subject.model.hidden_size)
         self._starts_bs = subject.document_starts()

@@ -37,6 +37,7 @@ class Subject(NamedTuple):
             make; ``None``: samples are not divided.
         expert_imbalance: as in ``DryRun``.
         offloads: whether the bytes that may wait on the host are counted.
+        keeps_keys: they are counted, and keys and values, which slices share, are not among them.
     """
 
     model: ModelConfig
@@ -57,6 +58,7 @@ class Subject(NamedTuple):
     context_heads_size: int
     documents: DocumentsConfig | None
     offloads: bool = False
+    keeps_keys: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "Subject":
@@ -86,6 +88,7 @@ class Subject(NamedTuple):
             context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offloaded is not None,
+            keeps_keys=parallel.offloaded is not None and parallel.num_seq_splits > 1,
         )
 
     def grid(self, ranks: int) -> Grid:
