@@ -32,7 +32,7 @@ class OffloadFlags:
         unset="all chunks", idle_without=OFFLOAD)
     host_bandwidth: float | None = flag(None,
         "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
-        unset="by the GPU", idle_without=OFFLOAD)
+        unset="by the GPU", idle_without=f"{OFFLOAD} or --optimizer-cpu-offload")
 # fmt: on
 
 

@@ -37,6 +37,7 @@ from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import ModelFlags
 from megatron.config.offload import host_bandwidth, offloaded_chunks
+from megatron.config.offload_states import host_states
 from megatron.config.optimizer_kind import optimizer_config
 from megatron.config.parallelism import (
     ParallelFlags,
@@ -332,4 +333,5 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        host_states=host_states(given),
     )

@@ -38,6 +38,12 @@ from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
 from megatron.config.offload import OFFLOAD_OF_MACHINE, OFFLOAD_RULES, OffloadFlags
+from megatron.config.offload_states import (
+    STATE_NOTES,
+    STATE_RULES,
+    STATES_OF_MACHINE,
+    StateOffloadFlags,
+)
 from megatron.config.optimizer import OPTIMIZER_NOTES, OPTIMIZER_RULES, OptimizerFlags
 from megatron.config.optimizer_kind import (
     IMPLEMENTATION_NOTES,
@@ -75,6 +81,7 @@ GROUPS: Final = (
     OffloadFlags,
     GraphFlags,
     OptimizerFlags,
+    StateOffloadFlags,
     DataFlags,
     TokenizerFlags,
     CorpusFlags,
@@ -111,6 +118,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *OFFLOAD_RULES,
     *OPTIMIZER_RULES,
     *IMPLEMENTATION_RULES,
+    *STATE_RULES,
     *CORPUS_RULES,
     deepspeed_file,
     *LOG_RULES,
@@ -128,6 +136,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     *IMPLEMENTATION_NOTES,
+    *STATE_NOTES,
     *CORPUS_NOTES,
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
@@ -168,5 +177,6 @@ def job_notes(flags: Flags) -> tuple[Rule, ...]:
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
         *OFFLOAD_OF_MACHINE,
+        *STATES_OF_MACHINE,
         *GRAPHS_OF_MACHINE,
     )

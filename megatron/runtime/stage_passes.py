@@ -31,7 +31,7 @@ from torch.autograd.graph import get_gradient_edge
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import Again
-from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
+from megatron.layers.slices import SeenChoices, SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
@@ -239,10 +239,10 @@ class StagePasses:
             return None
         key, is_last = ("keys", item.microbatch), item.slice + 1 == len(self._slices)
         if item.slice == 0:
-            self.store.put(*key, SeenKeys(), item.chunk)
+            self.store.put(*key, (SeenKeys(), SeenChoices()), item.chunk)
         ends = is_last and not self._training
-        seen = (self.store.take if ends else self.store.get)(*key, item.chunk)
-        return SlicedPass(self._slices[item.slice], seen)
+        seen, choices = (self.store.take if ends else self.store.get)(*key, item.chunk)
+        return SlicedPass(self._slices[item.slice], seen, choices)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the following tokens, if this stage predicts further tokens."""

@@ -32,6 +32,7 @@ class RankMemory:
         communicators: number of the rank's NCCL communicators.
         outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
             them.
+        on_host: bytes of the optimizer's states in the memory of the host.
     """
 
     count: RankCount
@@ -39,6 +40,7 @@ class RankMemory:
     afterwards: float = 0.0
     communicators: int = 0
     outside: float = 0.0
+    on_host: float = 0.0
 
     @property
     def always(self) -> float:

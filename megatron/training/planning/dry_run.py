@@ -191,6 +191,7 @@ def _figures(found: RunForecast) -> str:
         "published runs attain (docs/predictions.md)",
         _checked(found),
         *_recomputed(found),
+        *_on_host(found),
     ]
     for rank, (peak, memory) in enumerate(zip(outcome.peak, found.memories, strict=True)):
         own = Fullest(rank, peak, memory.always, memory.outside)
@@ -230,6 +231,17 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
         yield (
             f"recomputation{where}: the GPUs do {again / found.model_flops:.1%} more FLOPs than "
             "the model's, which alone count for the MFU"
+        )
+
+
+def _on_host(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the states of the optimizer that are on the host, if there are any."""
+    states, most = found.config.train.host_states, max(own.on_host for own in found.memories)
+    if states is not None:
+        beside = "beside" if states.overlap else "before and after"
+        yield (
+            f"states on the host: up to {MEMORY.write(most)} a rank; the step has its copies "
+            f"{beside} the CPU's updates; no GPU has measured the bandwidths that are assumed"
         )
 
 

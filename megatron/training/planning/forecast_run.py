@@ -24,6 +24,7 @@ from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.host_step import host_steps
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_costs import cluster_of, crossing_of
@@ -107,6 +108,8 @@ def forecast_run(
     cluster = cluster or cluster_of(parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
+    for rank, own in enumerate(host_steps(config, cluster, counts)):
+        step[rank] += own.seconds
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
