@@ -4,7 +4,7 @@ The names are those of the zero-bubble fork (PipeOffload, arXiv 2503.01328).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.config.cluster import BANDWIDTH
@@ -43,6 +43,12 @@ def offloaded_chunks(flags: Flags) -> int | None:
     """
     own = flags[OffloadFlags]
     return (own.offload_chunk_num or ALL_CHUNKS) if own.cpu_offload else None
+
+
+def could_offload(flags: Flags) -> bool:
+    """Return whether activations could wait on the host beside the other flags, for advice."""
+    asking = flags.replaced(replace(flags[OffloadFlags], cpu_offload=True))
+    return not any(mistake for rule in OFFLOAD_RULES for mistake in rule(asking))
 
 
 def host_bandwidth(flags: Flags) -> float | None:

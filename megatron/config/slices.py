@@ -1,8 +1,8 @@
 """Slices of microbatches: flags, and the rules about what a slice cannot do."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.experts import ExpertFlags, experts_of
@@ -13,6 +13,9 @@ from megatron.flags.groups import Flags, Rule
 from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
 
 _SPLITS: Final = "--num-seq-splits"
+
+SlicesChoice: TypeAlias = tuple[int, SplitStrategy]
+"""Slices of a microbatch, and which tokens each has."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -99,15 +102,22 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
-def _equal_shares(flags: Flags) -> Iterator[str]:
-    slices = flags[SliceFlags].num_seq_splits
-    if slices > 1:
-        yield (
-            f"{_SPLITS} {slices}: a dry run gives every slice an equal share of a microbatch's "
-            "time and memory; it counts neither the further launches of shorter passes nor the "
-            "gradients of earlier keys"
-        )
+def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
+    """Return the ways of cutting microbatches that go with the other flags, for advice.
+
+    Slices of equally many FLOPs come first, where they can be had: with slices of equally many
+    tokens, ranks wait for the rank that has the last slice.
+    """
+    own, found = flags[SliceFlags], list[SlicesChoice]()
+    strategies: tuple[SplitStrategy, ...] = ("balanced", "uniform")
+    for slices in (2, 4, 8):
+        for strategy in strategies:
+            with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
+            cut = flags.replaced(with_them)
+            if not any(mistake for rule in SLICE_RULES for mistake in rule(cut)):
+                found.append((slices, strategy))
+                break
+    return tuple(found)
 
 
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)
-SLICES_OF_DRY_RUN: Final[tuple[Rule, ...]] = (_equal_shares,)

@@ -58,7 +58,7 @@ from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
-from megatron.config.slices import SLICE_RULES, SLICES_OF_DRY_RUN, SliceFlags
+from megatron.config.slices import SLICE_RULES, SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
@@ -169,7 +169,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """Return the rules that find flags that change nothing on this machine or with these ranks."""
     if flags[LogFlags].dry_run:
-        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN, *SLICES_OF_DRY_RUN)
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
     return (
         *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,

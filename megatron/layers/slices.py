@@ -106,6 +106,8 @@ class SeenKeys:
     ) -> tuple[Tensor, ...]:
         """Return the gradients of a slice's own keys and values; leave those of earlier ones.
 
+        The first slice is the last to come, so it lets go of the layer's keys and values.
+
         Args:
             layer: index of the layer.
             part: the slice; all later slices have been here.
@@ -122,6 +124,7 @@ class SeenKeys:
             of_slice = left_2bsgd[:, :, part.first : part.end]
             own = [(later + mine).to(mine.dtype) for mine, later in zip(own, of_slice, strict=True)]
         if part.first == 0:
+            del self._both_2bsgd[layer]
             return tuple(own)
         if left_2bsgd is None:
             b, _, g, d = grads[0].shape

@@ -92,9 +92,18 @@ def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() ->
     assert run(f"{shared} --num-seq-splits 128", 8).parallel.num_seq_splits == 128
 
 
-def test_a_dry_run_says_what_it_does_not_count() -> None:
-    notes = run("--num-seq-splits 2 --bf16 --dry-run").notes
-    assert any("equal share of a microbatch's time and memory" in note for note in notes)
+@pytest.mark.parametrize(
+    ("flags", "choices"),
+    [
+        ("", ((2, "balanced"), (4, "balanced"), (8, "balanced"))),
+        ("--seq-length 512", ((2, "balanced"), (4, "balanced"), (8, "uniform"))),
+        ("--num-experts 4 --moe-expert-capacity-factor 1.5", ()),
+    ],
+)
+def test_advice_knows_the_slices_that_go_with_the_other_flags(
+    flags: str, choices: tuple[tuple[int, str], ...]
+) -> None:
+    assert run(flags).could_slice == choices
 
 
 def test_uniform_slices_have_equally_many_tokens() -> None:

@@ -28,6 +28,7 @@ from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.compared import compared_lines
+from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.race import chosen
@@ -67,7 +68,10 @@ def dry_run(
     if config.train.dtype == torch.float32:
         raise ValueError(NEEDS_16_BITS)
     watch = Watch() if watch is None else watch
-    config = _on(config, gpu)
+    given = _on(config, gpu)
+    config = with_context_exchange(given)
+    if given.context_choices:
+        yield config.notes[-1]
     compared = asked(config, watch=watch)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
         held = [(each.least_memory, each.config) for each in compared]

@@ -151,13 +151,19 @@ def _priced(
     """Return the program of an iteration, its costs, and how much of ``exchanges`` passes hide."""
     program, kept = lower(run_plan.plan, run_plan.costs), dict[CommKind, Hidden]()
     if free:
-        costs = replace(costs, comms={kind: costs.comms[kind] for kind in STAGE_KINDS})
+        costs = _without_vocabulary(costs)
     if exchanges is not None:
         program, costs = exchanges.added_to(program, costs)
         kept = {} if free else dict(hidden(program, costs))
     limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
     vocabulary = 0.0 if free else limits.vocabulary / processors
     return program, crowded(program, costs, vocabulary, limits.gradients / processors), kept
+
+
+def _without_vocabulary(costs: Costs) -> Costs:
+    """Return costs in which collectives of the vocabulary take no time."""
+    comms = {kind: costs.comms[kind] for kind in STAGE_KINDS}
+    return replace(costs, comms=comms, slices=tuple(map(_without_vocabulary, costs.slices)))
 
 
 def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops: int) -> int:
