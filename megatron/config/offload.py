@@ -10,7 +10,6 @@ from typing import Final
 from megatron.config.cluster import BANDWIDTH
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
-from megatron.config.slices import SliceFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags
 
@@ -66,15 +65,6 @@ def _engine(flags: Flags) -> Iterator[str]:
         )
 
 
-def _slices(flags: Flags) -> Iterator[str]:
-    slices = flags[SliceFlags].num_seq_splits
-    if flags[OffloadFlags].cpu_offload and slices > 1:
-        yield (
-            f"{OFFLOAD} beside --num-seq-splits {slices}: the keys and values of a microbatch stay "
-            "on the device until the backward of its first slice: leave out one of both"
-        )
-
-
 def _free_on_cpus(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
         yield (
@@ -83,5 +73,5 @@ def _free_on_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-OFFLOAD_RULES: Final = (_engine, _slices)
+OFFLOAD_RULES: Final = (_engine,)
 OFFLOAD_OF_MACHINE: Final = (_free_on_cpus,)

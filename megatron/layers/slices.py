@@ -81,6 +81,10 @@ class SeenKeys:
         self._both_2bsgd: dict[int, Tensor] = {}
         self._left_2bsgd: dict[int, Tensor] = {}
 
+    def buffers(self) -> Iterable[Tensor]:
+        """Return the buffers of keys and values, one for every layer that has made some."""
+        return self._both_2bsgd.values()
+
     def extend(self, layer: int, part: SequenceSlice, k_bugd: Tensor, v_bugd: Tensor) -> Tensor:
         """Put a slice's keys and values behind earlier ones; return all so far, [2, b, z, g, d].
 

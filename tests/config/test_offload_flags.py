@@ -65,7 +65,6 @@ def test_a_plan_takes_the_bandwidth_of_the_link() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--cpu-offload --num-seq-splits 2", ["--cpu-offload", "--num-seq-splits 2", "leave out"]),
         ("--fine-grained-activation-offloading", ["--cpu-offload with --offload-chunk-num"]),
         ("--cpu-offload --offload-time 0.2", ["--offload-time 0.2", "--host-bandwidth"]),
         ("--cpu-optimizer", ["--cpu-optimizer", "take --cpu-offload or --optimizer-cpu-offload"]),

@@ -131,7 +131,7 @@ def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     Each is yielded with layers as in the run, and with layers that are computed again.
     """
     own = config.parallel
-    if own.offloaded is not None:  # slices do not go with it
+    if own.offloaded is not None:  # slices beside it are not tried
         return
     layouts = list[tuple[str, ParallelConfig]]()
     for slices, strategy in config.could_slice:
