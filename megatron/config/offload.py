@@ -4,13 +4,12 @@ The names are those of the zero-bubble fork (PipeOffload, arXiv 2503.01328).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.config.cluster import BANDWIDTH
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
-from megatron.config.slices import SliceFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags
 
@@ -33,7 +32,7 @@ class OffloadFlags:
         unset="all chunks", idle_without=OFFLOAD)
     host_bandwidth: float | None = flag(None,
         "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
-        unset="by the GPU", idle_without=OFFLOAD)
+        unset="by the GPU", idle_without=f"{OFFLOAD} or --optimizer-cpu-offload")
 # fmt: on
 
 
@@ -44,6 +43,12 @@ def offloaded_chunks(flags: Flags) -> int | None:
     """
     own = flags[OffloadFlags]
     return (own.offload_chunk_num or ALL_CHUNKS) if own.cpu_offload else None
+
+
+def could_offload(flags: Flags) -> bool:
+    """Return whether activations could wait on the host beside the other flags, for advice."""
+    asking = flags.replaced(replace(flags[OffloadFlags], cpu_offload=True))
+    return not any(mistake for rule in OFFLOAD_RULES for mistake in rule(asking))
 
 
 def host_bandwidth(flags: Flags) -> float | None:
@@ -60,15 +65,6 @@ def _engine(flags: Flags) -> Iterator[str]:
         )
 
 
-def _slices(flags: Flags) -> Iterator[str]:
-    slices = flags[SliceFlags].num_seq_splits
-    if flags[OffloadFlags].cpu_offload and slices > 1:
-        yield (
-            f"{OFFLOAD} beside --num-seq-splits {slices}: the keys and values of a microbatch stay "
-            "on the device until the backward of its first slice: leave out one of both"
-        )
-
-
 def _free_on_cpus(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
         yield (
@@ -77,5 +73,5 @@ def _free_on_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-OFFLOAD_RULES: Final = (_engine, _slices)
+OFFLOAD_RULES: Final = (_engine,)
 OFFLOAD_OF_MACHINE: Final = (_free_on_cpus,)

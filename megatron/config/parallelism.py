@@ -1,9 +1,9 @@
 """The layout over ranks: flags, sizes, and rules about how ranks can share a model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,14 +12,17 @@ from megatron.config.layers import sound_model
 from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
-from megatron.flags.groups import Flags
+from megatron.flags.groups import Flags, Rule
 from megatron.model.cut_faults import faults_of_cut
-from megatron.parallel.context import ContextExchange
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
 AUTO_TREATMENT: Final = "auto"
 """The value with which the plan chooses the treatment of the vocabulary layers."""
+
+NamedExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p", "auto"]
+"""A ``ContextExchange``, or ``auto``, which takes one of them."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -55,17 +58,19 @@ class ParallelFlags:
         "Let tensor-parallel ranks also share the tokens, wherever they do not share a layer.")
     context_parallel_size: int = flag(1,
         "Context-parallel ranks. They share every sequence.", RANKS)
-    cp_comm_type: ContextExchange = flag("all_gather",
+    cp_comm_type: NamedExchange = flag("all_gather",
         "How attention sees the tokens of all context-parallel ranks. all_gather: it gathers keys "
         "and values. p2p: keys and values pass along a ring of the ranks while attention to those "
         "that are there is computed. a2a: ranks exchange heads for tokens, and each computes "
         "attention of some heads for all tokens. a2a+p2p: neighbours exchange heads, and keys and "
-        "values pass along a ring of sets of neighbours.",
+        "values pass along a ring of sets of neighbours. auto: the one with the fastest passes by "
+        "prediction on the job's GPUs, of those that the model can take; a2a+p2p only where "
+        "--hierarchical-context-parallel-sizes are given.",
         idle_without="--context-parallel-size > 1")
     hierarchical_context_parallel_sizes: tuple[int, ...] = flag((),
         "With --cp-comm-type a2a+p2p: number of neighbours that exchange heads, and number of such "
         "sets, which make a ring.", RANKS, metavar="HEADS RING",
-        idle_without="--cp-comm-type a2a+p2p")
+        idle_without="--cp-comm-type a2a+p2p or --cp-comm-type auto")
     device: Literal["auto", "cpu", "cuda"] = flag("auto",
         "Device to compute on; auto takes CUDA if there is a CUDA device.")
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
@@ -163,15 +168,46 @@ def adjacent_heads(flags: ParallelFlags) -> int:
     return flags.hierarchical_context_parallel_sizes[0]
 
 
+class ContextChoice(NamedTuple):
+    """An exchange of context-parallel ranks; in two levels, with the ranks that exchange heads."""
+
+    exchange: ContextExchange
+    heads_size: int = 1
+
+
+def context_choices(flags: Flags, further: tuple[Rule, ...]) -> tuple[ContextChoice, ...]:
+    """Return the exchanges of which --cp-comm-type auto takes one; empty if it is not asked to.
+
+    ``further`` are rules of other topics that refuse some exchanges.
+    """
+    parallel, found = flags[ParallelFlags], list[ContextChoice]()
+    if parallel.cp_comm_type != "auto" or parallel.context_parallel_size == 1:
+        return ()
+    for exchange in CONTEXT_EXCHANGES:
+        own = replace(parallel, cp_comm_type=exchange)
+        asking = flags.replaced(own)
+        if not any(mistake for rule in (*CONTEXT_RULES, *further) for mistake in rule(asking)):
+            found.append(ContextChoice(exchange, adjacent_heads(own)))
+    return tuple(found)
+
+
+def first_exchange(flags: Flags) -> ContextExchange:
+    """Return the exchange that flags name, or the first one of which auto takes one."""
+    named = flags[ParallelFlags].cp_comm_type
+    return "all_gather" if named == "auto" else named
+
+
 def _levels(flags: Flags) -> Iterator[str]:
     parallel = flags[ParallelFlags]
     ranks, sizes = parallel.context_parallel_size, parallel.hierarchical_context_parallel_sizes
-    if ranks == 1 or parallel.cp_comm_type != "a2a+p2p":
+    in_levels = parallel.cp_comm_type == "a2a+p2p" or (parallel.cp_comm_type == "auto" and sizes)
+    if ranks == 1 or not in_levels:
         return
     if len(sizes) != 2 or prod(sizes) != ranks or min(sizes) == 1:
         given = " ".join(map(str, sizes)) if sizes else "unset"
         yield (
-            f"--hierarchical-context-parallel-sizes {given} with --cp-comm-type a2a+p2p and "
+            f"--hierarchical-context-parallel-sizes {given} with --cp-comm-type "
+            f"{parallel.cp_comm_type} and "
             f"--context-parallel-size {ranks}: give two numbers above 1 whose product is {ranks}, "
             "first the ranks that exchange heads; for a single level choose --cp-comm-type a2a or "
             "p2p"

@@ -36,11 +36,15 @@ from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import ModelFlags
-from megatron.config.offload import host_bandwidth, offloaded_chunks
+from megatron.config.offload import could_offload, host_bandwidth, offloaded_chunks
+from megatron.config.offload_states import host_states
 from megatron.config.optimizer_kind import optimizer_config
 from megatron.config.parallelism import (
+    ContextChoice,
     ParallelFlags,
     adjacent_heads,
+    context_choices,
+    first_exchange,
     number_of_replicas,
     on_cuda,
 )
@@ -55,7 +59,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatments_of,
 )
-from megatron.config.slices import SliceFlags
+from megatron.config.slices import SLICE_RULES, SliceFlags, SlicesChoice, possible_slices
 from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
@@ -201,7 +205,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
         context_size=parallel.context_parallel_size,
-        context_exchange=parallel.cp_comm_type,
+        context_exchange=first_exchange(flags),
         context_heads_size=adjacent_heads(parallel),
         num_seq_splits=flags[SliceFlags].num_seq_splits,
         seq_split_strategy=flags[SliceFlags].seq_split_strategy,
@@ -238,6 +242,10 @@ class RunConfig:
         dry_run: the prediction to make instead of training; ``None``: train.
         alternatives: layouts that differ in the treatment of the vocabulary; the plan takes the
             best. ``parallel`` is the first of them. Empty: the treatment is decided.
+        could_slice: ways of cutting microbatches that go with the run, for advice.
+        could_offload: whether activations could wait on the host, for advice.
+        context_choices: exchanges of context-parallel ranks; the one with the fastest passes is
+            taken. Empty: the exchange is decided.
     """
 
     model: ModelConfig
@@ -251,6 +259,9 @@ class RunConfig:
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
     alternatives: tuple[ParallelConfig, ...] = ()
+    could_slice: tuple[SlicesChoice, ...] = ()
+    could_offload: bool = False
+    context_choices: tuple[ContextChoice, ...] = ()
 
     def with_treatment(self, name: str) -> "RunConfig":
         """Return the run with one of the alternative treatments of the vocabulary."""
@@ -301,6 +312,9 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         ),
         notes=notes,
         dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
+        could_slice=possible_slices(flags),
+        could_offload=could_offload(flags),
+        context_choices=context_choices(flags, SLICE_RULES),
     )
 
 
@@ -332,4 +346,5 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        host_states=host_states(given),
     )

@@ -1,19 +1,21 @@
 """Slices of microbatches: flags, and the rules about what a slice cannot do."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.layers import LayerFlags, sound_model
+from megatron.config.layers import sound_model
 from megatron.config.parallelism import ParallelFlags
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags, Rule
-from megatron.layers.experts.balance import LOSS_NAMES
 from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
 
 _SPLITS: Final = "--num-seq-splits"
+
+SlicesChoice: TypeAlias = tuple[int, SplitStrategy]
+"""Slices of a microbatch, and which tokens each has."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -45,29 +47,34 @@ def _lengths(flags: Flags) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    tensor = parallel.tensor_model_parallel_size
-    if parallel.sequence_parallel and any(length % tensor for length in lengths):
-        words = ", ".join(map(str, sorted(set(lengths))))
+    words = ", ".join(map(str, sorted(set(lengths))))
+    context, tensor = parallel.context_parallel_size, parallel.tensor_model_parallel_size
+    chunks = 2 * context if context > 1 else 1
+    if any(length % chunks for length in lengths):
+        yield (
+            f"{_SPLITS} {slices} makes slices of {words} tokens, which --context-parallel-size "
+            f"{context} cannot divide into two equal chunks for every rank: choose fewer slices, "
+            f"or a --seq-length that {slices * chunks} divides"
+        )
+    elif parallel.sequence_parallel and any(length // context % tensor for length in lengths):
+        shared = f" among {context} context-parallel ranks and then" if context > 1 else ""
+        multiple = slices * tensor * chunks if context > 1 else slices * tensor
         yield (
             f"{_SPLITS} {slices} makes slices of {words} tokens, which --sequence-parallel cannot "
-            f"divide among --tensor-model-parallel-size {tensor}: choose fewer slices, or a "
-            f"--seq-length that {slices * tensor} divides"
+            f"divide{shared} among --tensor-model-parallel-size {tensor}: choose fewer slices, or "
+            f"a --seq-length that {multiple} divides"
         )
 
 
-def _other_axes(flags: Flags) -> Iterator[str]:
-    slices, context = flags[SliceFlags].num_seq_splits, flags[ParallelFlags].context_parallel_size
-    if slices == 1:
-        return
-    if context > 1:
+def _rings(flags: Flags) -> Iterator[str]:
+    """Refuse rings, which pass on keys of their own slice only."""
+    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    exchange = parallel.cp_comm_type
+    if slices > 1 and parallel.context_parallel_size > 1 and exchange in ("p2p", "a2a+p2p"):
         yield (
-            f"{_SPLITS} {slices} with --context-parallel-size {context}: ranks share a sequence by "
-            "an early and a late chunk, which are in different slices: leave one of them out"
-        )
-    if depths := flags[LayerFlags].mtp_num_layers:
-        yield (
-            f"{_SPLITS} {slices} with --mtp-num-layers {depths}: the tokens that follow the end of "
-            "a slice are in the next one: leave one of them out"
+            f"{_SPLITS} {slices} with --cp-comm-type {exchange}: for every slice, the keys of all "
+            "earlier slices would travel around the ring once more; choose --cp-comm-type "
+            "all_gather or a2a, which keep them"
         )
 
 
@@ -76,18 +83,11 @@ def _experts(flags: Flags) -> Iterator[str]:
     slices, own = flags[SliceFlags].num_seq_splits, flags[BalancingFlags]
     if slices == 1 or experts_of(flags) is None:
         return
-    kinds, factors = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
-    # too few coefficients are a mistake that another rule reports
-    for kind, factor in zip(kinds, factors, strict=False):
-        if kind in LOSS_NAMES and factor:
-            yield (
-                f"{_SPLITS} {slices} with --moe-aux-loss-coeff {factor:g} of {kind}: this loss "
-                "compares the tokens of whole sequences; balance by --moe-router-enable-expert-bias"
-            )
     if is_by_sinkhorn(flags):
         yield (
             f"{_SPLITS} {slices} with --moe-router-load-balancing-type sinkhorn, which balances "
-            "the choices of a whole microbatch; balance by --moe-router-enable-expert-bias"
+            "the choices of a whole microbatch; balance by aux_loss or by "
+            "--moe-router-enable-expert-bias"
         )
     if own.moe_expert_capacity_factor is not None:
         yield (
@@ -102,15 +102,22 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
-def _equal_shares(flags: Flags) -> Iterator[str]:
-    slices = flags[SliceFlags].num_seq_splits
-    if slices > 1:
-        yield (
-            f"{_SPLITS} {slices}: a dry run gives every slice an equal share of a microbatch's "
-            "time and memory; it counts neither the further launches of shorter passes nor the "
-            "gradients of earlier keys"
-        )
+def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
+    """Return the ways of cutting microbatches that go with the other flags, for advice.
+
+    Slices of equally many FLOPs come first, where they can be had: with slices of equally many
+    tokens, ranks wait for the rank that has the last slice.
+    """
+    own, found = flags[SliceFlags], list[SlicesChoice]()
+    strategies: tuple[SplitStrategy, ...] = ("balanced", "uniform")
+    for slices in (2, 4, 8):
+        for strategy in strategies:
+            with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
+            cut = flags.replaced(with_them)
+            if not any(mistake for rule in SLICE_RULES for mistake in rule(cut)):
+                found.append((slices, strategy))
+                break
+    return tuple(found)
 
 
-SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _other_axes, _experts)
-SLICES_OF_DRY_RUN: Final[tuple[Rule, ...]] = (_equal_shares,)
+SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)

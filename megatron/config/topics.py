@@ -38,6 +38,12 @@ from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
 from megatron.config.model import MODEL_RULES, ModelFlags
 from megatron.config.offload import OFFLOAD_OF_MACHINE, OFFLOAD_RULES, OffloadFlags
+from megatron.config.offload_states import (
+    STATE_NOTES,
+    STATE_RULES,
+    STATES_OF_MACHINE,
+    StateOffloadFlags,
+)
 from megatron.config.optimizer import OPTIMIZER_NOTES, OPTIMIZER_RULES, OptimizerFlags
 from megatron.config.optimizer_kind import (
     IMPLEMENTATION_NOTES,
@@ -52,7 +58,7 @@ from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
 from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
-from megatron.config.slices import SLICE_RULES, SLICES_OF_DRY_RUN, SliceFlags
+from megatron.config.slices import SLICE_RULES, SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
@@ -75,6 +81,7 @@ GROUPS: Final = (
     OffloadFlags,
     GraphFlags,
     OptimizerFlags,
+    StateOffloadFlags,
     DataFlags,
     TokenizerFlags,
     CorpusFlags,
@@ -111,6 +118,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *OFFLOAD_RULES,
     *OPTIMIZER_RULES,
     *IMPLEMENTATION_RULES,
+    *STATE_RULES,
     *CORPUS_RULES,
     deepspeed_file,
     *LOG_RULES,
@@ -128,6 +136,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *PRECISION_NOTES,
     *OPTIMIZER_NOTES,
     *IMPLEMENTATION_NOTES,
+    *STATE_NOTES,
     *CORPUS_NOTES,
     *CHECKPOINT_NOTES,
     *PIPELINE_NOTES,
@@ -160,7 +169,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
 def job_notes(flags: Flags) -> tuple[Rule, ...]:
     """Return the rules that find flags that change nothing on this machine or with these ranks."""
     if flags[LogFlags].dry_run:
-        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN, *SLICES_OF_DRY_RUN)
+        return (*REPLICA_NOTES, *DRY_RUN_NOTES, *GRAPHS_OF_DRY_RUN)
     return (
         *REPLICA_NOTES,
         *CLUSTER_OF_MACHINE,
@@ -168,5 +177,6 @@ def job_notes(flags: Flags) -> tuple[Rule, ...]:
         *IMPLEMENTATION_OF_MACHINE,
         *CLUSTER_NOTES,
         *OFFLOAD_OF_MACHINE,
+        *STATES_OF_MACHINE,
         *GRAPHS_OF_MACHINE,
     )

@@ -14,7 +14,7 @@ from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, requi
 from megatron.flags.groups import Flags, faults_of
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.optimizer.config import Precision
+from megatron.optimizer.config import HostStates, Precision
 
 
 # The formatter is off so that the flags read as a table.
@@ -199,6 +199,7 @@ class TrainConfig:
         recomputation: the activations that the backward computes again.
         captures_passes: F, B and W are captured once as CUDA graphs, and replayed.
         eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
+        host_states: the states of the optimizer that are on the host; ``None``: there are none.
     """
 
     micro_batch_size: int
@@ -223,6 +224,7 @@ class TrainConfig:
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
     use_cpu_initialization: bool = False
+    host_states: HostStates | None = None
 
     @property
     def num_microbatches(self) -> int:

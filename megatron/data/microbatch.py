@@ -39,7 +39,8 @@ class Further(NamedTuple):
 class Microbatch:
     """The unit that travels through the pipeline; CPU tensors of shape [b, s].
 
-    Ranks that share sequences (context parallelism) hold a part of the tokens each (``part``).
+    Ranks that share sequences (context parallelism) hold a part of the tokens each (``part``). So
+    do slices of a microbatch.
 
     Attributes:
         tokens: input ids, int64.

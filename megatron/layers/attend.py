@@ -1,7 +1,8 @@
 """Attention of a rank's queries, whichever way the rank has its sequence.
 
-A rank may have whole samples, its part of every sample (context parallelism), or one slice of a
-microbatch at a time. Every kind of attention layer calls ``attend`` and does not ask which holds.
+A rank may have whole samples, its part of every sample (context parallelism), one slice of a
+microbatch at a time, or its part of that slice. Every kind of attention layer calls ``attend`` and
+does not ask which holds.
 
 Shapes: b batch, u tokens that the pass has on this rank, a query heads, g key/value heads, d
 channels of a head.
@@ -13,7 +14,7 @@ from megatron.kernels.scores import Scores
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
-from megatron.layers.slices import slice_attention
+from megatron.layers.slices import attention_of_all_tokens
 
 
 def attend(
@@ -36,18 +37,7 @@ def attend(
         scores: see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
-    kernels, documents = site.kernels, forward_pass.documents
-    if forward_pass.sliced is not None:
-        return slice_attention(
-            kernels,
-            forward_pass.sliced,
-            forward_pass.layer,
-            *heads,
-            dropout=dropout,
-            scores=scores,
-            documents=documents,
-            sinks_a=sinks_a,
-        )
+    kernels, sliced, layer = site.kernels, forward_pass.sliced, forward_pass.layer
     if site.context.size > 1:
         return context_attention(
             kernels,
@@ -55,13 +45,18 @@ def attend(
             *heads,
             dropout=dropout,
             scores=scores,
-            documents=documents,
+            documents=forward_pass.documents,
             sinks_a=sinks_a,
+            sliced=sliced,
+            layer=layer,
         )
-    return kernels.causal_attention(
-        *(x_buad.transpose(1, 2) for x_buad in heads),
+    return attention_of_all_tokens(
+        kernels,
+        sliced,
+        layer,
+        heads,
         dropout=dropout,
         scores=scores,
-        documents=documents,
+        documents=forward_pass.documents,
         sinks_a=sinks_a,
-    ).transpose(1, 2)
+    )

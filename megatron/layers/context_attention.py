@@ -13,6 +13,11 @@ heads, and a second one gives the results back. In between stands ordinary causa
 ``a2a+p2p``: ranks exchange heads with their neighbours, and so have the tokens of all of these, two
 longer chunks of the sequence. In between stands attention along a ring.
 
+If microbatches are cut into slices, ranks share every slice as they share whole sequences. Then
+``a2a`` keeps a rank's heads of earlier keys, and ``all_gather`` keeps all earlier keys. So only the
+slice itself is exchanged, and the bytes do not depend on the number of slices. A rank's gradients
+of earlier keys wait, unsummed, for the backward of the slice that has these keys.
+
 Shapes: b batch, s sequence, u tokens of a rank, a query heads, g key/value heads, d channels of a
 head; 2: keys and values.
 """
@@ -23,11 +28,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.kernels.autograd import apply_all, once_differentiable
+from megatron.kernels.autograd import apply, apply_all, once_differentiable
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
 from megatron.layers.ring_attention import Heads, ring_attention
+from megatron.layers.slices import (
+    SequenceSlice,
+    SlicedPass,
+    alone,
+    attention_of_all_tokens,
+    seen_keys,
+)
 from megatron.parallel.context import ContextParallel, chunks_of
 
 
@@ -42,6 +54,8 @@ def context_attention(
     scores: Scores,
     documents: Documents | None,
     sinks_a: Tensor | None = None,
+    sliced: SlicedPass | None = None,
+    layer: int = -1,
 ) -> Tensor:
     """Return ``causal_attention`` of this rank's queries, [b, u, a, d].
 
@@ -55,8 +69,11 @@ def context_attention(
         scores: see ``Kernels.causal_attention``.
         documents: of whole samples; see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
+        sliced: the slice that the tokens are in; ``None``: they are in whole samples.
+        layer: index of the layer in the whole model, for slices.
     """
     own = q_buad, k_bugd, v_bugd
+    assert sliced is None or context.exchange in ("all_gather", "a2a"), "config refuses rings"
     if context.exchange == "p2p":
         assert not dropout, "config refuses dropout"
         return ring_attention(kernels, context, own, scores, documents, sinks_a)
@@ -78,15 +95,23 @@ def context_attention(
             own,
             scores,
             sinks_a,
-            lambda all_, scores, sinks: kernels.causal_attention(
-                *(x_bsad.transpose(1, 2) for x_bsad in all_),
+            lambda all_, scores, sinks: attention_of_all_tokens(
+                kernels,
+                sliced,
+                layer,
+                all_,
                 dropout=dropout,
                 scores=scores,
                 documents=documents,
                 sinks_a=sinks,
-            ).transpose(1, 2),
+            ),
         )
-    seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
+    if sliced is None:
+        seen = apply_all(_Seen, torch.stack((k_bugd, v_bugd)), context)
+    else:
+        window = None if documents else scores.window
+        seen = _seen_in_slice(context, (k_bugd, v_bugd), sliced, layer, window)
+        q_buad = alone(q_buad)
     parts = [
         kernels.causal_attention(
             q_bkad.transpose(1, 2),
@@ -102,6 +127,32 @@ def context_attention(
         )
     ]
     return torch.cat(parts, dim=1)
+
+
+def _seen_in_slice(
+    context: ContextParallel,
+    own: tuple[Tensor, Tensor],
+    sliced: SlicedPass,
+    layer: int,
+    window: int | None,
+) -> tuple[Tensor, ...]:
+    """Return keys and values that this rank's first chunk of a slice sees, then its second chunk's.
+
+    Args:
+        context: the ranks that share the slice.
+        own: keys and values of this rank's tokens, [b, u, g, d].
+        sliced: the slice.
+        layer: index of the layer in the whole model.
+        window: as for ``seen_keys``.
+    """
+    part = sliced.part
+    size = (part.end - part.first) // (2 * context.size)
+    chunks = [
+        SequenceSlice(part.first + number * size, part.first + (number + 1) * size, part.length)
+        for number in chunks_of(context.rank, context.size)
+    ]
+    k_bugd, v_bugd = apply(_Gathered, torch.stack(own), context).unbind()
+    return seen_keys(sliced, layer, (k_bugd, v_bugd), chunks, window)
 
 
 def _of_own_heads(
@@ -153,6 +204,20 @@ class _Seen(torch.autograd.Function):
         for number, grad_bsgd in enumerate(gradients):
             total_2bsgd[number % 2, :, : grad_bsgd.shape[1]] += grad_bsgd
         return ctx.context.reduce(total_2bsgd), None
+
+
+class _Gathered(torch.autograd.Function):
+    """Turns a rank's keys and values of a slice into those of all its tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, own_2bugd: Tensor, context: ContextParallel) -> Tensor:
+        ctx.context = context
+        return context.gather(own_2bugd)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_2bsgd: Tensor) -> tuple[Tensor, None]:
+        return ctx.context.reduce(grad_2bsgd), None
 
 
 class _Exchanged(torch.autograd.Function):

@@ -10,8 +10,9 @@ Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the sl
 heads, g key/value heads, d channels of a head.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -45,10 +46,28 @@ class SequenceSlice:
         bounds = list(accumulate(lengths, initial=0))
         return tuple(cls(first, end, bounds[-1]) for first, end in pairwise(bounds))
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no slice follows."""
+        return self.end == self.length
+
+    @property
+    def fraction(self) -> float:
+        """The slice's part of all tokens."""
+        return (self.end - self.first) / self.length
+
     def share(self, tokens: int) -> int:
-        """Return how many of ``tokens`` are in the slice, if they are a part of every position."""
+        """Return how many of ``tokens`` are in the slice, if every slice has the same part there.
+
+        A rank may have an equal part of every slice.
+        """
         assert tokens * (self.end - self.first) % self.length == 0, (self, tokens)
         return tokens * (self.end - self.first) // self.length
+
+    def among(self, tokens: int) -> slice:
+        """Return the indices of the slice among a rank's ``tokens`` of every sample."""
+        before = tokens * self.first // self.length
+        return slice(before, before + self.share(tokens))
 
 
 class SeenKeys:
@@ -61,6 +80,10 @@ class SeenKeys:
     def __init__(self) -> None:
         self._both_2bsgd: dict[int, Tensor] = {}
         self._left_2bsgd: dict[int, Tensor] = {}
+
+    def buffers(self) -> Iterable[Tensor]:
+        """Return the buffers of keys and values, one for every layer that has made some."""
+        return self._both_2bsgd.values()
 
     def extend(self, layer: int, part: SequenceSlice, k_bugd: Tensor, v_bugd: Tensor) -> Tensor:
         """Put a slice's keys and values behind earlier ones; return all so far, [2, b, z, g, d].
@@ -83,6 +106,8 @@ class SeenKeys:
     ) -> tuple[Tensor, ...]:
         """Return the gradients of a slice's own keys and values; leave those of earlier ones.
 
+        The first slice is the last to come, so it lets go of the layer's keys and values.
+
         Args:
             layer: index of the layer.
             part: the slice; all later slices have been here.
@@ -99,6 +124,7 @@ class SeenKeys:
             of_slice = left_2bsgd[:, :, part.first : part.end]
             own = [(later + mine).to(mine.dtype) for mine, later in zip(own, of_slice, strict=True)]
         if part.first == 0:
+            del self._both_2bsgd[layer]
             return tuple(own)
         if left_2bsgd is None:
             b, _, g, d = grads[0].shape
@@ -110,17 +136,56 @@ class SeenKeys:
         return tuple(own)
 
 
+class SeenChoices:
+    """Choices of experts in the slices of one microbatch so far, in the layers of one stage.
+
+    They are kept for losses that balance the experts over a whole microbatch. Such a loss is named
+    by its layer and its name. ``x`` stands for samples, or for 1 if a loss puts samples together.
+    """
+
+    def __init__(self) -> None:
+        self._both: dict[tuple[int, str], dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def put(
+        self, loss: tuple[int, str], part: SequenceSlice, times_xe: Tensor, means_xe: Tensor
+    ) -> None:
+        """Add a slice; a layer that is computed again puts the same there again.
+
+        Args:
+            loss: the layer's index in the whole model, and the loss's name.
+            part: the slice.
+            times_xe: how often its tokens have chosen every expert.
+            means_xe: its mean scores of every expert, without a graph.
+        """
+        self._both.setdefault(loss, {})[part.first] = times_xe, means_xe * part.fraction
+
+    def times(self, loss: tuple[int, str]) -> Tensor:
+        """Return how often tokens of all slices so far have chosen every expert, [x, e]."""
+        return _added(times_xe for times_xe, _ in self._both[loss].values())
+
+    def means(self, loss: tuple[int, str]) -> Tensor:
+        """Return the mean scores of the whole microbatch, [x, e]; all slices have been here."""
+        return _added(means_xe for _, means_xe in self._both[loss].values())
+
+
+def _added(summands: Iterable[Tensor]) -> Tensor:
+    """Return the sum of tensors, at least one, in their order."""
+    return reduce(torch.add, summands)
+
+
 @dataclass(frozen=True)
 class SlicedPass:
-    """The slice of a pass, and the keys that it sees.
+    """The slice of a pass, and what the stage's layers know of the microbatch's other slices.
 
     Attributes:
         part: the slice.
         seen: keys and values of the same microbatch, in the layers of the same stage.
+        choices: of experts, likewise.
     """
 
     part: SequenceSlice
     seen: SeenKeys
+    choices: SeenChoices = field(default_factory=SeenChoices)
 
 
 def slice_attention(
@@ -150,14 +215,11 @@ def slice_attention(
         documents: of whole samples; see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
-    first_key = 0
-    if scores.window is not None and documents is None:
-        first_key = max(0, sliced.part.first - scores.window)
-    k_bzgd, v_bzgd = apply_all(_Seen, k_bugd, v_bugd, sliced, layer, first_key)
-    if q_buad.untyped_storage().nbytes() > q_buad.nbytes:
-        q_buad = q_buad.clone()  # a view would keep the slice's keys and values a second time
+    k_bzgd, v_bzgd = seen_keys(
+        sliced, layer, (k_bugd, v_bugd), [sliced.part], None if documents else scores.window
+    )
     return kernels.causal_attention(
-        q_buad.transpose(1, 2),
+        alone(q_buad).transpose(1, 2),
         k_bzgd.transpose(1, 2),
         v_bzgd.transpose(1, 2),
         dropout=dropout,
@@ -167,24 +229,101 @@ def slice_attention(
     ).transpose(1, 2)
 
 
-class _Seen(torch.autograd.Function):
-    """Turns a slice's keys and values into all that its queries see, from ``first_key`` on.
+def attention_of_all_tokens(
+    kernels: Kernels,
+    sliced: SlicedPass | None,
+    layer: int,
+    heads: tuple[Tensor, Tensor, Tensor],
+    *,
+    dropout: float,
+    scores: Scores,
+    documents: Documents | None,
+    sinks_a: Tensor | None = None,
+) -> Tensor:
+    """Return causal attention of heads of which this rank has all tokens, [b, u, a, d].
 
-    Documents count positions from the start of a sample, so they need all keys. Attention reads
-    only those that it sees.
+    The tokens are those of a slice, or of whole samples if ``sliced`` is ``None``. ``heads`` are
+    queries, keys and values. The other arguments are as for ``slice_attention``.
     """
+    if sliced is not None:
+        return slice_attention(
+            kernels,
+            sliced,
+            layer,
+            *heads,
+            dropout=dropout,
+            scores=scores,
+            documents=documents,
+            sinks_a=sinks_a,
+        )
+    return kernels.causal_attention(
+        *(x_buad.transpose(1, 2) for x_buad in heads),
+        dropout=dropout,
+        scores=scores,
+        documents=documents,
+        sinks_a=sinks_a,
+    ).transpose(1, 2)
+
+
+def alone(q_buad: Tensor) -> Tensor:
+    """Return queries in memory of their own: a view would keep their keys a second time."""
+    return q_buad.clone() if q_buad.untyped_storage().nbytes() > q_buad.nbytes else q_buad
+
+
+def seen_keys(
+    sliced: SlicedPass,
+    layer: int,
+    own: tuple[Tensor, Tensor],
+    parts: Sequence[SequenceSlice],
+    window: int | None,
+) -> tuple[Tensor, ...]:
+    """Return the keys and the values that each of some parts of a slice sees, [b, z, g, d].
+
+    Args:
+        sliced: the slice, and the keys of earlier slices, to which the slice's own are added.
+        layer: index of the layer in the whole model.
+        own: keys and values of all tokens of the slice, [b, u, g, d].
+        parts: of the slice, ascending; each sees the keys up to its own end.
+        window: of every query; ``None``: no key is left out. Documents count positions from the
+            start of a sample, so with them no key may be left out.
+    """
+    firsts = [0 if window is None else max(0, part.first - window) for part in parts]
+    spans = [(first, part.end) for first, part in zip(firsts, parts, strict=True)]
+    return apply_all(_Seen, *own, sliced, layer, spans)
+
+
+class _Seen(torch.autograd.Function):
+    """Turns a slice's keys and values into the spans of all keys so far that its queries see."""
 
     @staticmethod
     def forward(
-        ctx: Any, k_bugd: Tensor, v_bugd: Tensor, sliced: SlicedPass, layer: int, first_key: int
+        ctx: Any,
+        k_bugd: Tensor,
+        v_bugd: Tensor,
+        sliced: SlicedPass,
+        layer: int,
+        spans: Sequence[tuple[int, int]],
     ) -> tuple[Tensor, ...]:
-        ctx.sliced, ctx.layer = sliced, layer
+        ctx.sliced, ctx.layer, ctx.spans = sliced, layer, spans
         both_2bzgd = sliced.seen.extend(layer, sliced.part, k_bugd, v_bugd)
-        return tuple(own_bsgd[:, first_key:] for own_bsgd in both_2bzgd)
+        return tuple(own_bzgd[:, first:end] for first, end in spans for own_bzgd in both_2bzgd)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, k_grad: Tensor, v_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sliced: SlicedPass = ctx.sliced
-        own = sliced.seen.settle(ctx.layer, sliced.part, (k_grad, v_grad))
-        return *own, None, None, None
+        summed = _sum_of(gradients[::2], ctx), _sum_of(gradients[1::2], ctx)
+        return *sliced.seen.settle(ctx.layer, sliced.part, summed), None, None, None
+
+
+def _sum_of(gradients: Sequence[Tensor], ctx: Any) -> Tensor:
+    """Return the sum of gradients of spans, [b, z, g, d], for all keys of the slice at least."""
+    spans, part = ctx.spans, ctx.sliced.part
+    start, end = min(spans[0][0], part.first), part.end
+    if spans == [(start, end)]:
+        return gradients[0]
+    b, _, g, d = gradients[0].shape
+    total_bzgd = gradients[0].new_zeros(b, end - start, g, d)
+    for grad_bkgd, (first, behind) in zip(gradients, spans, strict=True):
+        total_bzgd[:, first - start : behind - start] += grad_bkgd
+    return total_bzgd

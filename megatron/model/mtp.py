@@ -6,10 +6,11 @@ joins both by a projection, and runs one more transformer layer. All depths shar
 layer: their outputs are further samples of its input, so schedules need not know of depths.
 
 If ranks share sequences (context parallelism), the tokens that follow a chunk are on another rank.
-Then a rank reads their embeddings for every depth anew.
+The tokens that follow a slice of a microbatch are in the next slice. In both cases a rank reads the
+embeddings of following tokens for every depth anew.
 
-Shapes: b batch, u tokens of a sequence that this rank has, h hidden, w = u + D - 1, or w = D u if
-ranks share sequences.
+Shapes: b batch, u tokens of a sequence that a pass has on this rank, h hidden, w = u + D - 1, or
+w = D u if these tokens are a part of every sequence.
 """
 
 import torch
@@ -26,14 +27,16 @@ from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
 
 
-def width_ahead(tokens: int, depths: int, context_size: int) -> int:
-    """Return w, the embeddings of following tokens that ``tokens`` of a sample read."""
-    return tokens + (depths - 1) * step_ahead(tokens, context_size)
+def width_ahead(tokens: int, depths: int, *, of_parts: bool) -> int:
+    """Return w, the embeddings of following tokens that ``tokens`` of a sample read.
 
-
-def step_ahead(tokens: int, context_size: int) -> int:
-    """Return how many embeddings later the embeddings of the next depth begin."""
-    return tokens if context_size > 1 else 1
+    Args:
+        tokens: u.
+        depths: D.
+        of_parts: whether the tokens are a part of every sample, of which the rest is in other
+            passes or on other context-parallel ranks.
+    """
+    return depths * tokens if of_parts else tokens + depths - 1
 
 
 class MultiTokenPrediction(nn.Module):
@@ -68,11 +71,12 @@ class MultiTokenPrediction(nn.Module):
         length, known = known_buh.shape[1], [known_buh]
         ahead_bwh = forward_pass.ahead_bwh
         assert ahead_bwh is not None, "further tokens are predicted from those that follow"
+        step = (ahead_bwh.shape[1] - length) // max(1, len(self.layers) - 1)
         rope = self._rope
         if rope is not None and forward_pass.positions_bs is not None:
             rope = rope.at(forward_pass.positions_bs)
         for depth, layer in enumerate(self.layers):
-            first = depth * step_ahead(length, self._site.context.size)
+            first = depth * step
             words_buh = ahead_bwh[:, first : first + length]
             index = self._config.num_layers + depth
             own_pass = forward_pass.of_layers.in_layer(index, rope)

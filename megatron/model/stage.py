@@ -212,7 +212,7 @@ class RankModel(nn.Module):
         if positions_bs is None:
             return self.ropes
         own = {index: self.ropes[index] for index in self.placement.chunks[chunk]}
-        placed = {rope: rope.at(positions_bs) for rope in own.values() if rope is not None}
+        placed = {rope: rope.at(positions_bs) for rope in dict.fromkeys(own.values()) if rope}
         return {index: placed[rope] if rope else None for index, rope in own.items()}
 
     def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:

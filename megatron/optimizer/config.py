@@ -75,6 +75,23 @@ class LossScaleConfig:
 
 
 @dataclass(frozen=True)
+class HostStates:
+    """Masters and moments that are kept on the host, which updates them.
+
+    Attributes:
+        fraction: share of the elements of the parameters, from 0 to 1.
+        overlap: whether gradients and weights are copied while the CPU updates.
+        pins_gradients: whether the host's memory for gradients is pinned.
+        pins_weights: whether the host's memory for weights is pinned.
+    """
+
+    fraction: float = 1.0
+    overlap: bool = False
+    pins_gradients: bool = True
+    pins_weights: bool = True
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer, clipping, and the schedules of its rates; steps are counted in samples.
 

@@ -1,6 +1,8 @@
 """The optimizer that a configuration asks for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
@@ -9,6 +11,8 @@ from megatron.optimizer.adamw import AdamW, keeps_16_bits
 from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.host_link import HostLink
+from megatron.optimizer.host_optimizer import HostOptimizer, SplitOptimizer
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
 from megatron.optimizer.optimizer import Optimizer
@@ -48,6 +52,33 @@ def make_optimizer(
                 return [*made, _adamw(others, config, kernels)] if others else made
 
     return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
+
+
+def make_with_host(
+    config: OptimizerConfig,
+    qkv: QKVRows,
+    tensor: ConnectedAxis,
+    kernels: Kernels,
+    link: HostLink,
+    parts: Sequence[ParameterPart],
+) -> Optimizer:
+    """Return the optimizer of some parts of this rank's parameters, with states on the host.
+
+    Arguments are those of ``make_optimizer``, and ``link``, which knows the parts of the rank whose
+    states are on the host. PyTorch's kernels update them there.
+    """
+    here = [part for part in parts if part.name not in link.names]
+    there = [part for part in parts if part.name in link.names]
+    made: list[Optimizer] = []
+    if here:
+        made.append(make_optimizer(config, qkv, tensor, kernels, here))
+    if there:
+        on_cpu = replace(config, implementation="torch")
+        by_cpu = partial(make_optimizer, on_cpu, qkv, tensor, ReferenceKernels())
+        again = config.post_validation
+        made.append(HostOptimizer(there, by_cpu, link, config.clip_grad, steps_again=again))
+    names = [[part.name for part in own] for own in (here, there) if own]
+    return made[0] if len(made) == 1 else SplitOptimizer(made, names)
 
 
 def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels) -> Rule:

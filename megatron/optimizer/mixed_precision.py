@@ -135,8 +135,7 @@ class MixedPrecisionOptimizer:
         """As in ``Optimizer``."""
         check_norm(grad_norm)
         self._steps += 1
-        scales = _scales(factor, clip_coefficient(grad_norm, self._clip_grad))
-        step = Step(rates, tuple(1.0 / scale for scale in scales), self._steps)
+        step = Step(rates, divisors_of(factor, grad_norm, self._clip_grad), self._steps)
         for rule in self._rules:
             rule.step(step)
         if not all(rule.rounds for rule in self._rules):
@@ -191,16 +190,17 @@ class MixedPrecisionOptimizer:
             torch._foreach_copy_(self._rounded, self._masters)
 
 
-def _scales(factor: float, clipping: float) -> list[float]:
-    """Return the numbers by which gradients are multiplied, one after the other.
+def divisors_of(factor: float, grad_norm: float, clip_grad: float) -> tuple[float, ...]:
+    """Return the numbers by which a step divides gradients, one after the other; see ``Step``.
 
     A step that corrects a guess finds the factor already applied (``post_validation``). So factor
-    and clipping are always two scales, which gives the same bits with and without a guess. A factor
-    that is a power of two causes no rounding, so both may be one scale.
+    and clipping are always two divisors, which gives the same bits with and without a guess. A
+    factor that is a power of two causes no rounding, so both may be one divisor.
     """
+    clipping = clip_coefficient(grad_norm, clip_grad)
     mantissa, _ = math.frexp(factor)
     scales = [factor * clipping] if mantissa == 0.5 else [factor, clipping]
-    return [scale for scale in scales if scale != 1.0]
+    return tuple(1.0 / scale for scale in scales if scale != 1.0)
 
 
 @dataclass(frozen=True)

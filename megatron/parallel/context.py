@@ -15,6 +15,7 @@ z = 2c chunks, a heads, d channels of a head, w features of several tensors side
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -63,6 +64,20 @@ def own_positions(seq_length: int, rank: int, size: int) -> Tensor:
         return torch.arange(seq_length)
     chunks_xk = torch.arange(seq_length).view(2 * size, -1)
     return chunks_xk[list(chunks_of(rank, size))].flatten()
+
+
+def own_positions_in_slices(lengths: Sequence[int], rank: int, size: int) -> Tensor:
+    """Return the positions of a rank's tokens, ascending, if it has its part of every slice.
+
+    Args:
+        lengths: tokens of the slices of a sample, in the order of the sequence; each is cut as a
+            sequence of its own would be.
+        rank: place on the context axis.
+        size: ranks of the axis.
+    """
+    firsts = accumulate(lengths, initial=0)
+    parts = zip(firsts, lengths, strict=False)
+    return torch.cat([first + own_positions(length, rank, size) for first, length in parts])
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,9 @@ class _StreamResult(Generic[T]):
         self._work = None
         return self._value
 
+    def synchronize(self) -> None:
+        self._done.synchronize()
+
 
 class StreamLane:
     """One CUDA side stream of high priority, so that collectives get their few processors.
@@ -127,6 +130,14 @@ class StreamLane:
     def close(self) -> None:
         """Wait for running work."""
         self._stream.synchronize()
+
+
+def wait_on_host(pending: Pending[T]) -> T:
+    """Return a result; on CUDA the host waits too, which may then read what was copied to it."""
+    value = pending.wait()
+    if isinstance(pending, _StreamResult):
+        pending.synchronize()
+    return value
 
 
 def keep_until_used(tensor: Tensor) -> None:

@@ -121,6 +121,7 @@ class Communicator:
         self._plan = plan
         self._lane = lane
         self._shapes = shapes_of(activation_shape, slices)
+        self._of_parts = groups.context.size > 1 or bool(slices)
         self._sequence_parts = sequence_parts
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
@@ -173,7 +174,7 @@ class Communicator:
     def _ahead_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [b, w, h], on each rank, of the further embeddings for multi-token prediction."""
         b, u, h = self._shape(i)
-        return b, width_ahead(u, self.passes.depths, self._groups.context.size), h
+        return b, width_ahead(u, self.passes.depths, of_parts=self._of_parts), h
 
     def _output_shape(self, i: int) -> tuple[int, int, int]:
         """Shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks."""

@@ -12,11 +12,12 @@ issued after the L that reads it. Buffers are never given back to the system, on
 that a GPU can copy from beside its work (pinned memory) is slow to get.
 
 Tensors that live longer than a microbatch are not moved: parameters, tables of rotations, the
-batch. Neither are tensors that a layer keeps by itself, past autograd, and tensors that are on the
-host already, as the seed of dropout is in one of PyTorch's kernels of attention.
+batch. Neither are keys and values that later slices of a microbatch read (``SeenKeys``), tensors
+that a layer keeps by itself, past autograd, and tensors that are on the host already, as the seed
+of dropout is in one of PyTorch's kernels of attention.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NamedTuple, Protocol
 
@@ -24,11 +25,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from megatron.layers.slices import SeenKeys
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.observer import Observer
 from megatron.schedules.lower import Program, Start
-from megatron.schedules.needs import Comm
+from megatron.schedules.needs import HOST_KINDS, Comm
+from megatron.schedules.passes import Pass
 
 _ALIGNED: Final = 16
 """Alignment in bytes of a storage within a buffer of the host."""
@@ -71,24 +74,28 @@ Storages = dict[int, _Kept]
 class TakesActivations(Protocol):
     """An object that takes the activations that F leaves: ``HostCopies``, or a count of them."""
 
-    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
-        """Begin an iteration over ``batch``."""
+    def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``units``."""
         ...
 
-    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[object]:
-        """Return the context of an F."""
+    def around(self, item: Pass, keys: SeenKeys | None) -> AbstractContextManager[object]:
+        """Return the context of an F; ``keys`` are those that slices of its microbatch share."""
         ...
 
 
 @contextmanager
 def handed_over(
-    device: torch.device, shared: frozenset[int], seen: Callable[[int], None] = lambda size: None
+    device: torch.device,
+    shared: frozenset[int],
+    keys: SeenKeys | None = None,
+    seen: Callable[[int], None] = lambda size: None,
 ) -> Iterator[Storages]:
     """Return a context in which autograd keeps handles, and the storages behind them.
 
     Args:
         device: where the passes run; tensors elsewhere stay where they are.
         shared: addresses (``storages_of``) of storages that stay where they are.
+        keys: keys and values that stay where they are: slices share them, and the F adds to them.
         seen: called with the bytes of every storage that is found.
     """
     found: Storages = {}
@@ -96,7 +103,8 @@ def handed_over(
     def pack(tensor: Tensor) -> Tensor | _Handle:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in shared or not storage.nbytes() or tensor.device.type != device.type:
+        stays = key in shared or (keys is not None and key in storages_of(keys.buffers()))
+        if stays or not storage.nbytes() or tensor.device.type != device.type:
             return tensor.detach()
         if key not in found:
             found[key] = _Kept(tensor)
@@ -117,6 +125,35 @@ def _unpacked(kept: Tensor | _Handle) -> Tensor:
 def storages_of(tensors: Iterable[Tensor]) -> frozenset[int]:
     """Return the addresses of the storages of ``tensors``."""
     return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
+
+
+class NotedRooms:
+    """Notes the room that activations would take on the host; they stay on the device.
+
+    Attributes:
+        rooms: bytes for every (slice, chunk).
+    """
+
+    def __init__(self, shared: Iterable[Tensor], device: torch.device) -> None:
+        self.rooms: dict[tuple[int, int], int] = {}
+        self._always = storages_of(shared)
+        self._shared = self._always
+        self._device = device
+
+    def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``units``."""
+        self._shared = _with_batch(self._always, units)
+
+    @contextmanager
+    def around(self, item: Pass, keys: SeenKeys | None) -> Iterator[None]:
+        """Return the context of an F, whose room is noted."""
+        with handed_over(self._device, self._shared, keys) as storages:
+            yield
+            self.rooms[item.slice, item.chunk] = sum(map(_room, storages.values()))
+
+
+def _with_batch(shared: frozenset[int], units: Sequence[DeviceMicrobatch]) -> frozenset[int]:
+    return shared | storages_of(tensor for own in units for tensor in own.kept_by_layers)
 
 
 class HostBuffers:
@@ -152,7 +189,7 @@ class HostBuffers:
 
 
 class _Moved:
-    """The activations of a chunk and microbatch: their storages, and where these are on the host.
+    """The activations of a chunk and unit: their storages, and where these are on the host.
 
     Attributes:
         kept: the storages.
@@ -202,12 +239,13 @@ class HostCopies:
         buffers: HostBuffers,
         device: torch.device,
     ) -> None:
-        self._stages = program.plan.stages
-        self._chosen = {
-            (step.comm.microbatch, self._chunk(step.comm))
+        self._plan = program.plan
+        self._begun = [
+            step.comm
             for step in program.rows[rank]
-            if isinstance(step, Start) and step.comm.kind == "O"
-        }
+            if isinstance(step, Start) and step.comm.kind in HOST_KINDS
+        ]
+        self._chosen = {self._key(comm) for comm in self._begun}
         self._always = storages_of(shared)
         self._shared = self._always
         self._lane = lane
@@ -215,31 +253,46 @@ class HostCopies:
         self._device = device
         self._moved: dict[tuple[int, int], _Moved] = {}
 
-    def _chunk(self, comm: Comm) -> int:
-        return self._stages[comm.stage][1]
+    def _key(self, comm: Comm) -> tuple[int, int]:
+        """Return the unit and the chunk of a copy."""
+        return self._plan.unit(comm), self._plan.stages[comm.stage][1]
 
-    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
-        """Begin an iteration over ``batch``; the iteration before may have been abandoned."""
-        self._shared = self._always | storages_of(t for own in batch for t in own.kept_by_layers)
+    def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``units``; the iteration before may have been abandoned."""
+        self._shared = _with_batch(self._always, units)
         for moved in self._moved.values():
             if moved.buffer is not None:
                 self._buffers.give(moved.buffer)
         self._moved.clear()
 
+    def reserve(self, rooms: Mapping[tuple[int, int], int]) -> None:
+        """Get all buffers of an iteration, so that its first O does not wait for pinned memory.
+
+        Args:
+            rooms: bytes for every (slice, chunk), as in ``NotedRooms``.
+        """
+        taken: dict[tuple[int, int], Tensor] = {}
+        for comm in self._begun:
+            key = self._key(comm)
+            if comm.kind == "O":
+                taken[key] = self._buffers.take(rooms[comm.slice, key[1]])
+            else:
+                self._buffers.give(taken.pop(key))
+
     @contextmanager
-    def _handing_over(self, key: tuple[int, int]) -> Iterator[None]:
-        with handed_over(self._device, self._shared) as storages:
+    def _handing_over(self, key: tuple[int, int], keys: SeenKeys | None) -> Iterator[None]:
+        with handed_over(self._device, self._shared, keys) as storages:
             yield
             self._moved[key] = _Moved(list(storages.values()))
 
-    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[None]:
+    def around(self, item: Pass, keys: SeenKeys | None) -> AbstractContextManager[None]:
         """Return the context of an F, which hands over the activations that the program moves."""
-        key = microbatch, chunk
-        return self._handing_over(key) if key in self._chosen else nullcontext()
+        key = self._plan.unit(item), item.chunk
+        return self._handing_over(key, keys) if key in self._chosen else nullcontext()
 
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin O of the activations that an F has left, or L of activations on the host."""
-        moved = self._moved[comm.microbatch, self._chunk(comm)]
+        moved = self._moved[self._key(comm)]
         work = self._out(moved) if comm.kind == "O" else self._back(moved)
         return self._lane.submit(work if recorder is None else recorder.timed(comm, work))
 
@@ -272,7 +325,7 @@ class HostCopies:
 
     def finish(self, comm: Comm, pending: Pending[object]) -> None:
         """Wait for a copy; let go of the tensors that O has copied, hand out those of L."""
-        key = comm.microbatch, self._chunk(comm)
+        key = self._key(comm)
         result = pending.wait()
         if comm.kind == "O":
             for kept in self._moved[key].kept:

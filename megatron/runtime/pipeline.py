@@ -18,7 +18,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
-from megatron.runtime.offload import HostBuffers, HostCopies
+from megatron.runtime.offload import HostBuffers, HostCopies, NotedRooms
 from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
@@ -65,6 +65,7 @@ class Installed:
     evaluation: Program
     passes: StagePasses
     executor: Executor
+    host: HostCopies | None
 
 
 class PipelineRank:
@@ -172,10 +173,16 @@ class PipelineRank:
         With ``trains`` false the run will only evaluate. The loss of the microbatch is not used.
         """
         plan, replicas = self.train_program.plan, self._replication
-        running = self._install(plan_of_one(plan), self.costs, is_first=True)
+        noted = NotedRooms(self.model.shared_tensors(), self._groups.device)
+        host = self._installed.host if trains and self._has_equal_microbatches else None
+        running = self._install(
+            plan_of_one(plan), self.costs, is_first=True, noted=None if host is None else noted
+        )
         for _ in range(2 if trains else 0):
             running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
             running.executor.run(running.training)
+        if host is not None:
+            host.reserve(noted.rooms)
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
@@ -184,12 +191,28 @@ class PipelineRank:
             for bucket in range(len(replicas.buckets)):  # replicas have equal weights: no change
                 work.gather_again(bucket).wait()
 
-    def _install(self, plan: Plan, costs: Costs, *, is_first: bool = False) -> Installed:
+    @property
+    def _has_equal_microbatches(self) -> bool:
+        """Whether the activations of all microbatches have the same sizes.
+
+        Those of experts have not: their sizes depend on the tokens.
+        """
+        return not self.model.config.num_experts
+
+    def _install(
+        self,
+        plan: Plan,
+        costs: Costs,
+        *,
+        is_first: bool = False,
+        noted: NotedRooms | None = None,
+    ) -> Installed:
         """Make a plan ready to run.
 
         Args:
             plan: the plan.
             costs: as in ``replace_plan``.
+            noted: notes the room of activations on the host, for a plan that moves none.
             is_first: the plan is for the warm-up only. It takes no optimizer step, and captures no
                 graphs, because their kernels may not be loaded yet.
         """
@@ -203,7 +226,15 @@ class PipelineRank:
         host = self._host_copies(training)
         slices = self._slices
         passes = StagePasses(
-            self.model, plan, rank, self.store, self._seed, groups.replica, graphs, slices, host
+            self.model,
+            plan,
+            rank,
+            self.store,
+            self._seed,
+            groups.replica,
+            graphs,
+            slices,
+            host or noted,
         )
         parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
         placeholder = PlaceholderPasses(
@@ -227,6 +258,7 @@ class PipelineRank:
             training=training,
             evaluation=lower(evaluation_plan(plan), costs),
             passes=passes,
+            host=host,
             executor=Executor(
                 passes,
                 communicator,

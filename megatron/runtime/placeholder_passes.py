@@ -83,7 +83,7 @@ class PlaceholderPasses:
             "IB": self.input_backward,
         }
         self._shapes, self._parts = shapes_of(activation_shape, slices), sequence_parts
-        self._context_size = context_size
+        self._of_parts = context_size > 1 or bool(slices)
         self._dtype = dtype
         self._stream_dtype = stream_dtype or dtype
         self._statistics_dtype = statistics_dtype(dtype)
@@ -214,7 +214,7 @@ class PlaceholderPasses:
 
     def _ahead(self, i: int, value: float) -> Tensor:
         b, u, h = self._shape(i)
-        width = width_ahead(u, self.depths, self._context_size)
+        width = width_ahead(u, self.depths, of_parts=self._of_parts)
         return self._filled((self._parts * b * width, h), value)
 
     def _output(self, i: int, value: float) -> Tensor:

@@ -31,7 +31,7 @@ from torch.autograd.graph import get_gradient_edge
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import Again
-from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
+from megatron.layers.slices import SeenChoices, SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.runtime.batch import DeviceMicrobatch
@@ -141,7 +141,7 @@ class StagePasses:
         if self._graphs is not None:
             self._graphs.begin()
         if self._host is not None:
-            self._host.begin(batch)
+            self._host.begin(units)
 
     def watching(self) -> AbstractContextManager[list[Sighting]]:
         """Return a context that lists the results of F and S with infinity or NaN."""
@@ -179,7 +179,7 @@ class StagePasses:
             forward_pass = replace(
                 self._forward_pass(item), ahead_bwh=ahead_bwh, left_out=left_out, losses=losses
             )
-            with self._handed_over(item):
+            with self._handed_over(item, forward_pass.sliced):
                 y_buh = self.model(item.chunk, x_buh, forward_pass)
         left, loads = ([], []) if losses is None else losses.close()
         if self._training:
@@ -194,11 +194,11 @@ class StagePasses:
         self._non_finite.check(i, stage, f"the output of stage {stage}", y_buh)
         self._hand_on(i, stage, y_buh.detach())
 
-    def _handed_over(self, item: Pass) -> AbstractContextManager[object]:
+    def _handed_over(self, item: Pass, sliced: SlicedPass | None) -> AbstractContextManager[object]:
         """Return the context of an F, whose activations may wait on the host."""
         if self._host is None or not self._training:
             return nullcontext()
-        return self._host.around(item.microbatch, item.chunk)
+        return self._host.around(item, None if sliced is None else sliced.seen)
 
     def _forward_by_graph(self, item: Pass, graphs: StageGraphs) -> None:
         """F as a replayed graph; the graph's slot keeps the tensors that B needs."""
@@ -239,10 +239,10 @@ class StagePasses:
             return None
         key, is_last = ("keys", item.microbatch), item.slice + 1 == len(self._slices)
         if item.slice == 0:
-            self.store.put(*key, SeenKeys(), item.chunk)
+            self.store.put(*key, (SeenKeys(), SeenChoices()), item.chunk)
         ends = is_last and not self._training
-        seen = (self.store.take if ends else self.store.get)(*key, item.chunk)
-        return SlicedPass(self._slices[item.slice], seen)
+        seen, choices = (self.store.take if ends else self.store.get)(*key, item.chunk)
+        return SlicedPass(self._slices[item.slice], seen, choices)
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the following tokens, if this stage predicts further tokens."""

@@ -26,25 +26,37 @@ def units_of(
 def _unit(own: DeviceMicrobatch, part: SequenceSlice) -> DeviceMicrobatch:
     """Return a slice of a microbatch; every token keeps its weight, its position and its document.
 
-    Losses of layers and tokens that count are shared out by the slices' lengths.
+    If ranks share sequences, the microbatch has this rank's part of every slice. Losses of layers
+    and tokens that count are shared out by the slices' lengths.
     """
-    positions_bs = own.positions_bs
-    if positions_bs is None:
-        positions_bs = torch.arange(part.length, device=own.tokens_n.device)[None]
-    share = (part.end - part.first) / part.length
+    tokens_bu, positions_bu = own.tokens_n.view(own.samples, -1), own.positions_bs
+    if positions_bu is None:
+        positions_bu = torch.arange(part.length, device=own.tokens_n.device)[None]
+    kept = part.among(tokens_bu.shape[1])
 
     def cut(tensor_n: Tensor) -> Tensor:
-        return tensor_n.view(own.samples, part.length)[:, part.first : part.end].flatten()
+        return tensor_n.view_as(tokens_bu)[:, kept].flatten()
 
     return replace(
         own,
         tokens_n=cut(own.tokens_n),
         targets_n=cut(own.targets_n),
         weight_n=cut(own.weight_n),
-        valid_tokens=own.valid_tokens * share,
-        positions_bs=positions_bs[:, part.first : part.end],
-        mean_weight=own.mean_weight * share,
+        valid_tokens=own.valid_tokens * part.fraction,
+        positions_bs=positions_bu[:, kept],
+        mean_weight=own.mean_weight * part.fraction,
+        further=_cut_further(own.further, kept),
     )
+
+
+def _cut_further(
+    further: tuple[Tensor, Tensor, Tensor] | None, kept: slice
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return what follows the tokens of a slice, for multi-token prediction."""
+    if further is None:
+        return None
+    ids_bdu, targets_bdu, weight_bdu = further
+    return ids_bdu[..., kept], targets_bdu[..., kept], weight_bdu[..., kept]
 
 
 def shapes_of(

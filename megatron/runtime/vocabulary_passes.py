@@ -68,7 +68,7 @@ class VocabularyPasses:
         self._model = model
         self._store = store
         self._non_finite = non_finite
-        self._unit = plan.unit
+        self._unit, self._slices = plan.unit, plan.slices
         self._treatment = plan.treatment
         self._stages = len(plan.stages)
         self._tells_losses = plan.stages[-1][0] == rank and model.tensor.rank == 0
@@ -103,6 +103,8 @@ class VocabularyPasses:
         model, parts = self._model, self._model.tensor.sequence_parts
         self.depths = depths = model.mtp_num_layers if predicts_ahead else 0
         factor = model.mtp_loss_scaling_factor
+        if depths and self._slices > 1:
+            assert all(own.further for own in batch), "what follows a slice is in the next one"
         self._batch = [
             own.with_depths(depths, factor, parts) if depths else own.part_by_part(parts)
             for own in batch

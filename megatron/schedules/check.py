@@ -67,11 +67,6 @@ def _check_header(plan: Plan) -> None:
             f"'offloaded {plan.offloaded}' is more than the "
             f"{counted(plan.chunks, 'chunk')} of a rank: lower it"
         )
-    if plan.offloaded and plan.slices > 1:
-        raise ValueError(
-            f"'offloaded {plan.offloaded}' beside 'slices {plan.slices}': the keys of a microbatch "
-            "stay on the device: leave out one of both"
-        )
 
 
 def _check_row(plan: Plan, rank: int) -> None:

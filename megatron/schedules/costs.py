@@ -173,7 +173,7 @@ class Costs:
                 f"{comm.kind} has {len(time)} times and none for hop {hop}, from stage {hop} to "
                 f"{hop + 1}: give one time, or one for each hop"
             )
-        return time[hop]
+        return share * time[hop]
 
     def per_chunk(self, chunks: int) -> "Costs":
         """Return the costs of one of ``chunks`` equal chunks, from the costs of all together.

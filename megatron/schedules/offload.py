@@ -12,13 +12,17 @@ moved if the lane has time for it: L is as late as possible, so that its memory 
 uses the time that is left, longest wait first. Activations whose O would not be done in time stay
 on the device. So by the assumed costs no pass waits for a copy, however slow the link is.
 
+If microbatches are cut into slices, O and L are of a slice. The keys and values of a microbatch,
+which later slices read, stay on the device.
+
 No other rank takes part in O and L, and they add no wait for another rank. O follows its F, L
 follows O, and the lane works in this order, so a program with copies cannot deadlock.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -42,11 +46,12 @@ class Copy(NamedTuple):
 
 
 class _Stay(NamedTuple):
-    """The activations of one chunk and microbatch, from their F to the pass that reads them.
+    """The activations of one chunk and unit, from their F to the pass that reads them.
 
     Attributes:
         stage: stage of the chunk.
         microbatch: the microbatch.
+        slice: the slice of the microbatch; 0 if microbatches are whole.
         born: step of the F.
         read: step of the first pass that reads the activations.
         time: from the end of the F to the start of the pass that reads.
@@ -54,9 +59,14 @@ class _Stay(NamedTuple):
 
     stage: int
     microbatch: int
+    slice: int
     born: int
     read: int
     time: float
+
+    def comm(self, kind: Literal["O", "L"]) -> Comm:
+        """Return the copy of these activations to the host, or back."""
+        return Comm(kind, self.microbatch, self.stage, self.slice)
 
 
 def copies(
@@ -80,7 +90,7 @@ def copies(
         firsts.append(index)
         index += len(step)
     finishes = [ends[first] for first in firsts]
-    lane = _Lane(begins, finishes, costs)
+    lane = _Lane(begins, finishes, partial(costs.of_comm, slices=plan.slices))
     return lane.copies(_chosen(plan, list(_stays(plan, rank, begins, finishes))))
 
 
@@ -97,7 +107,8 @@ def _stays(
             elif item.kind == reader:
                 since = born[item._replace(kind="F")]
                 stage = plan.stage_of[rank, item.chunk]
-                yield _Stay(stage, item.microbatch, since, at, begins[at] - finishes[since])
+                time = begins[at] - finishes[since]
+                yield _Stay(stage, item.microbatch, item.slice, since, at, time)
 
 
 def _chosen(plan: Plan, stays: Sequence[_Stay]) -> list[_Stay]:
@@ -119,8 +130,10 @@ class _Load(NamedTuple):
 class _Lane:
     """The copies of a rank, one after the other, beside its steps."""
 
-    def __init__(self, begins: Sequence[float], finishes: Sequence[float], costs: Costs) -> None:
-        self._begins, self._finishes, self._costs = begins, finishes, costs
+    def __init__(
+        self, begins: Sequence[float], finishes: Sequence[float], time: Callable[[Comm], float]
+    ) -> None:
+        self._begins, self._finishes, self._time = begins, finishes, time
 
     def copies(self, stays: Sequence[_Stay]) -> list[Copy]:
         """Return an O and an L of each of ``stays`` for which the lane has time.
@@ -129,18 +142,15 @@ class _Lane:
         """
         made = list[tuple[float, float, Copy]]()
         for stay, stored, loaded in self._timed(stays):
-            out = Comm("O", stay.microbatch, stay.stage)
-            back = Comm("L", stay.microbatch, stay.stage)
+            out, back = stay.comm("O"), stay.comm("L")
             begun = self._step_at(stored)
-            end = stored + self._costs.of_comm(out)
+            end = stored + self._time(out)
             done = bisect_left(self._begins, end)
             awaited = max(done, begun + 1)
             again = min(self._step_at(loaded), stay.read)  # later, if passes take no time
             if awaited < again:  # otherwise no pass would run without the activations
                 made.append((stored, end, Copy(out, begun, awaited)))
-                made.append(
-                    (loaded, loaded + self._costs.of_comm(back), Copy(back, again, stay.read))
-                )
+                made.append((loaded, loaded + self._time(back), Copy(back, again, stay.read)))
         made.sort(key=lambda own: own[:2])  # of two at one time, a copy without time goes first
         return [copy for _, _, copy in made]
 
@@ -157,7 +167,7 @@ class _Lane:
                 while waiting and waiting[0][1] < at:
                     heappop(waiting)  # too late: it is read already
                 if waiting:
-                    end = free + self._time("O", loads[waiting[0][1]].stay)
+                    end = free + self._time(loads[waiting[0][1]].stay.comm("O"))
                     if end > loaded:
                         break
                     stored[heappop(waiting)[1]] = free
@@ -168,7 +178,7 @@ class _Lane:
                     break
             if at in stored:
                 yield stay, stored[at], loaded
-                free = loaded + self._time("L", stay)
+                free = loaded + self._time(stay.comm("L"))
 
     def _born(self, stay: _Stay) -> float:
         return self._finishes[stay.born]
@@ -181,14 +191,11 @@ class _Lane:
         loads, following = list[_Load](), float("inf")
         for stay in reversed(stays):
             end = min(following, self._begins[max(0, stay.read - 1)])
-            begin = end - self._time("L", stay)
-            if begin >= self._born(stay) + self._time("O", stay):
+            begin = end - self._time(stay.comm("L"))
+            if begin >= self._born(stay) + self._time(stay.comm("O")):
                 loads.append(_Load(stay, begin))
                 following = begin
         return loads[::-1]
-
-    def _time(self, kind: Literal["O", "L"], stay: _Stay) -> float:
-        return self._costs.of_comm(Comm(kind, stay.microbatch, stay.stage))
 
     def _step_at(self, time: float) -> int:
         """Return the step that runs at ``time``; if none does, the next one."""

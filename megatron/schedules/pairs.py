@@ -19,7 +19,7 @@ from megatron.schedules.graph import Graph
 from megatron.schedules.held import peak_held
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
-from megatron.schedules.timing import Walk, earliest
+from megatron.schedules.timing import Walk, walk
 
 MOST_BETWEEN: Final = 3
 """The most other passes that may stand between the two passes of a pair, and make way for it."""
@@ -69,17 +69,21 @@ def joined(plan: Plan, costs: Costs = UNIT_COSTS) -> Plan:
         return plan
     places = [list(_places(row)) for row in plan.rows]
     counts = Counter(place.kind for own in places for place in own)
-    best, end, held = plan, earliest(plan, costs).end, _held(plan)
+    graph = Graph(plan, costs)
+    rows = graph.rows(plan)
+    best, end, held = plan, walk(graph, rows).end, _held(plan)
     kept: set[_Kind] = set()
     for kind in sorted(counts, key=lambda kind: (kind.between, -counts[kind], kind)):
-        tried = _with_pairs(plan, costs, places, {*kept, kind})
-        taken = earliest(tried, costs).end
-        if taken <= end * (1 + _ROUNDING) and all(
+        tried = _with_pairs(graph, rows, places, {*kept, kind})
+        if tried.end > end * (1 + _ROUNDING):
+            continue
+        made = tried.plan(plan, graph)
+        if all(
             level <= most
-            for now, before in zip(_held(tried), held, strict=True)
+            for now, before in zip(_held(made), held, strict=True)
             for level, most in zip(now, before, strict=True)
         ):
-            best, end = tried, min(end, taken)
+            best, end = made, min(end, tried.end)
             kept.add(kind)
     return best
 
@@ -107,25 +111,43 @@ def _places(row: Sequence[Pass]) -> Iterator[_Place]:
             yield _Place(begin, end + 1, kind)
 
 
+class _Tried(NamedTuple):
+    """A plan with some pairs, as numbers of a graph: its rows, the F of each pair, and its end."""
+
+    rows: Sequence[Sequence[int]]
+    pairs: Sequence[Collection[int]]
+    end: float
+
+    def plan(self, plan: Plan, graph: Graph) -> Plan:
+        """Return it as a plan; ``plan`` is the one without pairs."""
+        pairs = (
+            (rank, item)
+            for rank, own in enumerate(self.pairs)
+            for item in graph.plan_row(sorted(own))
+        )
+        return replace(plan, rows=tuple(map(graph.plan_row, self.rows)), pairs=frozenset(pairs))
+
+
 def _with_pairs(
-    plan: Plan, costs: Costs, places: Sequence[Sequence[_Place]], kinds: Collection[_Kind]
-) -> Plan:
-    """Return ``plan`` with all pairs of some kinds, except pairs with which the plan would hang.
+    graph: Graph,
+    original: Sequence[Sequence[int]],
+    places: Sequence[Sequence[_Place]],
+    kinds: Collection[_Kind],
+) -> _Tried:
+    """Return a plan with all pairs of some kinds, except pairs with which the plan would hang.
 
     The plan is walked. Where no rank can go on, one of them stands at a pair and could go on
     without it, because the plan runs without pairs. This pair is taken apart.
     """
-    graph = Graph(plan, costs)
-    rows, pairs = graph.rows(plan), [set[int]() for _ in range(plan.ranks)]
-    own_places = [dict[int, _Place]() for _ in range(plan.ranks)]
+    rows, pairs = [list(row) for row in original], [set[int]() for _ in original]
+    own_places = [dict[int, _Place]() for _ in original]
     for rank, own in enumerate(places):
         for place in _apart_from_each_other(own, kinds):
             own_places[rank].update(dict.fromkeys(range(place.begin, place.end), place))
             rows[rank][place.begin : place.end] = _together(rows[rank], place)
             pairs[rank].add(_forward(rows[rank], place))
-    original = graph.rows(plan)
     run = Walk(graph, rows, pairs)
-    awake = list(range(plan.ranks))
+    awake = list(range(len(rows)))
     while awake:
         while awake:
             awake.extend(run.advance(awake.pop()))
@@ -141,9 +163,7 @@ def _with_pairs(
                 awake.append(rank)
                 break
     assert not run.stuck, "joined takes checked plans"
-    made = tuple(graph.plan_row(row) for row in rows)
-    found = ((rank, item) for rank, own in enumerate(pairs) for item in graph.plan_row(sorted(own)))
-    return replace(plan, rows=made, pairs=frozenset(found))
+    return _Tried(rows, pairs, run.end)
 
 
 def _apart_from_each_other(places: Sequence[_Place], kinds: Collection[_Kind]) -> Iterator[_Place]:

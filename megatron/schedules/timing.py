@@ -126,6 +126,11 @@ class Walk:
         self._sleepers: dict[int, list[int]] = {}
 
     @property
+    def end(self) -> float:
+        """End of the last pass so far."""
+        return max((ends[-1] for ends in self.ends if ends), default=0.0)
+
+    @property
     def stuck(self) -> dict[int, int]:
         """For every rank that has not finished its row, the index of its next pass."""
         lengths = [(len(ends), len(row)) for ends, row in zip(self.ends, self._rows, strict=True)]

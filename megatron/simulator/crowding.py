@@ -47,12 +47,17 @@ def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0)
                 slower[rank] += own * time / max(works[rank], time) if time else 0.0
     if not any(slower):
         return costs
-    factors = [1 + own for own in slower]
+    return _slower(costs, [1 + own for own in slower])
+
+
+def _slower(costs: Costs, factors: Sequence[float]) -> Costs:
+    """Return costs in which every pass is longer by the factor of its rank, and so its slices."""
     passes = dict(costs.passes)
     for kind, alone in costs.passes.items():
         if kind != "U":  # U moves bytes, and multiplies nothing
             passes[kind] = _scaled(alone, factors)
-    return replace(costs, passes=passes)
+    slices = tuple(_slower(own, factors) for own in costs.slices)
+    return replace(costs, passes=passes, slices=slices)
 
 
 def occupied(

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from torch import Tensor
+
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
-from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Coordinates
 from megatron.schedules.counted import counted
 
@@ -40,13 +41,14 @@ def open_data(
     train: TrainConfig,
     vocab_size: int,
     place: Coordinates = _ALONE,
-    context_size: int = 1,
+    kept: Tensor | None = None,
     depths: int = 0,
 ) -> Data:
     """Index the samples that the run will read, without help from other ranks.
 
-    ``place`` gives the replica of this rank, and the rank's part of every sequence. A sequence is
-    shared by ``context_size`` ranks, and every token predicts ``depths`` further tokens.
+    ``place`` gives the replica of this rank. The rank trains on the tokens at the positions
+    ``kept`` of every sample, or on all tokens if it is ``None``. Every token predicts ``depths``
+    further tokens.
 
     Raises:
         FileNotFoundError: a corpus is missing.
@@ -58,9 +60,6 @@ def open_data(
         validation = None
     datasets = build_datasets(config, (train.dataset_samples, validation, 0), vocab_size)
     test, notes = _test_set(config, train, vocab_size)
-    kept = None
-    if context_size > 1:
-        kept = own_positions(config.seq_length, place.context, context_size)
 
     def loader(
         dataset: SampleDataset, make: type[MicrobatchLoader] = MicrobatchLoader

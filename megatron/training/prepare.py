@@ -24,6 +24,8 @@ from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
+from megatron.training.own_tokens import kept_tokens
+from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.prepared_advice import prepared_advice
@@ -71,6 +73,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     """
     import_checkpoints(config.checkpoint)
     check_outputs(config.log, rank, config.checkpoint.save)
+    config = with_context_exchange(config)
     grid = config.parallel.grid
     asked, run_plan = config, _planned(config, rank)
     config = settled(asked, run_plan)
@@ -81,7 +84,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
         config.train,
         vocab_size,
         place,
-        grid.context_size,
+        kept_tokens(config, place.context),
         config.model.mtp_num_layers,
     )
     digests = run_digests(config, run_plan) | data_digests(config.train, data)

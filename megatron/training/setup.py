@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -15,15 +16,19 @@ from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
-from megatron.layers.slices import SequenceSlice
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
-from megatron.model.slices import slice_lengths
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
+from megatron.optimizer.host_link import HostLink
 from megatron.optimizer.loss_scaler import LossScaler
-from megatron.optimizer.make import keeps_whole, make_idle_optimizer, make_optimizer
+from megatron.optimizer.make import (
+    keeps_whole,
+    make_idle_optimizer,
+    make_optimizer,
+    make_with_host,
+)
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
@@ -45,6 +50,7 @@ from megatron.runtime.pipeline import PipelineRank, Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
+from megatron.training.own_tokens import slices_of
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous
@@ -252,8 +258,6 @@ def _pipeline(
 ) -> PipelineRank:
     train = config.train
     tokens = config.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
-    lengths = slice_lengths(config.model, slices, strategy) if slices > 1 else ()
     return PipelineRank(
         model,
         run_plan.plan,
@@ -264,7 +268,7 @@ def _pipeline(
         run_plan.costs,
         replication,
         cuda_graphs if train.captures_passes else None,
-        SequenceSlice.of_lengths(lengths),
+        slices_of(config),
     )
 
 
@@ -286,7 +290,8 @@ def build_train_state(
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
     alone = all(bucket.summed_over(axis).size == 1 for bucket in buckets)
-    make = _maker_of_optimizers(config, groups, model.kernels)
+    updated = own if config.parallel.replicas.shard_optimizer else whole
+    make = _maker_of_optimizers(config, groups, model.kernels, updated)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
         sharded = ShardedOptimizer(buckets, make, axis)
@@ -307,7 +312,7 @@ def build_train_state(
         parameters=parameters,
         buckets=buckets,
         counted=whole if alone else own,
-        updated=whole if sharded is None else own,
+        updated=updated,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
         layer_figures=LayerFigures.of(model, groups),
@@ -332,12 +337,20 @@ def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tup
     )
 
 
-def _maker_of_optimizers(config: RunConfig, groups: Groups, kernels: Kernels) -> MakeOptimizer:
-    """Return the function that makes the optimizer, or an idle one in a run without training."""
+def _maker_of_optimizers(
+    config: RunConfig, groups: Groups, kernels: Kernels, updated: Sequence[ParameterPart]
+) -> MakeOptimizer:
+    """Return the function that makes the optimizer, or an idle one in a run without training.
+
+    ``updated`` are all parts that the rank updates, of which some states may be on the host.
+    """
     if config.train.skip_train:
         return make_idle_optimizer
     qkv, tensor = qkv_rows(config.model), groups.tensor_sums
-    return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
+    if config.train.host_states is None:
+        return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
+    link = HostLink(updated, config.train.host_states, groups.device)
+    return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
 
 
 def qkv_rows(config: ModelConfig) -> QKVRows:

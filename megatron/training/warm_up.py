@@ -13,9 +13,9 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
-from megatron.parallel.context import own_positions
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.setup import TrainState
 
 
@@ -49,7 +49,5 @@ def _nothing(config: RunConfig, groups: Groups) -> DeviceMicrobatch:
         starts_bs if asked is not None and asked.reset_attention_mask else None,
         positions_bs if asked is not None and asked.reset_position_ids else None,
     )
-    context, kept = groups.context, None
-    if context.size > 1:
-        kept = own_positions(shape[1], context.rank, context.size)
+    kept = kept_tokens(config, groups.context.rank)
     return to_device([nothing.part(kept, config.model.mtp_num_layers)], groups.device)[0]

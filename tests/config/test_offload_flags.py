@@ -1,4 +1,4 @@
-"""The flags on activations on the host: what they become, and what they are refused beside."""
+"""The flags on activations and states on the host: what they become, and what excludes them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron.config.command_line import parse
+from megatron.optimizer.config import HostStates
 from megatron.schedules.make_plan import make_plan
 from megatron.training.planning.run_plan import make_run_plan
 
@@ -64,13 +65,60 @@ def test_a_plan_takes_the_bandwidth_of_the_link() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--cpu-offload --num-seq-splits 2", ["--cpu-offload", "--num-seq-splits 2", "leave out"]),
         ("--fine-grained-activation-offloading", ["--cpu-offload with --offload-chunk-num"]),
         ("--cpu-offload --offload-time 0.2", ["--offload-time 0.2", "--host-bandwidth"]),
-        ("--optimizer-cpu-offload", ["--optimizer-cpu-offload", "leave it out"]),
+        ("--cpu-optimizer", ["--cpu-optimizer", "take --cpu-offload or --optimizer-cpu-offload"]),
+        ("--optimizer-cpu-offload --optimizer muon", ["--optimizer muon", "adam or sgd"]),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 1.1",
+            ["--optimizer-offload-fraction 1.1", "at most 1"],
+        ),
     ],
 )
 def test_what_is_not_the_same_is_refused(flags: str, words: list[str]) -> None:
     with pytest.raises(ValueError, match="offload") as refused:
         parse([*RUN, *flags.split()], 1)
     assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_megatrons_flags_put_states_on_the_host() -> None:
+    asked = [*RUN, "--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
+    every = parse([*asked, "--use-torch-optimizer-for-cpu-offload", "--pin-cpu-grads"], 1)
+    assert every.train.host_states == HostStates(1.0, overlap=False)
+    assert sum("cpu" in note for note in every.notes) == 2
+    some = parse(
+        [
+            *asked,
+            "--optimizer-offload-fraction",
+            "0.5",
+            "--overlap-cpu-optimizer-d2h-h2d",
+            "--no-pin-cpu-grads",
+            "--no-pin-cpu-params",
+        ],
+        1,
+    )
+    assert some.train.host_states == HostStates(
+        0.5, overlap=True, pins_gradients=False, pins_weights=False
+    )
+    assert sum("pinned" in note for note in some.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--optimizer-offload-fraction 0.5", "--optimizer-offload-fraction 0.5 changes nothing"),
+        ("--overlap-cpu-optimizer-d2h-h2d", "--overlap-cpu-optimizer-d2h-h2d changes nothing"),
+        (
+            "--optimizer-cpu-offload --skip-train --load x",
+            "--optimizer-cpu-offload changes nothing",
+        ),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0",
+            "--optimizer-cpu-offload changes nothing with --optimizer-offload-fraction 0",
+        ),
+    ],
+)
+def test_flags_without_states_on_the_host_are_noted(flags: str, note: str) -> None:
+    config = parse([*RUN, *flags.split()], 1)
+    assert config.train.host_states is None
+    assert any(note in own for own in config.notes), config.notes

@@ -51,16 +51,13 @@ def test_a_strategy_without_slices_is_noted() -> None:
             "--seq-split-strategy balanced with --seq-length 1000",
         ),
         (
-            "--num-seq-splits 2 --context-parallel-size 2",
-            "--num-seq-splits 2 with --context-parallel-size 2",
+            "--num-seq-splits 512 --context-parallel-size 2",
+            "makes slices of 2 tokens, which --context-parallel-size 2 cannot divide into two "
+            "equal chunks for every rank: choose fewer slices, or a --seq-length that 2048 divides",
         ),
         (
-            "--num-seq-splits 2 --mtp-num-layers 1 --position-embedding-type rope",
-            "--num-seq-splits 2 with --mtp-num-layers 1",
-        ),
-        (
-            "--num-seq-splits 2 --num-experts 4 --moe-aux-loss-coeff 0.01",
-            "--num-seq-splits 2 with --moe-aux-loss-coeff 0.01 of aux_loss",
+            "--num-seq-splits 2 --context-parallel-size 2 --cp-comm-type p2p --attention-dropout 0",
+            "--num-seq-splits 2 with --cp-comm-type p2p",
         ),
         (
             "--num-seq-splits 2 --num-experts 4 --moe-router-load-balancing-type sinkhorn",
@@ -80,14 +77,33 @@ def test_what_slices_cannot_do_is_refused(flags: str, told: str) -> None:
         run(flags.replace("--num-seq-splits", "--log-interval"), 4)
 
 
-def test_a_dry_run_says_what_it_does_not_count() -> None:
-    notes = run("--num-seq-splits 2 --bf16 --dry-run").notes
-    assert any("equal share of a microbatch's time and memory" in note for note in notes)
+def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() -> None:
+    shared = (
+        "--context-parallel-size 2 --tensor-model-parallel-size 4 --sequence-parallel "
+        "--pipeline-model-parallel-size 1"
+    )
+    told = (
+        "makes slices of 4 tokens, which --sequence-parallel cannot divide among 2 "
+        "context-parallel ranks and then among --tensor-model-parallel-size 4: choose fewer "
+        "slices, or a --seq-length that 4096 divides"
+    )
+    with pytest.raises(ValueError, match=told):
+        run(f"{shared} --num-seq-splits 256", 8)
+    assert run(f"{shared} --num-seq-splits 128", 8).parallel.num_seq_splits == 128
 
 
-@pytest.mark.parametrize("flags", ["--num-experts 4", "--num-experts 4 --moe-z-loss-coeff 0.1"])
-def test_experts_without_losses_of_whole_sequences_go_with_slices(flags: str) -> None:
-    assert run(f"{flags} --num-seq-splits 4").parallel.num_seq_splits == 4
+@pytest.mark.parametrize(
+    ("flags", "choices"),
+    [
+        ("", ((2, "balanced"), (4, "balanced"), (8, "balanced"))),
+        ("--seq-length 512", ((2, "balanced"), (4, "balanced"), (8, "uniform"))),
+        ("--num-experts 4 --moe-expert-capacity-factor 1.5", ()),
+    ],
+)
+def test_advice_knows_the_slices_that_go_with_the_other_flags(
+    flags: str, choices: tuple[tuple[int, str], ...]
+) -> None:
+    assert run(flags).could_slice == choices
 
 
 def test_uniform_slices_have_equally_many_tokens() -> None:

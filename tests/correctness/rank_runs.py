@@ -18,7 +18,6 @@ from reference.plain_loss import Microbatch
 from megatron.config.run_config import RunConfig
 from megatron.data import microbatch
 from megatron.parallel.box import Box, Shape, check_tiling
-from megatron.parallel.context import own_positions
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
@@ -26,6 +25,7 @@ from megatron.runtime.communicator import ends_with_copies
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.open_checkpoints import writer_hosts
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
@@ -159,7 +159,7 @@ def train_on_rank(
         hosts = writer_hosts(groups, config.checkpoint)
         assert Checkpoints(config, state, hosts, lambda text: None).load() is not None
     run = RankRun(initial=pieces(state, parameter_values))
-    replica, kept = groups.replica, kept_by(groups, config.model.seq_length)
+    replica, kept = groups.replica, kept_tokens(config, groups.context.rank)
     train, first = state.pipeline.train, to_device(batches[0], CPU)
 
     def watched(batch: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
@@ -188,12 +188,6 @@ def train_on_rank(
     run.left_in_store = len(state.pipeline.store)
     state.pipeline.close()
     return run
-
-
-def kept_by(groups: Groups, seq_length: int) -> torch.Tensor | None:
-    """The positions of a sample that this rank trains on; ``None``: all."""
-    context = groups.context
-    return None if context.size == 1 else own_positions(seq_length, context.rank, context.size)
 
 
 def gradients_on_rank(

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from correctness.agreement import errors
 from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, Job, Layout
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters

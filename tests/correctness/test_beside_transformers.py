@@ -19,9 +19,9 @@ import torch
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
 from checkpoint.foreign.known_models import weights
+from correctness.agreement import errors
 from correctness.rank_runs import assemble, check_agreement, check_copies, train_on_rank
 from correctness.short_runs import Job, Layout
-from correctness.test_replica_cover import errors
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import Microbatch

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from correctness.rank_runs import RankRun, check_agreement, train_on_rank
+from correctness.agreement import check, trained
+from correctness.rank_runs import RankRun, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
-from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
+from correctness.test_tensor_parallel import RECOMPUTED, job_of, name_of
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -121,17 +122,7 @@ def test_layouts_train_what_one_process_trains(
 ) -> None:
     own = job(options, samples, iterations)
     expected = alone(own)
-    ranks: RankPool = request.getfixturevalue(pool)
-    by_rank = ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=own.config(layout),
-        batches=own.batches(),
-        evaluation_batches=own.batches(seed=1),
-        evaluate_after=(iterations - 1,),
-    )
-    check_agreement(by_rank)
-    check(by_rank, expected)
+    check(trained(request.getfixturevalue(pool), own, layout), expected)
 
 
 @pytest.mark.parametrize("microbatches", [3, full(8)])

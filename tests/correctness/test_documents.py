@@ -16,7 +16,6 @@ from correctness.rank_runs import (
     connected,
     factor,
     gradient_pieces,
-    kept_by,
     parameter_values,
     pieces,
 )
@@ -30,6 +29,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, document_starts
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.runtime.batch import to_device
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.setup import build_train_state
 
 EOD = 3
@@ -110,7 +110,7 @@ def on_rank(
     groups = connected(config)
     state = build_train_state(config, groups)
     initial = pieces(state, parameter_values)
-    (number, replicas), kept = groups.replica, kept_by(groups, config.model.seq_length)
+    (number, replicas), kept = groups.replica, kept_tokens(config, groups.context.rank)
     share = [microbatch.part(kept) for microbatch in batch[number::replicas]]
     on_device = to_device(share, CPU, replicas=groups.data.size)
     loss = state.pipeline.train(on_device, 0)
@@ -147,6 +147,8 @@ CASES = [
     (Layout(2, "vocab-2", slices=3, recomputation=FULL), WINDOWS, BOTH),
     full((Layout(2, "none", "zb-v", tensor=2, sequence=True, slices=2), GPT, ATTENTION)),
     full((Layout(2, "vocab-1", "interleaved", slices=4), BLOOM, ATTENTION)),
+    full((Layout(1, "none", context=2, slices=3), WINDOWS, BOTH)),
+    full((Layout(2, "vocab-2", context=2, slices=3, exchange="a2a"), LLAMA, BOTH)),
 ]
 
 

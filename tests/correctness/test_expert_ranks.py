@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import errors
 from correctness.rank_runs import (
     ListLoader,
     RankRun,
@@ -28,7 +29,6 @@ from correctness.test_experts import (
     moved_by_one,
     trained,
 )
-from correctness.test_replica_cover import errors
 from harness.rank_pool import RankPool
 from reference import plain_experts, plain_loss, plain_training
 from reference.plain_gpt import GPTOptions, Parameters

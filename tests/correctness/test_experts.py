@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import errors
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -18,7 +19,6 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference import plain_experts, plain_loss
@@ -30,6 +30,7 @@ from megatron.config.run_config import RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
+from megatron.layers.experts.slice_balance import imbalance
 from megatron.layers.recompute import Recomputation
 
 MIXTRAL = GPTOptions(
@@ -138,6 +139,14 @@ CASES = [
     ("qwen2", Layout(1, "none", tensor=2, sequence=True, context=2)),
     ("base", Layout(2, "vocab-2", "zb-h1", replicas=2, recomputation=PARTS)),
     full("base", Layout(1, "none", tensor=2, sequence=True, recomputation=WHOLE)),
+    ("mixtral", Layout(2, "vocab-2", "zb-v", slices=3)),
+    ("deepseek", Layout(1, "none", slices=2, recomputation=WHOLE)),
+    full("deepseek", Layout(2, "vocab-1", "zb-h1", slices=3, replicas=2, sharded=True)),
+    full("mixtral", Layout(1, "none", slices=3, context=2, replicas=2, recomputation=PARTS)),
+    full("mixtral", Layout(2, "none", "interleaved", slices=6, tensor=2, sequence=True)),
+    full(
+        "mixtral", Layout(2, "none", slices=4, replicas=2, recomputation=WHOLE, recompute_ahead=1)
+    ),
     full("qwen2", Layout(4, "interlaced")),
     full("olmoe", Layout(1, "none", tensor=2, context=2, sharded=True)),
     full("deepseek", Layout(4, "vocab-2", "zb-h2", recomputation=WHOLE, recompute_ahead=1)),
@@ -267,7 +276,7 @@ def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Ker
     return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
 
 
-imbalance, by_expert = balance.imbalance, Order.by_expert
+by_expert = Order.by_expert
 FAULTS: dict[str, tuple[object, str, object]] = {
     "balance": (balance, "imbalance", halved_balance),
     "last expert": (Order, "by_expert", classmethod(moved_by_one)),

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from correctness.agreement import errors
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -23,7 +24,6 @@ from correctness.rank_runs import (
 from correctness.short_runs import Layout
 from correctness.test_optimizers import JOB as LONG_JOB
 from correctness.test_optimizers import muon_of
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference import plain_training

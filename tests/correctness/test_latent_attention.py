@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import errors
 from correctness.model_kinds import LIKE
 from correctness.rank_runs import (
     Batches,
@@ -20,7 +21,6 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters

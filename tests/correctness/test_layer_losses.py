@@ -7,11 +7,11 @@ PyTorch in float64.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import check_guesses, errors
 from correctness.rank_runs import (
     CPU,
     Batches,
@@ -23,7 +23,6 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 from model.mixture import MixtureSpec
@@ -190,17 +189,10 @@ def test_a_loss_that_is_not_finite_is_found(ranks: RankPool) -> None:
 def test_steps_validated_later_change_no_bit(layout: Layout, ranks: RankPool) -> None:
     """With clipping at work, so that iterations are begun in vain."""
 
-    def run(*, guess: bool) -> list[RankRun]:
-        config = JOB.config(layout)
-        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+    def train(config: RunConfig) -> list[RankRun]:
         found: list[RankRun] = ranks.run(
             train_mixtures, layout.world_size, config=config, batches=JOB.batches()
         )
         return found
 
-    waited, guessed = run(guess=False), run(guess=True)
-    assert any(norm > JOB.adamw.clip_grad for norm in waited[0].gradient_norms)
-    assert guessed[0].losses == waited[0].losses
-    assert guessed[0].gradient_norms == waited[0].gradient_norms
-    weights = [assemble([own.final for own in runs]) for runs in (waited, guessed)]
-    assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())
+    check_guesses(train, JOB.config(layout))

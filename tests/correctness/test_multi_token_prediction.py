@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint.test_layouts import load_on_rank, save_on_rank
+from correctness.agreement import check_guesses, errors, joined
 from correctness.rank_runs import RankRun, assemble, check_copies, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
-from correctness.test_replica_cover import errors, joined
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
+from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 
 QUICK_ITERATIONS = 3
@@ -59,6 +60,7 @@ QUICK = [
     (Layout(2, "vocab-1", "zb-v", vocab_recompute=True), TIED, 1),
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, 2),
+    (Layout(2, "vocab-2", slices=3), GPT, 2),
 ]
 
 MORE = [
@@ -89,6 +91,9 @@ COVER = [
     (Layout(2, "interlaced", tensor=2, sequence=True), GPT, 1),
     (Layout(2, "vocab-2", "zb-v", context=2, exchange="p2p"), UNTIED, 1),
     (Layout(2, "vocab-1", context=2, exchange="a2a", recomputation=ALL), UNTIED, 2),
+    (Layout(2, "none", "zb-v", slices=2, tensor=2, sequence=True), UNTIED, 2),
+    (Layout(2, "vocab-1", "zb-h1", slices=3, context=2, recomputation=ALL), TIED, 1),
+    (Layout(2, "interlaced", "interleaved", slices=4, replicas=2, sharded=True), LLAMA, 1),
 ]
 """Every treatment on 1 to 4 pipeline ranks, with t or d of 2, every kind of schedule and model."""
 
@@ -195,22 +200,13 @@ def test_steps_validated_later_change_no_bit(layout: Layout, ranks: RankPool) ->
     """With clipping at work, so that iterations are begun in vain."""
     job = replace(job_of(TIED, 1), dropout=0.1)
 
-    def run(*, guess: bool) -> list[RankRun]:
-        config = job.config(layout)
-        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+    def train(config: RunConfig) -> list[RankRun]:
         found: list[RankRun] = ranks.run(
             train_on_rank, layout.world_size, config=config, batches=job.batches()
         )
         return found
 
-    waited, guessed = run(guess=False), run(guess=True)
-    assert any(norm > job.adamw.clip_grad for norm in waited[0].gradient_norms)
-    for own, other in zip(waited, guessed, strict=True):
-        assert other.losses == own.losses
-        assert other.depth_losses == own.depth_losses
-        assert other.gradient_norms == own.gradient_norms
-    one, another = (assemble([own.final for own in found]) for found in (waited, guessed))
-    assert all(torch.equal(another[name], value) for name, value in one.items())
+    check_guesses(train, job.config(layout))
 
 
 def test_every_layout_loads_what_another_has_saved(ranks: RankPool, tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
+from megatron.layers.slices import SeenKeys
 from megatron.parallel.groups import Groups, single_rank
 from megatron.runtime import offload
-from megatron.runtime.batch import to_device
+from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.schedules.lower import Start
 from megatron.training.planning.count.launches import tensors_of
 from megatron.training.planning.run_plan import make_run_plan
@@ -45,6 +46,7 @@ MIXTURE = GPTOptions(
     moe_aux_loss_coeff=0.01,
 )
 FURTHER = replace(EIGHT_LAYER_LLAMA, mtp_num_layers=1)
+SLICED = replace(EIGHT_LAYER_LLAMA, window_size=5, window_pattern=(1, 0), qk_layernorm=True)
 
 CASES = [
     (Layout(2, "vocab-2", "interleaved"), GPT, 1),
@@ -57,6 +59,10 @@ CASES = [
     full(Layout(2, "vocab-1", "interleaved", context=2), EIGHT_LAYER_LLAMA, 2),
     full(Layout(2, "redis", "interleaved", replicas=2, sharded=True, overlap=True), GPT, 1),
     full(Layout(4, "vocab-2", "v-half"), GPT, 1),
+    (Layout(2, "vocab-2", "zb-v", slices=4, recomputation=SOME), SLICED, 2),
+    full(Layout(2, "none", slices=2, recomputation=WHOLE, recompute_ahead=1), SLICED, 1),
+    full(Layout(2, "vocab-1", "interleaved", slices=4, tensor=2, sequence=True), SLICED, 2),
+    full(Layout(2, "naive", "gpipe", slices=3, replicas=2, sharded=True), GPT, 1),
 ]
 """Layout, model, and chunks of a rank on the host."""
 
@@ -193,6 +199,56 @@ def test_an_abandoned_iteration_leaves_the_next_one_right() -> None:
     assert sum(own.numel() for own in buffers._free) == buffers.bytes
 
 
+def test_keys_that_later_slices_read_stay_on_the_device() -> None:
+    """The store holds their buffers anyway: a second copy of them would only take memory."""
+    config = JOB.config(replace(ONE, slices=4))
+    [moving] = on_one_rank(config)[1:]
+    batch = to_device(JOB.batches()[0], CPU, torch.float32)
+    assert keys_moved(moving, batch) == 0
+    with patch.object(SeenKeys, "buffers", lambda self: ()):
+        assert keys_moved(moving, batch) > 0
+    moving.pipeline.close()
+
+
+def keys_moved(state: TrainState, batch: list[DeviceMicrobatch]) -> int:
+    """How often a buffer of keys and values is copied to the host in an iteration."""
+    extend, out = SeenKeys.extend, offload.HostCopies._out
+    buffers, copied = set[int](), list[int]()
+
+    def extending(self: SeenKeys, *arguments: Any) -> torch.Tensor:
+        made = extend(self, *arguments)
+        buffers.add(made.untyped_storage()._cdata)
+        return made
+
+    def copying(self: Any, moved: Any) -> Any:
+        copied.extend(kept.elements.untyped_storage()._cdata for kept in moved.kept)
+        return out(self, moved)
+
+    with (
+        patch.object(SeenKeys, "extend", extending),
+        patch.object(offload.HostCopies, "_out", copying),
+    ):
+        state.pipeline.train(batch, 0)
+    assert copied
+    assert buffers
+    return sum(address in buffers for address in copied)
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_the_warm_up_gets_all_buffers_of_the_host(slices: int) -> None:
+    """They suffice for the iterations that follow, which have the same bits as without."""
+    plain, moving = on_one_rank(JOB.config(replace(ONE, slices=slices)))
+    batch = to_device(JOB.batches()[0], CPU, torch.float32)
+    for state in (plain, moving):
+        state.pipeline.warm_up(batch[0])
+        state.zero_gradients()
+    buffers = moving.pipeline._host_buffers
+    before = buffers.bytes
+    assert before == sum(own.numel() for own in buffers._free) > 0
+    assert_equal(trained(plain, JOB, torch.float32), trained(moving, JOB, torch.float32))
+    assert buffers.bytes == before
+
+
 def loaded_too_late() -> AbstractContextManager[Any]:
     """Let L be waited for, but hand nothing over."""
     finish = offload.HostCopies.finish
@@ -225,10 +281,25 @@ def test_a_tensor_that_is_read_on_the_host_is_found() -> None:
     moving.pipeline.close()
 
 
-def test_memory_that_is_let_go_of_before_its_copy_is_found() -> None:
+def given_back_before_it_is_read() -> AbstractContextManager[Any]:
+    """Let a buffer of the host be used again when its O begins, not when its L does."""
+    out = offload.HostCopies._out
+
+    def hurry(self: Any, moved: Any) -> Any:
+        work = out(self, moved)
+        self._buffers.give(moved.buffer)
+        return work
+
+    return patch.object(offload.HostCopies, "_out", hurry)
+
+
+@pytest.mark.parametrize("fault", [freed_before_the_copy, given_back_before_it_is_read])
+def test_memory_that_is_used_again_too_early_is_found(
+    fault: Callable[[], AbstractContextManager[Any]],
+) -> None:
     plain, moving = on_one_rank()
     one = trained(plain, JOB, torch.float32)
-    with freed_before_the_copy():
+    with fault():
         other = trained(moving, JOB, torch.float32)
     with pytest.raises(AssertionError):
         assert_equal(one, other)

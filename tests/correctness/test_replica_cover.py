@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-import torch
+from correctness.agreement import errors, joined
 from correctness.cover import Case, cover, pairs_of
 from correctness.rank_runs import assemble, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT as GPT
 from correctness.short_runs import EIGHT_LAYER_LLAMA as LLAMA
 from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions, Parameters
+from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
 ITERATIONS = 10
@@ -117,17 +117,3 @@ def test_losses_norms_gradients_and_weights_are_those_of_one_process(
     assert max(errors(final, expected.parameters).values()) < 5e-3
     [whole] = errors({"": joined(final)}, {"": joined(expected.parameters)}).values()
     assert whole < 1e-5
-
-
-def errors(found: Parameters, wanted: Parameters) -> dict[str, float]:
-    """The norm of what is wrong with every tensor, relative to the norm of the tensor."""
-    assert found.keys() == wanted.keys()
-    return {
-        name: float((found[name].double() - value).norm() / value.norm())
-        for name, value in wanted.items()
-    }
-
-
-def joined(parameters: Parameters) -> torch.Tensor:
-    """All tensors as one vector."""
-    return torch.cat([parameters[name].double().flatten() for name in sorted(parameters)])

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from correctness.agreement import errors
 from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import Job, Layout
 from correctness.test_experts import DEEPSEEK, PARTS
-from correctness.test_replica_cover import errors
 from harness.marks import full
 from harness.rank_pool import RankPool
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.agreement import check, trained
 from correctness.cover import Pair, pairs_of
 from correctness.model_kinds import LIKE
 from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from correctness.test_schedules import evaluated
-from correctness.test_tensor_parallel import RECOMPUTED, check, job_of, name_of
+from correctness.test_tensor_parallel import RECOMPUTED, job_of, name_of
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
@@ -23,7 +24,7 @@ from megatron.runtime import units
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.held import in_flight
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training import setup
+from megatron.training import own_tokens
 from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 4
@@ -144,16 +145,7 @@ def test_slices_train_what_one_process_trains(
     """A rank also holds what the plan says, and an evaluation finds the loss of the weights."""
     own = job(options, samples, iterations)
     expected, config = alone(own), own.config(layout)
-    ranks: RankPool = request.getfixturevalue(pool)
-    by_rank = ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=config,
-        batches=own.batches(),
-        evaluation_batches=own.batches(seed=1),
-        evaluate_after=(iterations - 1,),
-    )
-    check_agreement(by_rank)
+    by_rank = trained(request.getfixturevalue(pool), own, layout)
     check(by_rank, expected)
     final = assemble([own.final for own in by_rank])
     assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
@@ -167,10 +159,8 @@ def test_slices_train_what_one_process_trains(
 def test_kinds_of_layers_are_sliced(
     kind: str, ranks: RankPool, alone: Callable[[Job], Training]
 ) -> None:
-    """Without the losses that balance experts, which config refuses."""
     layout = Layout(2, "vocab-2", "zb-h1", slices=4, tensor=2, sequence=True)
-    options = GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind])
-    own = job(replace(options, moe_aux_loss_coeff=0.0), 2, 2)
+    own = job(GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind]), 2, 2)
     by_rank = ranks.run(
         train_on_rank, layout.world_size, config=own.config(layout), batches=own.batches()
     )
@@ -178,12 +168,62 @@ def test_kinds_of_layers_are_sliced(
     check(by_rank, alone(own))
 
 
+SHARED = [
+    (Layout(2, "vocab-2", "zb-v", slices=4, context=2, recomputation=ALL_PARTS), WINDOWS, 1),
+    full(Layout(1, "none", slices=2, context=4), LLAMA, 2),
+    full(Layout(1, "none", slices=2, context=2, tensor=2, sequence=True), WINDOWS, 2),
+    full(Layout(2, "vocab-1", slices=4, context=2, exchange="a2a"), WINDOWS, 2),
+    full(Layout(2, "none", "interleaved", slices=4, context=2, exchange="a2a"), GPT, 1),
+    full(
+        Layout(2, "redis", "zb-h1", slices=4, context=2, exchange="a2a", recomputation=ALL_PARTS),
+        LLAMA,
+        1,
+    ),
+    full(
+        Layout(
+            2,
+            "interlaced",
+            slices=4,
+            context=2,
+            recomputation=RECOMPUTED["full"],
+            recompute_ahead=1,
+        ),
+        GPT,
+        2,
+    ),
+]
+"""Layouts whose ranks share every slice."""
+
+
+@pytest.mark.parametrize(("layout", "options", "samples"), SHARED, ids=name_of)
+def test_ranks_may_share_slices(
+    layout: Layout,
+    options: GPTOptions,
+    samples: int,
+    ranks: RankPool,
+    alone: Callable[[Job], Training],
+) -> None:
+    own = job(options, samples, 2)
+    by_rank = ranks.run(
+        train_on_rank,
+        layout.world_size,
+        config=own.config(layout),
+        batches=own.batches(),
+        evaluation_batches=own.batches(seed=1),
+        evaluate_after=(1,),
+    )
+    check_agreement(by_rank)
+    check(by_rank, alone(own))
+    final = assemble([own.final for own in by_rank])
+    assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
+
+
 def with_lengths(
     rank: int, world_size: int, *, lengths: tuple[int, ...], **arguments: Any
 ) -> RankRun:
     """Train with slices of given lengths; ``balanced`` ones are longer than these samples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "slice_lengths", lambda *_: lengths)
+        patch.setattr(own_tokens, "slice_lengths", lambda *_: lengths)
         return train_on_rank(rank, world_size, **arguments)
 
 
@@ -201,7 +241,10 @@ def test_evaluations_and_hidden_dropout_are_those_of_whole_microbatches(ranks: R
     """Attention drops by slices, so here it drops nothing."""
     own = replace(job(GPT, 2, 2), microbatches=3, masked_out=(), dropout=0.3)
     losses = []
-    for layout in (Layout(1, "none"), Layout(1, "none", tensor=2, sequence=True, slices=4)):
+    for layout in (
+        Layout(1, "none"),
+        Layout(1, "none", tensor=2, sequence=True, slices=4, context=2),
+    ):
         config = own.config(layout)
         by_rank: list[RankRun] = ranks.run(
             train_on_rank,

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.agreement import check, check_guesses, trained
 from correctness.model_kinds import LIKE
-from correctness.rank_runs import RankRun, assemble, check_agreement, check_copies, train_on_rank
+from correctness.rank_runs import RankRun, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
-from correctness.test_replica_cover import errors, joined
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
+from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel import collectives
 from megatron.runtime import pipeline
@@ -132,17 +133,7 @@ def test_layouts_train_what_one_process_trains(
 ) -> None:
     job = job_of(options, samples, iterations)
     expected = alone(job)
-    ranks: RankPool = request.getfixturevalue(pool)
-    by_rank = ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=job.config(layout),
-        batches=job.batches(),
-        evaluation_batches=job.batches(seed=1),
-        evaluate_after=(iterations - 1,),
-    )
-    check_agreement(by_rank)
-    check(by_rank, expected)
+    check(trained(request.getfixturevalue(pool), job, layout), expected)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +150,6 @@ def test_kinds_of_layers_are_shared(
     )
     check_agreement(by_rank)
     check(by_rank, alone(job))
-
-
-def check(by_rank: list[RankRun], expected: Training) -> None:
-    """Check a run against the one of a single process, and copies against each other."""
-    check_copies(by_rank)
-    assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
-    assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
-    gradients = assemble([own.first_gradients for own in by_rank])
-    assert max(errors(gradients, expected.first_gradients).values()) < 1e-5
-    final = assemble([own.final for own in by_rank])
-    [whole] = errors({"": joined(final)}, {"": joined(expected.parameters)}).values()
-    assert whole < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -190,21 +169,13 @@ def test_steps_validated_later_change_no_bit(
     """With clipping at work, so that some guesses are wrong, on all ranks alike."""
     job = job_of(GPT)
 
-    def run(*, guess: bool) -> list[RankRun]:
-        config = job.config(layout, dtype)
-        config = replace(config, optimizer=replace(config.optimizer, post_validation=guess))
+    def train(config: RunConfig) -> list[RankRun]:
         found: list[RankRun] = ranks.run(
             train_on_rank, layout.world_size, config=config, batches=job.batches()
         )
         return found
 
-    waited, guessed = run(guess=False), run(guess=True)
-    assert any(norm > job.adamw.clip_grad for norm in waited[0].gradient_norms)
-    for own, other in zip(waited, guessed, strict=True):
-        assert other.losses == own.losses
-        assert other.gradient_norms == own.gradient_norms
-    one, another = (assemble([own.final for own in found]) for found in (waited, guessed))
-    assert all(torch.equal(another[name], one[name]) for name in one)
+    check_guesses(train, job.config(layout, dtype))
 
 
 FAULTS = [

@@ -20,7 +20,6 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import turns
-from megatron.parallel.context import own_positions
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
@@ -32,6 +31,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.open_data import Data
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.planning.count.assumed_routes import assumed_journey
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
@@ -257,9 +257,7 @@ def _batch(gpu: PretendedGpu, config: RunConfig, state: TrainState) -> list[Devi
 
 def _own(config: RunConfig, state: TrainState) -> list[Microbatch]:
     """Return an iteration's microbatches, with the tokens that this rank has of them."""
-    context, kept = state.groups.context, None
-    if context.size > 1:
-        kept = own_positions(config.model.seq_length, context.rank, context.size)
+    kept = kept_tokens(config, state.groups.context.rank)
     return [each.part(kept, config.model.mtp_num_layers) for each in _microbatches(config)]
 
 

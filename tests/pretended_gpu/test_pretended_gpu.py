@@ -29,6 +29,7 @@ from schedules.cases import expected_passes
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
+from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import LossScaleConfig
 from megatron.runtime.communicator import links_of
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
@@ -557,6 +558,26 @@ def test_memory_of_multi_latent_attention(layout: Layout, parts: set[Part], gpus
         qk_layernorm=True,
     )
     own = memory(replace(config, model=latents), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [
+        (Layout(2, "vocab-2", slices=4), "uniform"),
+        (Layout(2, "vocab-1", "zb-h1", slices=4), "balanced"),
+        (Layout(2, "none", "zb-v", slices=2), "uniform"),
+        (Layout(2, "vocab-2", slices=4, recomputation=Recomputation(group=1)), "uniform"),
+    ],
+    ids=str,
+)
+def test_memory_of_slices(layout: Layout, strategy: SplitStrategy, gpus: GpuPool) -> None:
+    """Keys, values and their gradients of a microbatch stand beside its slices."""
+    config = paper_config(layout, 32_000, layers=4, sequence=4096)
+    parallel = replace(config.parallel, seq_split_strategy=strategy)
+    own = memory(replace(config, parallel=parallel), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

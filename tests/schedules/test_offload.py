@@ -11,7 +11,7 @@ from schedules.cases import Case, cases
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.check import check
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import HOST_KINDS, Comm
@@ -29,10 +29,10 @@ def with_copies(out: float, back: float) -> Costs:
     return replace(PASSES, comms={"O": out, "L": back})
 
 
-def moved(program: Program, rank: int) -> set[tuple[int, int]]:
-    """Stage and microbatch of all activations that a rank moves."""
+def moved(program: Program, rank: int) -> set[tuple[int, int, int]]:
+    """Stage, microbatch and slice of all activations that a rank moves."""
     starts = (step.comm for step in program.rows[rank] if isinstance(step, Start))
-    return {(comm.stage, comm.microbatch) for comm in starts if comm.kind == "O"}
+    return {(comm.stage, comm.microbatch, comm.slice) for comm in starts if comm.kind == "O"}
 
 
 def without_copies(row: tuple[Instruction, ...]) -> list[Instruction]:
@@ -66,7 +66,7 @@ def places(program: Program, rank: int) -> dict[object, int]:
 
 @settings(max_examples=examples(40))
 @given(
-    case=cases(),
+    case=cases(slices=st.sampled_from([1, 1, 2, 3])),
     chunks=st.integers(1, 4),
     out=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
     back=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
@@ -74,6 +74,7 @@ def places(program: Program, rank: int) -> dict[object, int]:
 )
 @example(Case("gpipe", "none", 2, 7, 1), 1, 0.0, 5.0, ())  # O without time, begun with an L
 @example(Case("zb-h1", "vocab-2", 4, 5, 1), 1, 1.0, 0.0, ("F", "B"))  # passes without time
+@example(Case("interleaved", "vocab-2", 2, 4, 2, slices=4), 2, 0.3, 1.0, ())
 def test_copies_are_in_order_and_let_no_pass_wait(
     case: Case, chunks: int, out: float, back: float, free: tuple[PassKind, ...]
 ) -> None:
@@ -88,19 +89,19 @@ def test_copies_are_in_order_and_let_no_pass_wait(
         assert without_copies(program.rows[rank]) == list(plain.rows[rank])
         at = places(program, rank)
         own = moved(program, rank)
-        assert len({stage for stage, _ in own}) <= offloaded.offloaded
-        for stage, microbatch in own:
-            there, again = Comm("O", microbatch, stage), Comm("L", microbatch, stage)
+        assert len({stage for stage, _, _ in own}) <= offloaded.offloaded
+        for stage, microbatch, part in own:
+            there, again = (Comm(kind, microbatch, stage, part) for kind in HOST_KINDS)
             chunk = plan.stages[stage][1]
             order = [
-                at[Pass("F", microbatch, chunk)],
+                at[Pass("F", microbatch, chunk, part)],
                 at[Start, there],
                 at[Wait, there],
                 at[Start, again],
                 at[Wait, again],
-                at[Pass(reader, microbatch, chunk)],
+                at[Pass(reader, microbatch, chunk, part)],
             ]
-            assert order == sorted(order), (rank, stage, microbatch)
+            assert order == sorted(order), (rank, stage, microbatch, part)
         assert most_held(program, rank) <= most_held(plain, rank)
     assert simulate(program, costs).end <= simulate(plain, costs).end * (1 + 1e-9)
 
@@ -114,11 +115,20 @@ def test_as_many_are_moved_as_the_link_has_time_for(k: float) -> None:
     assert share == pytest.approx(min(1.0, 1 / k), abs=0.1)  # the lane is free at both ends
 
 
+@pytest.mark.parametrize("times", [1.5, [1.5, 1.5]], ids=["one time", "a time for each stage"])
+def test_slices_take_their_shares_of_a_microbatchs_copies(times: HopTime) -> None:
+    """At k = 1 most are moved; if each took the whole time, at most a quarter would be."""
+    plan = make_plan("gpipe", "none", 2, 32, shortened=False, slices=4)
+    costs = Costs({"F": 1.0, "B": 2.0}, {"O": times, "L": times})
+    program = lower(replace(plan, offloaded=1), costs)
+    assert len(moved(program, 0)) > 0.75 * plan.units
+
+
 def test_chunks_that_wait_longest_are_moved() -> None:
     plan = replace(make_plan("interleaved", "none", 4, 16, chunks=4, shortened=False), offloaded=2)
     program = lower(plan, with_copies(0.1, 0.1))
     for rank in range(4):
-        stages = Counter(stage for stage, _ in moved(program, rank))
+        stages = Counter(stage for stage, _, _ in moved(program, rank))
         assert stages == {rank: 16, rank + 4: 16}
 
 

@@ -27,6 +27,15 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "recomputed": {"costs": "F=1,B=1,W=1,R=1", "ahead": 2, "split": True, "output": 1.2},
     "of its ranks": {"costs": "F=1:2:1:1.5,B=2,W=1,S=0.1,T=0.1", "m": 3, "again": False},
     "sliced": {"vocab": "vocab-1", "n": 3, "m": 3, "costs": "F=1,B=2", "output": 1.2},
+    "in pairs": {
+        "schedule": "dualpipe-v",
+        "p": 2,
+        "m": 6,
+        "joined": True,
+        "costs": "F=3,B=3,W=2",
+        "waits": "F=1,B=1:1.5",
+        "output": 1.2,
+    },
     "of a model": {"schedule": "v-half", "m": 5, "model": SMALL_MODEL},
     "the best of all": {"schedule": "auto", "p": 2, "m": 3, "costs": COSTS, "output": 1.2},
     "with replicas": {

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,24 @@ def test_the_command_that_is_shown_prints_the_same_json(
     assert printed == found["figures"]
 
 
-@pytest.mark.parametrize("name", ["usual", "of its ranks", "recomputed"])
+@pytest.mark.parametrize("name", ["usual", "of its ranks", "recomputed", "in pairs"])
 def test_the_picture_is_that_of_the_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, svg = ask("simulate", case=CASES[name]), ask("draw", case=CASES[name])["svg"]
     run_command(found["command"] + " --draw plan.svg", found, tmp_path, monkeypatch)
     assert (tmp_path / "plan.svg").read_text() == svg
+
+
+def row_text(passes: Sequence[Sequence[Any]]) -> str:
+    """Return the row of a plan from the passes that are drawn, with ``|`` within a pair."""
+    words, beside = "", ""
+    for kind, microbatch, chunk, _, _, *rest in passes:
+        if kind != "U":
+            name = str(Pass(kind, microbatch, chunk, *rest[:1]))
+            words += f"{'|' if name == beside else ' '}{name}"
+            beside = rest[1] if kind == "F" and len(rest) > 1 else ""
+    return words.strip()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,8 +91,7 @@ def test_what_is_drawn_has_the_figures(name: str) -> None:
     assert end == pytest.approx(figures["iteration_time"])
     work = sum(span[4] - span[3] for row in passes for span in row)
     assert 1 - work / (len(ranks) * end) == pytest.approx(figures["idle"])
-    names = [" ".join(str(Pass(*s[:3], *s[5:])) for s in row if s[0] != "U") for row in passes]
-    assert names == figures["rows"]
+    assert list(map(row_text, passes)) == figures["rows"]
     peaks = [max(held for _, held in steps) for steps in found["memory"]]
     assert peaks == pytest.approx(figures["peak_bytes"] or figures["peak_in_flight"])
     for steps in found["memory"]:
@@ -166,9 +176,30 @@ def test_an_edited_plan_that_cannot_run_is_refused_by_name() -> None:
     assert "the plan deadlocks: rank 0 waits at B7" in refusal("simulate", case={"plan": late})
     twice = plan.replace(" F0 ", " F1 ", 1)
     assert "rank 0 runs F1 twice" in refusal("simulate", case={"plan": twice})
+    circle = plan.replace(" F0 ", " F0|B0 ", 1).replace(" B0 ", " ", 1)
+    assert "rank 0 cannot join F0 and B0" in refusal("simulate", case={"plan": circle})
     unknown = plan.replace(" F0 ", " Q0 ", 1)
     message = refusal("simulate", case={"plan": unknown})
     assert message.startswith("the plan: line 4: 'Q0' is no pass")
+
+
+def test_pairs_hide_what_passes_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan with pairs is shorter; pairs that are taken apart by hand make it longer again."""
+    case = CASES["in pairs"]
+    found = ask("simulate", case=case)
+    alone = ask("simulate", case={**case, "joined": False})
+    assert "|" not in alone["plan"]
+    times = {}
+    for name, text in (("pairs", found["plan"]), ("parted", found["plan"].replace("|", " "))):
+        again = ask("simulate", case={**case, "joined": False, "plan": text})
+        assert "--overlap-moe-expert-parallel-comm" not in again["command"]
+        run_command(again["command"] + " --json", again, tmp_path, monkeypatch)
+        assert json.loads(capsys.readouterr().out) == again["figures"]
+        times[name] = again["figures"]["iteration_time"]
+    assert times["pairs"] == pytest.approx(found["figures"]["iteration_time"])
+    assert times["pairs"] < min(times["parted"], alone["figures"]["iteration_time"])
 
 
 @pytest.mark.parametrize(
@@ -189,6 +220,9 @@ def test_an_edited_plan_that_cannot_run_is_refused_by_name() -> None:
         ({"model": {"gpu": "H900"}}, "the GPU H900 is not known: choose one of A100"),
         ({"model": {"heads": 7}}, "7 heads must divide"),
         ({"model": {"layers": 2}}, "2 layers are fewer than the 4 stages"),
+        ({"joined": True, "model": SMALL_MODEL}, "the models here are dense: take costs by hand"),
+        ({"waits": "S=1"}, "'S' does not wait"),
+        ({"waits": "F=2"}, "F takes 1 and waits 2 of it"),
         ({"model": 3}, "model is '3', which cannot be"),
         ({"schedule": "auto", "model": SMALL_MODEL}, "auto needs costs that hold for all"),
         ({"schedule": "auto", "vocab": "none", "output": 1}, "'auto' compares schedules whose"),

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoint.test_layouts import everything
-from correctness.rank_runs import CPU, Pieces, kept_by
+from correctness.rank_runs import CPU, Pieces
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
@@ -35,6 +35,7 @@ from megatron.training.guard.exits import ExitSignals
 from megatron.training.loop import train
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.open_data import Data
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.progress import Progress, last_iteration
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import build_train_state
@@ -90,7 +91,7 @@ def run_on_rank(
 ) -> Ended | str:
     groups = make_groups(config.parallel.grid, CPU, timedelta(seconds=60))
     state = build_train_state(config, groups)
-    mine = groups.replica, kept_by(groups, JOB.sequence)
+    mine = groups.replica, kept_tokens(config, groups.context.rank)
     evaluated = {"validation": Batches(JOB.batches(seed=1) * 3, *mine)}
     data = Data(Batches(JOB.batches(data_seed), *mine), evaluated)
     with redirect_stdout(io.StringIO()) as out:

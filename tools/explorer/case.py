@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
-from megatron.schedules.costs import Costs
-from megatron.schedules.passes import CHUNKED_KINDS
+from megatron.schedules.costs import Costs, Time
+from megatron.schedules.passes import CHUNKED_KINDS, PassKind
 from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.request import Request
-from megatron.simulator.costs.cost_file import parse_costs
+from megatron.simulator.costs.cost_file import parse_costs, parse_waits
 from megatron.simulator.scenario import Scenario
 from tools.explorer.model_costs import ModelCosts, ModelJob
 from tools.explorer.replica_job import ReplicaJob
@@ -41,10 +41,13 @@ class Case:
         limit: microbatches that a rank may hold; ``None``: none is given.
         split: make W a pass of its own.
         ahead: chunks that may be computed again before their B; ``None``: within B.
+        joined: join each F with a B beside it into a pair, where the plan does not become longer.
         searched: fill idle time; if not, passes stay in the order of the block.
         seconds: time to look for the plan; ``None``: as long as it takes.
         costs: ``F=1,B=1,...``, of all chunks of a rank together, so that all schedules do the same
             work.
+        waits: ``F=0.5,...``, the parts of the times in ``costs`` in which passes wait for an
+            exchange of tokens; pairs hide them. Empty: passes wait for nothing.
         output: time of the forward of the whole output layer; ``None``: S and T are in ``costs``.
         again: the output layer's backward computes the logits once more.
         model: a model and a GPU, from which the costs follow in place of ``costs``.
@@ -54,7 +57,7 @@ class Case:
 
     Raises:
         ValueError: if it is too large to be shown, a time is given twice or not at all, or ``auto``
-            or slices are to take the costs of a model.
+            or slices are to take the costs of a model, or a dense model is to have pairs or waits.
     """
 
     schedule: str = "1f1b"
@@ -66,9 +69,11 @@ class Case:
     limit: float | None = None
     split: bool = False
     ahead: int | None = None
+    joined: bool = False
     searched: bool = True
     seconds: float | None = None
     costs: str = "F=1,B=1,W=1"
+    waits: str = ""
     output: float | None = None
     again: bool = False
     model: ModelJob | None = None
@@ -98,6 +103,14 @@ class Case:
             raise ValueError(
                 f"n = {self.n} slices: the costs of a model are of whole microbatches here, and "
                 "later slices are dearer, so take costs by hand"
+            )
+        self._refuse_costs()
+
+    def _refuse_costs(self) -> None:
+        if (self.joined or self.waits) and self.model is not None:
+            raise ValueError(
+                "pairs hide the exchange of tokens with experts on other ranks, and the models "
+                "here are dense: take costs by hand, with the time that passes wait"
             )
         if self.output is not None and self.output < 0:
             raise ValueError(f"the output layer takes {self.output:g}: give a time, 0 or more")
@@ -168,7 +181,8 @@ class Case:
             chunks = request.chunks or request.traits.chunks
         else:
             chunks = load_any_plan(request.file).chunks
-        return parse_costs(self.costs).per_chunk(chunks)
+        waits = parse_waits(self.waits) if self.waits else {}
+        return replace(parse_costs(self.costs), waits=waits).per_chunk(chunks)
 
     def compared(self, schedule: str) -> "Case":
         """Return a case of another schedule with its usual options, for a comparison of equal work.
@@ -194,6 +208,7 @@ class Case:
                 split_backward=self.split,
                 recompute_ahead=self.ahead,
                 shortened=self.searched,
+                joined=self.joined,
             )
         file = folder / "my.plan"
         file.write_text(self.plan, encoding="utf-8")
@@ -226,26 +241,29 @@ def command(case: Case, request: Request) -> list[str]:
         ):
             words += [] if value is None else [flag, repr(value)]
         words += ["--split-backward"] if case.split else []
+        words += ["--overlap-moe-expert-parallel-comm"] if case.joined else []
     else:
         words += ["--schedule-file", "my.plan"]
     words += [] if case.replicas is None else case.replicas.flags
     if case.model is not None:
         return [*words, "--measured-costs", "costs.json"]
-    words += ["--cost", costs_in_words(case.chunk_costs(request))]
+    costs = case.chunk_costs(request)
+    words += ["--cost", costs_in_words(costs)]
+    words += ["--waits", _in_words(costs.waits)] if costs.waits else []
     words += [] if case.output is None else ["--output-layer", repr(case.output)]
     return [*words, "--vocab-recompute"] if case.again else words
 
 
 def costs_in_words(costs: Costs) -> str:
     """Return the text from which ``parse_costs`` reads these costs, none of them by chunk."""
-    words = [
-        f"{kind}={_times(time)}"
-        for kind, time in costs.passes.items()
-        if kind in CHUNKED_KINDS or time
-    ]
+    words = [_in_words({k: t for k, t in costs.passes.items() if k in CHUNKED_KINDS or t})]
     words += [f"{kind}={_times(time)}" for kind, time in costs.comms.items() if time]
     words += [f"{kind}={_times(own.times)}" for kind, own in costs.exchanges.items()]
     return ",".join(words)
+
+
+def _in_words(times: Mapping[PassKind, Time]) -> str:
+    return ",".join(f"{kind}={_times(time)}" for kind, time in times.items())
 
 
 def _times(time: object) -> str:

@@ -19,8 +19,9 @@ Steps = list[tuple[float, float]]
 def drawing(timeline: Timeline) -> dict[str, object]:
     """Return the spans of a timeline by rank, each counted from the first start of all.
 
-    A pass is ``[kind, microbatch, chunk, start, end]``, and its slice after the first; a
-    communication or a wait has its name in place of the chunk.
+    A pass is ``[kind, microbatch, chunk, start, end]``, then its slice if that is not the first, or
+    if the pass is in a pair, and then the name of the other pass of the pair. A communication or a
+    wait has its name in place of the chunk.
     """
     everything = (*timeline.spans, *timeline.waits)
     origin = min((span.start for span in everything), default=0.0)
@@ -124,4 +125,6 @@ def _ranks(plan: Plan) -> range:
 
 def _named(span: Span, name: str | int, origin: float) -> Named:
     named = span.kind, span.microbatch, name, span.start - origin, span.end - origin
+    if span.beside:
+        return (*named, span.slice, span.beside)
     return (*named, span.slice) if span.slice else named

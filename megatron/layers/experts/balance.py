@@ -5,7 +5,7 @@ The balancing loss is e times the sum over experts of their share of choices tim
 scores alone, without groups and without the expert bias, as in Megatron. Shares are of the tokens
 of a microbatch, of every sequence (arXiv 2412.19437, equation 17), or of the global batch so far
 (arXiv 2501.11873). They are counted over all ranks that have such tokens, and have no gradient.
-Mean scores are of this rank's tokens.
+Mean scores are of this rank's tokens. ``slice_balance.py`` has what slices of microbatches need.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, e experts.
 """
@@ -13,9 +13,11 @@ Shapes: b batch, u tokens of a sequence that a rank has outside of attention and
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from megatron.layers.experts.order import times_chosen
+from megatron.layers.experts.slice_balance import imbalance, imbalance_of_slices
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
 from megatron.parallel import collectives
@@ -56,31 +58,23 @@ def leave_balancing_losses(
     experts = scores_bue.shape[-1]
     chosen_buk = scores_bue.detach().topk(topk, dim=-1).indices
     own_be, means_be = times_chosen(chosen_buk.flatten(1), experts), scores_bue.mean(1)
-    times_be = None
+    times_be = own_be
     if "aux_loss" in balances or "seq_aux_loss" in balances:
         times_be = over_sequence(own_be, site)
+    sliced = forward_pass.sliced
     for balance, coefficient in balances.items():
-        if balance == "seq_aux_loss":
-            loss = imbalance(times_be, means_be)
-        elif balance == "aux_loss":
-            assert times_be is not None
-            loss = imbalance(times_be.sum(0, keepdim=True), means_be.mean(0, keepdim=True))
+        name, times_xe, means_xe = LOSS_NAMES[balance], times_be, means_be
+        if balance != "seq_aux_loss":
+            means_xe = means_be.mean(0, keepdim=True)
+        if balance == "aux_loss":
+            times_xe = times_be.sum(0, keepdim=True)
+        elif balance == "global_aux_loss":
+            times_xe = _so_far(own_be.sum(0, keepdim=True), forward_pass, site)
+        if sliced is None:
+            loss = imbalance(times_xe, means_xe)
         else:
-            so_far_1e = _so_far(own_be.sum(0, keepdim=True), forward_pass, site)
-            loss = imbalance(so_far_1e, means_be.mean(0, keepdim=True))
-        forward_pass.leave_loss(LOSS_NAMES[balance], loss, coefficient)
-
-
-def imbalance(times_xe: Tensor | None, scores_xe: Tensor) -> Tensor:
-    """Return the balancing loss, the mean over x.
-
-    Args:
-        times_xe: int64, how often every expert is chosen.
-        scores_xe: mean scores of every expert.
-    """
-    assert times_xe is not None
-    shares_xe = times_xe / times_xe.sum(-1, keepdim=True)
-    return times_xe.shape[-1] * (shares_xe.to(scores_xe.dtype) * scores_xe).sum(-1).mean()
+            loss = imbalance_of_slices(times_xe, means_xe, sliced, (forward_pass.layer, name))
+        forward_pass.leave_loss(name, loss, coefficient)
 
 
 def over_sequence(summand: Tensor, site: Site) -> Tensor:
@@ -98,7 +92,10 @@ def _over_tensor(summand: Tensor, site: Site) -> Tensor:
 
 
 def _so_far(own_1e: Tensor, forward_pass: ForwardPass, site: Site) -> Tensor:
-    """Return the choices of the global batch in this microbatch and in all earlier ones."""
+    """Return the choices of the global batch in this microbatch and in all earlier ones.
+
+    Of a microbatch's slices the last one has all of them, and the others have none.
+    """
 
     def everywhere() -> Tensor:
         times_1e = _over_tensor(own_1e, site)
@@ -107,4 +104,6 @@ def _so_far(own_1e: Tensor, forward_pass: ForwardPass, site: Site) -> Tensor:
         return times_1e
 
     assert forward_pass.losses is not None, "only training has losses"
-    return forward_pass.losses.choices_so_far(forward_pass.layer, everywhere)
+    so_far_1e = forward_pass.losses.choices_so_far(forward_pass.layer, everywhere)
+    part = forward_pass.part
+    return so_far_1e if part is None or part.is_last else torch.zeros_like(so_far_1e)

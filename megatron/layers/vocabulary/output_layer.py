@@ -142,6 +142,10 @@ class OutputLayer(nn.Module):
             self._free.append(state.exp_tiles)
         return gradient_nh
 
+    def drop_free_buffers(self) -> None:
+        """Give the buffers back that wait for further exponentials."""
+        self._free.clear()
+
     @property
     def _keeps_logits(self) -> bool:
         return self.training and not self._recompute

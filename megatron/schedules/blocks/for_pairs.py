@@ -3,8 +3,8 @@
 ``pairs.joined`` can join these two passes, and then each works while the tokens of the other one
 travel. A pair hands on both results when it ends, so a microbatch needs the time of a whole pair on
 every stage, forward and back, where it needed the time of one pass. The block keeps its way through
-the stages, its groups, and its pauses between two stages where they are longer than a pair. The
-backwards come later than before, so ranks hold more microbatches:
+the stages and its groups, and with several chunks its pauses between two stages where they are
+longer than a pair. The backwards come later than before, so ranks hold more microbatches:
 
 * interleaved 1F1B and Hanayo, whose hops take as long as a pair anyway, hold one chunk more;
 * ZB-V holds one microbatch more;
@@ -12,6 +12,12 @@ backwards come later than before, so ranks hold more microbatches:
   a rank start at a distance T from each other, so the time from F to B of a microbatch is a
   multiple of T. From a stage to the stage before, this time grows by two pairs at least, which is
   more than T.
+
+With one chunk a rank, every hop takes T, also where a pair is shorter because W is a pass of its
+own. The time from F to B grows by 2 T a stage anyway, so hops of T hold no more microbatches. Hops
+as short as a pair of the block are shorter than real ones, because real pairs take a larger share
+of T than in the block, and S and T of a split vocabulary stand between them. The last stage was
+then late, and every rank waited for it before its S.
 """
 
 from dataclasses import replace
@@ -43,6 +49,7 @@ class _Stretch:
         self._block = block
         self._forward = block.slot(0, "F").duration
         self._pair = self._forward + block.slot(0, "B").duration
+        self._has_one_chunk = len(block.stages) == len(block.rows)
         self._rows: list[list[Slot]] = [[] for _ in block.rows]
         self._starts: list[set[float]] = [set() for _ in block.rows]
         self._joined: list[set[float]] = [set() for _ in block.rows]
@@ -67,9 +74,11 @@ class _Stretch:
         return self._block.slot(stage, kind).start
 
     def _hop(self, kind: PassKind, stage: int, following: int) -> float:
-        """Return the least time from a pass to the same pass of the following stage."""
+        """Return the time that a pass has to wait for the same pass of the stage before."""
         if not 0 <= min(stage, following) <= max(stage, following) < len(self._block.stages):
             return 0.0
+        if self._has_one_chunk:
+            return self._block.interval
         return max(self._own(following, kind) - self._own(stage, kind), self._pair)
 
     def _repeats(self, start: float) -> set[float]:

@@ -16,6 +16,7 @@ from megatron.simulator.costs.count import (
     Launch,
     Work,
 )
+from megatron.simulator.costs.gpus import HOST_MEMORY
 from megatron.simulator.costs.launch_time import Rates
 
 SpreadAxis = CountedAxis | Literal["data"]
@@ -39,6 +40,7 @@ class Cluster:
         blocks: the most multiprocessors that a communication of an axis may take; an absent axis
             has no limit.
         host: bytes/s of a copy between a GPU and its host.
+        host_memory: bytes/s at which the CPU reads and writes the host's memory for a GPU.
     """
 
     rates: Rates
@@ -47,6 +49,7 @@ class Cluster:
     channel: float = CHANNEL
     blocks: Mapping[SpreadAxis, int] = field(default_factory=dict)
     host: float = inf
+    host_memory: float = HOST_MEMORY
 
     products_alone: ClassVar[bool] = False
     """All kernels of a pass take time."""

@@ -8,7 +8,7 @@ list needs no torch. ``launch_time.py`` and ``collective_time.py`` compute the t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
@@ -217,12 +217,15 @@ class Segment:
         parameters: the parameters of the layers.
         held: bytes of the weights in 8 bits, which are made once in an iteration.
         once: the work that makes these weights.
+        slices: the passes of every slice of a microbatch; empty: a microbatch is whole, or
+            ``passes`` are those of one slice.
     """
 
     passes: Mapping[PassKind, Work] = field(default_factory=dict)
     parameters: Parameters = Parameters()
     held: int = 0
     once: Work = NO_WORK
+    slices: "Sequence[Segment]" = ()
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,9 @@ class RankCount:
             ``passes`` does not count these bytes.
         once: additional work of the first F of an iteration, which makes the weights in 8 bits.
             The bytes of these weights are in ``held`` alone.
+        slices: the count of every slice of the microbatch, without parameters and without bytes
+            that are always held; empty: the microbatch is counted as a whole. The passes of the
+            microbatch are then the sums of those of its slices.
     """
 
     passes: Mapping[tuple[PassKind, int], PassCount]
@@ -294,6 +300,25 @@ class RankCount:
     held: int = 0
     reused: int = 0
     once: PassCount = NO_PASS
+    slices: "Sequence[RankCount]" = ()
+
+    @classmethod
+    def of_slices(cls, slices: "Sequence[RankCount]") -> "RankCount":
+        """Return the count of a microbatch from the counts of its slices, in order."""
+        return cls(
+            _added([own.passes for own in slices]),
+            _added([own.begun for own in slices]),
+            _added([own.ended for own in slices]),
+            reused=sum(own.reused for own in slices),
+            slices=tuple(slices),
+        )
+
+    def of_slice(self, number: int, slices: int) -> "tuple[RankCount, int]":
+        """Return the count of a slice, and by how much to divide its numbers.
+
+        A slice of a microbatch that was counted as a whole has an n-th of each number.
+        """
+        return (self.slices[number], 1) if self.slices else (self, slices)
 
     @property
     def moved(self) -> Mapping[int, int]:
@@ -308,18 +333,48 @@ class RankCount:
             segments: for every chunk, its segments in the order of the data, each with the number
                 of times that it is repeated.
         """
-        passes = {
-            (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
-            for (kind, chunk), own in self.passes.items()
-        }
+        slices = [
+            own._with_layers(
+                {
+                    chunk: [(one.slices[number], times) for one, times in parts]
+                    for chunk, parts in segments.items()
+                }
+            )
+            for number, own in enumerate(self.slices)
+        ]
+        longer = self.of_slices(slices) if slices else self._with_layers(segments)
         held, parameters, once = self.held, self.parameters, [*self.once.parts]
         for one, times in chain.from_iterable(segments.values()):
             held += times * one.held
             parameters = parameters.with_more(one.parameters, times)
             once.append((one.once, times))
         return replace(
-            self, passes=passes, parameters=parameters, held=held, once=PassCount.joined(once)
+            self,
+            passes=longer.passes,
+            parameters=parameters,
+            held=held,
+            once=PassCount.joined(once),
+            slices=longer.slices,
         )
+
+    def _with_layers(self, segments: Mapping[int, Sequence[tuple[Segment, int]]]) -> "RankCount":
+        """Return the count with longer passes."""
+        passes = {
+            (kind, chunk): _longer(kind, own, segments.get(chunk, ()))
+            for (kind, chunk), own in self.passes.items()
+        }
+        return replace(self, passes=passes)
+
+
+_Key = TypeVar("_Key", tuple[PassKind, int], tuple[CommKind, int])
+
+
+def _added(counts: Sequence[Mapping[_Key, PassCount]]) -> Mapping[_Key, PassCount]:
+    """Return the counts of the same passes or communications of several slices as one."""
+    return {
+        key: PassCount.joined([part for own in counts if key in own for part in own[key].parts])
+        for key in {key: None for own in counts for key in own}
+    }
 
 
 _FRONT_TO_BACK: Final = ("F", "R")

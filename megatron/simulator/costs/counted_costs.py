@@ -92,6 +92,9 @@ def costs_of(
         plan: any plan with the passes and stages of the plan that was counted.
         price: turns counts into times.
         crossing: pairs of pipeline ranks that are in different machines.
+
+    Returns:
+        The costs of a microbatch, and those of its slices if they were counted.
     """
     seconds = _remembered(price)
     begun = _vocabulary_communications(counts)
@@ -109,7 +112,9 @@ def costs_of(
     if any(count.moved for count in counts):
         copies = [price.copy(counts[rank].moved.get(chunk, 0)) for rank, chunk in plan.stages]
         comms["O"] = comms["L"] = copies
-    return Costs(passes, comms, waits=waits)
+    slices = zip(*(count.slices for count in counts), strict=True)
+    own = tuple(costs_of(each, plan, price, crossing) for each in slices)
+    return Costs(passes, comms, waits=waits, slices=own)
 
 
 _OF_EXPERTS: Final = ("experts", "expert_tensor")

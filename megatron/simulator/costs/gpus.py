@@ -78,6 +78,11 @@ HOST_SHARE: Final = 0.8
 assumption: 25 GB/s of the 32 of PCIe 4. GPUs that share a switch of PCIe have less: PipeOffload
 (arXiv 2503.01328) plans with 15 GB/s for each A100. ``--host-bandwidth`` gives a measured one."""
 
+HOST_MEMORY: Final = 2 * 8 * 38.4e9 / 8
+"""Bytes/s of the host's memory for every GPU: the line rate of a DGX H100, whose two CPUs have
+eight channels of DDR5-4800 each (8 bytes x 4800 MT/s) for eight GPUs. Nobody has measured the share
+that a step on the host attains; one core attains 17 GB/s (``kernels/reference/optimizer.py``)."""
+
 _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
 """GPUs whose products are assumed to attain the share of an H100; others attain an A100's."""
 

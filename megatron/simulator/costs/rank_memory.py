@@ -4,18 +4,18 @@ A count says how many bytes a pass leaves behind, frees, and needs while it runs
 holds some bytes; at any moment it also holds the bytes that all passes and communications so far
 have left behind, and the bytes that the present pass needs.
 
-Counts are of whole microbatches. If microbatches are cut into n slices, a pass of a slice counts as
-an n-th. What slices need in addition is not counted: a buffer of gradients of keys and values, and
-the part of the buffer of keys and values that later slices of the microbatch will fill.
+If microbatches are cut into n slices, the count of a training run has every slice. Where a count
+has only whole microbatches, as that of the explorer, a pass of a slice counts as an n-th. What
+slices need in addition is then missing: a buffer of gradients of keys and values, and the part of
+the buffer of keys and values that later slices of the microbatch will fill.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from megatron.schedules.held import peak_held
 from megatron.schedules.lower import Program, Run, Start, Wait
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
+from megatron.schedules.passes import OfSlice, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
 
@@ -32,6 +32,7 @@ class RankMemory:
         communicators: number of the rank's NCCL communicators.
         outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
             them.
+        on_host: bytes of the optimizer's states in the memory of the host.
     """
 
     count: RankCount
@@ -39,6 +40,7 @@ class RankMemory:
     afterwards: float = 0.0
     communicators: int = 0
     outside: float = 0.0
+    on_host: float = 0.0
 
     @property
     def always(self) -> float:
@@ -48,9 +50,10 @@ class RankMemory:
 
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
-    count, now = memory.count, _at_rest(program.plan, memory, rank)
-    n = program.plan.slices
+    now, slices = _at_rest(program.plan, memory, rank), program.plan.slices
     for step in program.rows[rank]:
+        item: OfSlice = step.item if isinstance(step, Run) else step.comm
+        count, n = memory.count.of_slice(item.slice, slices)
         if isinstance(step, Run):
             own = _of_step(count, step)
         elif step.comm.kind in REPLICA_KINDS:
@@ -94,18 +97,36 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
     """Return the bytes that a rank holds at all times, with buffers that are reused."""
     count = memory.count
-    rooms = _units_with_room(plan, rank) if count.reused else 0.0
-    return memory.static + count.held + count.reused * rooms / plan.slices
+    return memory.static + count.held + (_buffers(plan, count, rank) if count.reused else 0.0)
 
 
-def _units_with_room(plan: Plan, rank: int) -> float:
-    """Return the most units whose exponentials or logits a rank holds at a time."""
-    if plan.treatment.is_sharded:
-        return peak_held(plan, plan.rows[rank]).exponentials
-    end = "W" if plan.split_backward else "B"
-    between = accumulate(
-        (item.kind == "F") - (item.kind == end)
-        for item in plan.rows[rank]
-        if (rank, item.chunk) == plan.stages[-1]
-    )
-    return max(between, default=0)
+def _buffers(plan: Plan, count: RankCount, rank: int) -> float:
+    """Return the most bytes of a rank's buffers for exponentials or logits.
+
+    A unit takes the buffer that was freed last. If that one has another length, it is given back,
+    and the next one is looked at (``OutputLayer``).
+    """
+    takes, frees = ("S", "T") if plan.treatment.is_sharded else ("F", _last_kind(plan))
+    free = list[float]()
+    total = most = 0.0
+    for item in plan.rows[rank]:
+        if not plan.treatment.is_sharded and (rank, item.chunk) != plan.stages[-1]:
+            continue
+        own, n = count.of_slice(item.slice, plan.slices)
+        size = own.reused / n
+        if item.kind == takes:
+            while free:
+                last = free.pop()
+                if last == size:
+                    break
+                total -= last
+            else:
+                total += size
+            most = max(most, total)
+        elif item.kind == frees:
+            free.append(size)
+    return most
+
+
+def _last_kind(plan: Plan) -> PassKind:
+    return "W" if plan.split_backward else "B"

@@ -31,6 +31,8 @@ _RIGHT: Final = 20  # room for half of the axis' last number
 _TITLE: Final = 24
 _BOX: Final = 18
 _BASELINE: Final = 12.5  # of a number in a box
+_BAR: Final = 2.5  # height of the bar over a pair
+_INSET: Final = 1.5  # from its ends to those of the pair
 _LANE: Final = 4
 _GAP: Final = 4
 _AXIS: Final = 26
@@ -50,12 +52,14 @@ class Box(NamedTuple):
 
     Attributes:
         look: ``pass`` has an edge; ``later`` (a rank's chunks after its first) has an edge and is
-            paler; ``comm`` has no edge; ``idle`` is the background of a row.
-        kind: the kind of pass or communication, which decides the colour; none for ``idle``.
+            paler; ``comm`` has no edge; ``idle`` is the background of a row; ``pair`` is a bar over
+            the two passes of a pair.
+        kind: the kind of pass or communication, which decides the colour; none for ``idle`` and
+            ``pair``.
         note: text that appears when the reader points at the box.
     """
 
-    look: Literal["pass", "later", "comm", "idle"]
+    look: Literal["pass", "later", "comm", "idle", "pair"]
     kind: str
     x: float
     y: float
@@ -188,12 +192,14 @@ class _Sheet:
     def draw_legend(self, y: int, width: int) -> int:
         """Draw the legend, with passes and communications apart; return the y below it."""
         kinds = {box.kind for box in self.boxes}
-        paler = any(box.look == "later" for box in self.boxes)
+        paler, paired = (any(box.look == look for box in self.boxes) for look in ("later", "pair"))
         for group in (PASS_KINDS, COMM_KINDS):
             x = float(_LEFT)
             entries = {f"{kind} {MEANINGS[kind]}": str(kind) for kind in group if kind in kinds}
             if group is PASS_KINDS and paler:
                 entries["paler: later chunks of a rank"] = ""
+            if group is PASS_KINDS and paired:
+                entries["bar above: a pair, which runs together"] = ""
             for text, kind in entries.items():
                 room = 26 + len(text) * GLYPH
                 if x > _LEFT and x + room > width - _MARGIN:
@@ -209,9 +215,17 @@ class _Sheet:
     def _draw_pass(self, span: Span, part: Stretch, y: int) -> None:
         box = self._box("later" if span.chunk else "pass", span, part, y, _BOX)
         self.boxes.append(box)
+        if span.beside:
+            self._draw_joint(span, box)
         number = str(span.microbatch)
         if box.width >= _room(len(number)) * (1 - 1e-9):
             self.labels.append(Label("number", box.x + box.width / 2, y + _BASELINE, number))
+
+    def _draw_joint(self, span: Span, box: Box) -> None:
+        """Draw the half of a pair's bar that lies over ``box``; bars of two pairs do not touch."""
+        inset = min(_INSET, box.width / 2)
+        x = box.x + inset if span.kind == "F" else box.x
+        self.boxes.append(Box("pair", "", x, box.y, box.width - inset, _BAR))
 
     def _box(
         self, look: Literal["pass", "later", "comm"], span: Span, part: Stretch, y: int, height: int

@@ -26,7 +26,13 @@ _STYLE: Final = (
     f".pass{{stroke:{EDGE};stroke-opacity:{EDGE_OPACITY};stroke-width:{EDGE_WIDTH}}}"
     f".later{{fill-opacity:{LATER_CHUNK_OPACITY}}}.idle{{fill:{IDLE}}}.axis{{stroke:{AXIS}}}"
 )
-_CLASSES: Final = {"pass": "pass", "later": "pass later", "comm": "", "idle": "idle"}
+_CLASSES: Final = {
+    "pass": "pass",
+    "later": "pass later",
+    "comm": "",
+    "idle": "idle",
+    "pair": "pair",
+}
 
 
 def paint_svg(picture: Picture) -> str:
@@ -37,6 +43,8 @@ def paint_svg(picture: Picture) -> str:
     width, height = picture.width, picture.height
     kinds = {box.kind for box in picture.boxes}
     colours = "".join(f".{kind}{{fill:{COLOURS[kind]}}}" for kind in COLOURS if kind in kinds)
+    if any(box.look == "pair" for box in picture.boxes):
+        colours += f".pair{{fill:{INK}}}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

@@ -28,6 +28,7 @@ from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.compared import compared_lines
+from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.race import chosen
@@ -67,7 +68,10 @@ def dry_run(
     if config.train.dtype == torch.float32:
         raise ValueError(NEEDS_16_BITS)
     watch = Watch() if watch is None else watch
-    config = _on(config, gpu)
+    given = _on(config, gpu)
+    config = with_context_exchange(given)
+    if given.context_choices:
+        yield config.notes[-1]
     compared = asked(config, watch=watch)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
         held = [(each.least_memory, each.config) for each in compared]
@@ -191,6 +195,7 @@ def _figures(found: RunForecast) -> str:
         "published runs attain (docs/predictions.md)",
         _checked(found),
         *_recomputed(found),
+        *_on_host(found),
     ]
     for rank, (peak, memory) in enumerate(zip(outcome.peak, found.memories, strict=True)):
         own = Fullest(rank, peak, memory.always, memory.outside)
@@ -230,6 +235,17 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
         yield (
             f"recomputation{where}: the GPUs do {again / found.model_flops:.1%} more FLOPs than "
             "the model's, which alone count for the MFU"
+        )
+
+
+def _on_host(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the states of the optimizer that are on the host, if there are any."""
+    states, most = found.config.train.host_states, max(own.on_host for own in found.memories)
+    if states is not None:
+        beside = "beside" if states.overlap else "before and after"
+        yield (
+            f"states on the host: up to {MEMORY.write(most)} a rank; the step has its copies "
+            f"{beside} the CPU's updates; no GPU has measured the bandwidths that are assumed"
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
@@ -24,6 +24,7 @@ from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.host_step import host_steps
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_costs import cluster_of, crossing_of
@@ -107,6 +108,8 @@ def forecast_run(
     cluster = cluster or cluster_of(parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
+    for rank, own in enumerate(host_steps(config, cluster, counts)):
+        step[rank] += own.seconds
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
@@ -148,13 +151,19 @@ def _priced(
     """Return the program of an iteration, its costs, and how much of ``exchanges`` passes hide."""
     program, kept = lower(run_plan.plan, run_plan.costs), dict[CommKind, Hidden]()
     if free:
-        costs = replace(costs, comms={kind: costs.comms[kind] for kind in STAGE_KINDS})
+        costs = _without_vocabulary(costs)
     if exchanges is not None:
         program, costs = exchanges.added_to(program, costs)
         kept = {} if free else dict(hidden(program, costs))
     limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
     vocabulary = 0.0 if free else limits.vocabulary / processors
     return program, crowded(program, costs, vocabulary, limits.gradients / processors), kept
+
+
+def _without_vocabulary(costs: Costs) -> Costs:
+    """Return costs in which collectives of the vocabulary take no time."""
+    comms: dict[CommKind, HopTime] = {kind: costs.comms[kind] for kind in STAGE_KINDS}
+    return replace(costs, comms=comms, slices=tuple(map(_without_vocabulary, costs.slices)))
 
 
 def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops: int) -> int:

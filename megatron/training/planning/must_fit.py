@@ -27,13 +27,16 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     peaks, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(run_plan.plan)))
     own, memory = memories[pipeline_rank], _memory(config.parallel.device)
     weights = float(train.dtype.itemsize * own.count.parameters.all)
-    whole = peaks[pipeline_rank]
+    static, whole = own.static, peaks[pipeline_rank]
     if config.parallel.device == "cuda":
         whole += own.outside
+        _check_host(own.on_host, pipeline_rank)
+    else:  # the host's memory is the same
+        static, whole = static + own.on_host, whole + own.on_host
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
     for needed, what in (
         (
-            weights if train.skip_train else own.static,
+            weights if train.skip_train else static,
             f"--num-layers {model.num_layers}, --hidden-size {model.hidden_size}, "
             f"--ffn-hidden-size {model.ffn_hidden_size}, --kv-channels {model.kv_channels} and "
             f"--vocab-size {model.vocab_size}: {held} of rank {pipeline_rank} take",
@@ -49,6 +52,16 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
                 f"{what} {needed / GIB:,.0f} GiB or more, and there are {memory / GIB:,.0f}: lower "
                 "them, or take more ranks; --dry-run says what fits"
             )
+
+
+def _check_host(needed: float, pipeline_rank: int) -> None:
+    """Refuse states of the optimizer that are on the host, if the host's memory is too small."""
+    if needed > machine_memory():
+        raise ValueError(
+            f"--optimizer-cpu-offload: masters and moments of rank {pipeline_rank} take "
+            f"{needed / GIB:,.0f} GiB or more of the host, which has {machine_memory() / GIB:,.0f}:"
+            " lower --optimizer-offload-fraction, or take more ranks"
+        )
 
 
 def _memory(device: str) -> int:

@@ -1,19 +1,22 @@
 """Settings similar to the settings of a run that does not fit.
 
-They differ in the schedule, the treatment of the vocabulary, the size of microbatches, or the
-activations that are kept.
+They differ in the schedule, the treatment of the vocabulary, the size of microbatches, the slices
+of microbatches, or the activations that are kept, on the GPU or on its host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
+from megatron.config.offload import ALL_CHUNKS, OFFLOAD
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import PAIRED_SCHEDULES, SCHEDULES, TRAITS
+from megatron.schedules.from_block import promised
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.run_plan import asked, candidates
@@ -25,22 +28,33 @@ _LEAST_DELAYED: Final = min(
 """The sharded treatment, with overlapped barriers, that adds the fewest microbatches in flight."""
 
 
+_CUT: Final = ("1f1b", "interleaved", "zb-v")
+"""Schedules that are tried with slices or with activations on the host, beside the run's own."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """A run like the one that was asked for.
 
     Attributes:
-        candidate: the run with its schedule, which is not planned yet.
-        others: all other flags that differ, or may differ; the schedule's flag is not among them.
+        schedule: its schedule.
+        others: all other flags that differ, or may differ.
+        make: returns its candidate, whose work has to be counted for that.
     """
 
-    candidate: Candidate
+    schedule: str
     others: str
+    make: Callable[[], Candidate] = field(repr=False, compare=False)
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        """The run with its schedule, which is not planned yet."""
+        return self.make()
 
     @property
     def flags(self) -> str:
         """The flags of the schedule, of the treatment, and of all else that differs."""
-        return f"--pipeline-schedule {self.candidate.schedule} {self.others}"
+        return f"--pipeline-schedule {self.schedule} {self.others}"
 
     @property
     def promised(self) -> float:
@@ -49,9 +63,7 @@ class Setting:
         known = SCHEDULES.get(request.schedule)
         if known is None:
             return request.memory_limit or request.ranks
-        chunks = request.chunks or known.chunks
-        held = known.promise(request.ranks, request.microbatches, chunks)
-        return min(held + request.treatment.delay, request.microbatches)
+        return min(promised(request, known), request.microbatches)
 
     @property
     def expected(self) -> float:
@@ -64,31 +76,92 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
     """Yield settings that may hold less than the run.
 
     Every schedule is yielded with the run's treatment of the vocabulary and with
-    ``_LEAST_DELAYED``. The last settings only add the recomputation of logits.
+    ``_LEAST_DELAYED``. Then come settings that only add the recomputation of logits, and at the end
+    those with slices or with activations on the host: they take longest to count, and the time to
+    look at settings is limited.
     """
-    without = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
+    spread = list[tuple[str, str]]()
     for difference, train in _trainings(config.train):
         for treatment in treatments:
-            parallel = replace(
-                config.parallel,
-                vocab_parallel=treatment,
-                memory_limit=None,
-                recompute_ahead=None,
-                schedule_file=None,
-                measured_costs=None,
-            )
-            shards = parallel.vocab_shards
-            padded = -(-parallel.padded_vocab_size // shards) * shards
-            parallel = replace(parallel, padded_vocab_size=padded)
-            others = f"--vocab-parallel {treatment}{difference}{without}"
+            run = replace(config, train=train, parallel=_under(config.parallel, treatment))
             with suppress(ValueError):  # no schedule has stages for the layers
-                for candidate in candidates(replace(config, train=train, parallel=parallel)):
-                    yield Setting(candidate, others)
+                for candidate in candidates(run):
+                    yield _known(candidate, _words(config, treatment, difference))
+                    spread += [] if difference else [(candidate.schedule, treatment)]
     if not config.train.vocab_recompute:  # recomputed logits need no memory between S and T
         train = replace(config.train, vocab_recompute=True)
         for candidate in asked(replace(config, train=train)):
-            yield Setting(candidate, "--vocab-recompute")
+            yield _known(candidate, "--vocab-recompute")
+    tried = {config.parallel.pipeline_schedule, *_CUT}.difference(PAIRED_SCHEDULES)
+    for difference, variant in _layouts(config):
+        for schedule, treatment in spread:
+            if schedule in tried:
+                run = replace(variant, parallel=_under(variant.parallel, treatment))
+                yield from _moved(run, schedule, _words(config, treatment, difference))
+
+
+def _known(candidate: Candidate, others: str) -> Setting:
+    return Setting(candidate.schedule, others, lambda: candidate)
+
+
+def _under(parallel: ParallelConfig, treatment: str) -> ParallelConfig:
+    """Return the layout under a treatment of the vocabulary, without limits and files of plans."""
+    parallel = replace(
+        parallel,
+        vocab_parallel=treatment,
+        memory_limit=None,
+        recompute_ahead=None,
+        schedule_file=None,
+        measured_costs=None,
+    )
+    shards = parallel.vocab_shards
+    return replace(parallel, padded_vocab_size=-(-parallel.padded_vocab_size // shards) * shards)
+
+
+def _words(config: RunConfig, treatment: str, difference: str) -> str:
+    """Return all flags of a setting but that of its schedule."""
+    without = "" if config.parallel.recompute_ahead is None else " without --recompute-ahead"
+    return f"--vocab-parallel {treatment}{difference}{without}"
+
+
+def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """Yield runs with other slices, or with activations on the host, and the flags that differ.
+
+    Each is yielded with layers as in the run, and with layers that are computed again.
+    """
+    own = config.parallel
+    if own.offloaded is not None:  # slices beside it are not tried
+        return
+    layouts = list[tuple[str, ParallelConfig]]()
+    for slices, strategy in config.could_slice:
+        if slices != own.num_seq_splits:
+            words = f" --num-seq-splits {slices}"
+            words += "" if strategy == "uniform" else f" --seq-split-strategy {strategy}"
+            cut = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
+            layouts.append((words, cut))
+    if config.could_offload:
+        layouts.append((f" {OFFLOAD}", replace(own, offloaded=ALL_CHUNKS)))
+    for words, parallel in layouts:
+        yield words, replace(config, parallel=parallel)
+        if not config.train.recomputation.group:
+            train = replace(config.train, recomputation=Recomputation(group=1))
+            yield f"{words} {EVERY_LAYER}", replace(config, parallel=parallel, train=train)
+
+
+def _moved(run: RunConfig, schedule: str, others: str) -> Iterator[Setting]:
+    """Yield a setting; if it moves activations of all chunks, also one that moves half of them."""
+
+    def made(run: RunConfig) -> Callable[[], Candidate]:
+        return lambda: candidates(run, names=(schedule,))[0]
+
+    yield Setting(schedule, others, made(run))
+    given = run.parallel.virtual_stages if TRAITS[schedule].takes_chunks else None
+    half = (given or SCHEDULES[schedule].chunks) // 2
+    if run.parallel.offloaded is not None and half:
+        fewer = replace(run, parallel=replace(run.parallel, offloaded=half))
+        flags = others.replace(OFFLOAD, f"{OFFLOAD} --offload-chunk-num {half}")
+        yield Setting(schedule, flags, made(fewer))
 
 
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:

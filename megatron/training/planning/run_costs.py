@@ -59,8 +59,8 @@ def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs
 def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
     """Return costs for any distribution of the layers, with W and R as passes of their own.
 
-    ``plan`` has one microbatch. ``layers`` is the distribution from which the costs are counted;
-    the run may have another.
+    ``plan`` has one microbatch, which is whole. ``layers`` is the distribution from which the costs
+    are counted; the run may have another.
     """
     again = config.train.recomputation.group > 0
     apart = _with_all_passes(plan, recomputes=again)

@@ -14,7 +14,7 @@ from megatron.simulator.costs.count import Parameters, RankCount
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.count.optimizer import count_step
+from megatron.training.planning.count.optimizer import count_step, count_step_on_host
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets
@@ -95,6 +95,7 @@ def run_memory(
                 copy * (not overlaps),
                 made[rank].number,
                 made[rank].estimated,
+                bytes_on_host(config, count.parameters, keeps_copy=rank in keepers),
             )
         )
     return memories
@@ -103,7 +104,7 @@ def run_memory(
 def _parameter_bytes(
     config: RunConfig, parameters: Parameters, padded: int, *, keeps_copy: bool
 ) -> float:
-    """Return the bytes of parameters, gradients and optimizer state.
+    """Return the bytes of parameters, gradients and optimizer state on the device.
 
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
@@ -114,22 +115,47 @@ def _parameter_bytes(
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
     sharded = config.parallel.replicas.shard_optimizer
     share = padded / max(1, parameters.all) if sharded else 1.0
-    states = _per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
+    states = per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
     weights = config.train.dtype.itemsize * share * parameters.all
-    return weights + other.gradient * padded + states
+    return weights + other.gradient * padded + states * (1 - share_on_host(config))
+
+
+def share_on_host(config: RunConfig) -> float:
+    """Return the share of a rank's parameters whose states are on the host.
+
+    Whole parameters are chosen (``optimizer.host_link``), so it is a little more on some ranks.
+    """
+    states = config.train.host_states
+    return 0.0 if states is None else states.fraction
+
+
+def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool) -> float:
+    """Return the bytes of masters and moments on a rank's host, without its slots for copies.
+
+    With ``keeps_copy`` the rank has a copy of them, to undo steps.
+    """
+    if config.train.host_states is None:
+        return 0.0
+    count = count_step_on_host(config)
+    master = 4.0 if config.train.dtype == torch.float32 else 0.0  # a weight is its own on a device
+    state = count.state * (1 + keeps_copy) + master
+    return share_on_host(config) * per_element(config, parameters, state, state)
 
 
 def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:
-    """Return the bytes that the optimizer's step moves on every rank."""
+    """Return the bytes that the optimizer's step and the norm move on every rank's device."""
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
-    moved = [_per_element(config, own.parameters, matrix.moved, other.moved) for own in counts]
+    here = 1 - share_on_host(config)
+    of_matrix, of_other = (own.normed + here * own.moved for own in (matrix, other))
+    moved = [per_element(config, own.parameters, of_matrix, of_other) for own in counts]
     if config.optimizer.post_validation:  # to copy the state is a read and a write
         for rank, own in enumerate(counts[:-1]):
-            moved[rank] += 2 * _per_element(config, own.parameters, matrix.state, other.state)
+            state = per_element(config, own.parameters, matrix.state, other.state)
+            moved[rank] += 2 * here * state
     return moved
 
 
-def _per_element(
+def per_element(
     config: RunConfig, parameters: Parameters, of_matrix: float, of_other: float
 ) -> float:
     """Return a rank's bytes for the parameters that it updates, given the bytes for one element.

@@ -5,6 +5,7 @@ has. The layers decide the costs of the passes, and the costs decide the order o
 other rank is needed, and an impossible plan is refused before the ranks meet.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -27,7 +28,6 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.count.run import uncut
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.race import chosen
 from megatron.training.planning.run_costs import planned_costs, stage_costs
@@ -138,7 +138,10 @@ def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candida
 
 
 def candidates(
-    config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
+    config: RunConfig,
+    costs: Costs | None = None,
+    watch: Watch | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Candidate]:
     """Return all schedules that the run could take, each with its own stages, layers and costs.
 
@@ -146,7 +149,8 @@ def candidates(
     schedule is also left out if its stages are not where the costs were measured.
 
     The schedule that ``config`` names does not matter, but its treatment of the vocabulary must be
-    decided. ``costs`` are as for ``make_run_plan`` with the schedule ``auto``.
+    decided. ``costs`` are as for ``make_run_plan`` with the schedule ``auto``. ``names`` are the
+    schedules to look at; ``None``: all.
 
     Raises:
         ValueError: all schedules are left out; the message has the reason of the first.
@@ -156,7 +160,7 @@ def candidates(
     limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
     gpu = _gpu(config, costs)
     found, faults = [], []
-    for name in compared_schedules(config.parallel.memory_limit):
+    for name in names or compared_schedules(config.parallel.memory_limit):
         try:
             request, layers = _prepare(config, name, costs)
         except ValueError as error:
@@ -197,9 +201,10 @@ def _prepare(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     if request.file is not None:
         _check_file(request, config)
     one = _one_microbatch(config, request)
-    spread, measured = config.parallel.layers, _measured(config, request, one)
+    whole = _uncut(one)
+    spread, measured = config.parallel.layers, _measured(config, request, whole)
     if spread.needs_times:
-        known = measured or stage_costs(config, one, _even(config, one))
+        known = measured or stage_costs(config, whole, _even(config, one))
         number, further = config.model.num_layers, config.model.mtp_num_layers
         layers = (
             known.alike(number, further)
@@ -220,9 +225,7 @@ def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
 
 
 def _one_microbatch(config: RunConfig, request: Request) -> Plan:
-    """Return a schedule's plan of one microbatch, without slices and without a search.
-
-    Costs are those of whole microbatches; a pass of a slice takes its share of them.
+    """Return a schedule's plan of one microbatch, without a search.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
@@ -232,7 +235,16 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
         chunks = request.chunks or request.traits.chunks
         distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
-    return replace(uncut(one), looks_ahead=config.model.mtp_num_layers > 0)
+    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+
+
+def _uncut(plan: Plan) -> Plan:
+    """Return a plan of one microbatch without slices, its passes in the order of the first ones.
+
+    Layers are spread over stages, and costs are measured, by whole microbatches.
+    """
+    rows = tuple(tuple(item for item in row if item.slice == 0) for row in plan.rows)
+    return replace(plan, rows=rows, slices=1)
 
 
 def _check_file(request: Request, config: RunConfig) -> None:

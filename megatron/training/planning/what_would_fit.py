@@ -63,11 +63,11 @@ class _Search:
         """Return the settings that may fit, the most promising first.
 
         Settings whose guessed memory fits come first, by their least time. The others follow by
-        their guessed memory.
+        their guessed memory. Half of the time is for plans.
         """
-        able = list[Setting]()
+        able, looking = list[Setting](), self.watch.part(self.watch.left / 2)
         for at, setting in enumerate(settings):
-            if self.watch.is_over:
+            if looking.is_over:
                 self.unknown += settings[at:]
                 break
             fits = setting.candidate.least_memory.fits(self.gpu)
@@ -195,7 +195,7 @@ def _not_tried(search: _Search, more: str) -> Iterator[str]:
     yield f"not tried in {_time(search.watch)}: {number} ({more})"
     ordered = sorted(search.unknown, key=lambda each: each.others)
     for others, settings in groupby(ordered, key=lambda each: each.others):
-        schedules = ", ".join(each.candidate.schedule for each in settings)
+        schedules = ", ".join(each.schedule for each in settings)
         yield f"  {others}, --pipeline-schedule {schedules}"
 
 

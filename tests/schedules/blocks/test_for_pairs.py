@@ -11,8 +11,11 @@ from megatron.schedules.blocks.for_pairs import for_pairs
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
+from megatron.schedules.costs import Costs, joined_time
 from megatron.schedules.held import in_flight
+from megatron.schedules.pairs import joined
 from megatron.schedules.passes import PassKind
+from megatron.schedules.timing import earliest
 from megatron.schedules.treatments import TREATMENTS
 
 BLOCKS = [
@@ -77,6 +80,26 @@ def test_what_it_holds(ranks: int) -> None:
     assert held("hanayo") == max(in_flight(unroll(block_of("hanayo", ranks), 64))) + 0.5
     assert held("zb-v") <= ranks + 1
     assert held("dualpipe-v") == ranks + 0.5
+
+
+@pytest.mark.parametrize("ranks", [4, full(8)])
+@pytest.mark.parametrize("treatment", ["vocab-1", "vocab-2"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+def test_a_further_microbatch_takes_no_more_than_its_work(
+    name: str, treatment: str, ranks: int
+) -> None:
+    """No rank waits in the steady state, also where W is short and a pair long beside the block."""
+    costs = Costs(
+        {"F": 17.0, "B": 22.0, "W": 5.0, "S": 4.0, "T": 3.0, "IF": 0.0, "IB": 0.0},
+        waits={"F": 4.0, "B": 4.0},
+    )
+    block = with_vocabulary(for_pairs(block_of(name, ranks)), TREATMENTS[treatment])
+    few, more = 6 * ranks, 7 * ranks
+    ends = [earliest(joined(unroll(block, m), costs), costs).end for m in (few, more)]
+    work = joined_time(17.0, 4.0, 22.0, 4.0) + 5.0 + 4.0 + 3.0
+    if name == "1f1b":  # B is the whole backward, and W waits for no exchange
+        work = joined_time(17.0, 4.0, 27.0, 4.0) + 4.0 + 3.0
+    assert ends[1] - ends[0] == pytest.approx((more - few) * work)
 
 
 def test_a_block_with_vocabulary_passes_is_refused() -> None:

@@ -16,12 +16,12 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import PASS_KINDS
+from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.simulator.draw.palette import COLOURS, GLYPH, MEANINGS
 from megatron.simulator.draw.picture import WIDTH, Panel, lay_out
 from megatron.simulator.draw.stretches import Window
 from megatron.simulator.draw.svg import paint_svg
-from megatron.simulator.simulate import Span, Timeline, simulate
+from megatron.simulator.simulate import Span, Timeline, pair_spans, simulate
 
 ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -183,6 +183,21 @@ def test_the_legend_says_what_paler_means_only_where_something_is() -> None:
     for shown, expected in ((spans, 1), (spans[:1], 0)):
         legend = texts(draw_svg([Panel("a", Timeline(1, shown))]), "plain")
         assert sum("paler" in text for text in legend) == expected
+
+
+def test_a_bar_lies_over_each_pair_and_only_there() -> None:
+    pair = pair_spans(0, (Pass("F", 1), Pass("B", 0)), 1.0, 2.0, 4.0)
+    alone = (Span(0, "compute", "F0", "F", 0, 0, 0, 1), Span(0, "compute", "W0", "W", 0, 0, 4, 5))
+    for spans, expected in ((alone, []), ((*alone, *pair), ["F1 beside B0", "B0 beside F1"])):
+        picture = lay_out([Panel("a", Timeline(1, spans))])
+        paired = [box for box in picture.boxes if box.note.split(":")[0] in expected]
+        bars = [box for box in picture.boxes if box.look == "pair"]
+        assert len(paired) == len(bars) == len(expected)
+        assert sum("a pair" in label.text for label in picture.labels) == bool(expected)
+        if bars:
+            (first, second), (begin, end) = bars, paired
+            assert begin.x < first.x < first.x + first.width == pytest.approx(second.x)
+            assert second.x + second.width < end.x + end.width
 
 
 def test_a_title_is_text_and_not_markup() -> None:

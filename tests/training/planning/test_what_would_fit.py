@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 
+from command_lines import with_flags
 from training.planning.test_dry_run import config, few
 
+from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
@@ -109,3 +111,32 @@ def test_plans_of_fewer_microbatches_are_said() -> None:
     assert "what would fit, the fastest first:\n" in text
     assert re.search(r"plans have 5( or 6)? microbatches: the interval of their steady", text)
     assert EVERY_LAYER in text or "--vocab-parallel vocab-2" in text
+
+
+BASE = (
+    "--pipeline-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 8 "
+    "--seq-length 1024 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lr 1e-3 "
+    "--tokenizer-type NullTokenizer --vocab-size 999 --mock-data --bf16 --attention-dropout 0 "
+    "--device cpu --pipeline-schedule 1f1b"
+)
+
+
+def test_flags_of_a_setting_with_slices_or_on_the_host_make_its_run() -> None:
+    """The flags that advice names are those of the run that was counted."""
+    run = parse(BASE.split(), 2)
+    settings = [
+        each
+        for each in neighbours(run)
+        if "num-seq-splits" in each.flags or "cpu-offload" in each.flags
+    ]
+    words = " ".join(each.flags for each in settings)
+    for flags in ("--num-seq-splits 2", "--num-seq-splits 4", "--num-seq-splits 8"):
+        assert f"{flags} --seq-split-strategy balanced {EVERY_LAYER}" in words
+    assert "--cpu-offload --offload-chunk-num 1" in words
+    for setting in settings[::5]:
+        named = parse(with_flags(BASE.split(), setting.flags.split()), 2)
+        found = setting.candidate.config
+        for field in ("num_seq_splits", "seq_split_strategy", "offloaded", "vocab_parallel"):
+            assert getattr(found.parallel, field) == getattr(named.parallel, field), setting.flags
+        assert found.train.recomputation == named.train.recomputation
+        assert setting.candidate.schedule == named.parallel.pipeline_schedule

@@ -66,8 +66,8 @@ export class Comparison {
 }
 
 /** What all the compared plans follow from: not the schedule that is shown, nor an edited plan. */
-function keyOf({ p, m, vocab, costs, output, again, model, replicas, ahead, seconds, limit }, all) {
-  return JSON.stringify([p, m, all || vocab, costs, output, again, model, replicas, ahead, seconds, limit]);
+function keyOf({ p, m, vocab, costs, waits, joined, output, again, model, replicas, ahead, seconds, limit }, all) {
+  return JSON.stringify([p, m, all || vocab, costs, waits, joined, output, again, model, replicas, ahead, seconds, limit]);
 }
 
 function pairsOf(shown, { schedules, treatments }) {

@@ -3,6 +3,7 @@
 import { element, made } from "./words.js";
 
 const PASSES = { F: "F forward", B: "B backward", W: "W weights", R: "R again" };
+const WAITS = ["F", "B", "W", "R"]; // passes of layers, which may have experts on other ranks
 const INPUT = { IF: "IF", IB: "IB", E: "E" };
 const SIZES = { layers: "layers", hidden: "hidden size", heads: "heads", groups: "key-value heads", ffn: "MLP width", seq: "sequence", vocabulary: "vocabulary", batch: "sequences", machine: "GPUs a machine" };
 const EXCHANGE = { RG: 3, AG: 1.5, U: 0.2 }; // times to begin with
@@ -20,6 +21,7 @@ export class Controls {
     element("gpu").append(...facts.gpus.map((name) => option(name)));
     element("preset").append(...Object.keys(facts.models).map((name) => option(name)), option("", "own sizes"));
     element("hand-passes").append(...Object.entries(PASSES).map(([kind, text]) => field(`cost-${kind}`, text)), field("output", "output layer"));
+    element("hand-waits").append(...WAITS.map((kind) => field(`wait-${kind}`, `of ${kind}`)));
     element("hand-comms").append(...Object.entries(INPUT).map(([kind, text]) => field(`cost-${kind}`, text)), ...facts.comm_costs.map((kind) => field(`cost-${kind}`, kind)));
     element("hand-exchange").append(...Object.keys(EXCHANGE).map((kind) => field(`cost-${kind}`, kind)));
     for (const kind of Object.keys(EXCHANGE)) element(`cost-${kind}`).title = `${facts.meanings[kind]}: of all buckets of a rank together`;
@@ -39,11 +41,13 @@ export class Controls {
   /** Writes a case into the fields. */
   write(shown) {
     for (const name of ["schedule", "vocab", "p", "m", ...OPTIONAL, "output"]) element(name).value = shown[name] ?? "";
-    element("split").checked = shown.split;
+    for (const name of ["split", "joined"]) element(name).checked = shown[name];
     element("again").checked = shown.again;
     element("block").checked = !shown.searched;
-    if (OPTIONAL.slice(2).some((name) => shown[name] !== null) || shown.split || !shown.searched) element("more").open = true;
-    const costs = Object.fromEntries(shown.costs.split(",").map((word) => word.split("=")));
+    if (OPTIONAL.slice(2).some((name) => shown[name] !== null) || shown.split || shown.joined || !shown.searched) element("more").open = true;
+    const [costs, waits] = [timesOf(shown.costs), timesOf(shown.waits)];
+    for (const kind of WAITS) element(`wait-${kind}`).value = waits[kind] ?? "";
+    if (shown.waits) element("waits").open = true;
     this.others = Object.entries(costs).filter(([kind]) => !this.kinds.includes(kind));
     for (const kind of this.kinds) element(`cost-${kind}`).value = costs[kind] ?? "";
     element(shown.model ? "by-model" : "by-hand").checked = true;
@@ -85,6 +89,7 @@ export class Controls {
     element("block").disabled = !schedule.has_block;
     this.followReplicas(changed);
     element("schedule-hint").textContent = `${schedule.title}: ${schedule.description}`;
+    element("joined").disabled = element("by-model").checked; // the models are dense: they exchange no tokens
     element("model").hidden = !element("by-model").checked;
     element("hand").hidden = element("by-model").checked;
     const barriers = this.facts.treatments[element("vocab").value].barriers;
@@ -108,12 +113,15 @@ export class Controls {
   read() {
     const text = (name) => element(name).value.trim();
     const number = (name) => (text(name) === "" ? null : Number(text(name)));
-    const costs = [...this.kinds.map((kind) => [kind, text(`cost-${kind}`)]), ...this.others].filter(([, value]) => value !== "");
+    const words = (times) => times.filter(([, value]) => value !== "").map((word) => word.join("=")).join(",");
+    const [byHand, joinable] = [element("by-hand").checked, !element("joined").disabled];
     return {
       schedule: text("schedule"), vocab: text("vocab"), p: number("p") ?? 1, m: number("m") ?? 1,
       ...Object.fromEntries(OPTIONAL.map((name) => [name, number(name)])),
-      split: element("split").checked, searched: element("block").disabled || !element("block").checked,
-      costs: costs.map((word) => word.join("=")).join(","), output: number("output"), again: element("again").checked,
+      split: element("split").checked, joined: joinable && element("joined").checked, searched: element("block").disabled || !element("block").checked,
+      costs: words([...this.kinds.map((kind) => [kind, text(`cost-${kind}`)]), ...this.others]),
+      waits: byHand ? words(WAITS.map((kind) => [kind, text(`wait-${kind}`)])) : "",
+      output: number("output"), again: element("again").checked,
       model: element("by-model").checked ? this.readModel() : null, plan: null,
       replicas: number("replicas") > 1 ? this.readReplicas() : null,
     };
@@ -128,6 +136,11 @@ export class Controls {
     const sizes = Object.keys(SIZES).map((name) => [name, Number(element(`model-${name}`).value)]);
     return { gpu: element("gpu").value, kind: this.kind, ...Object.fromEntries(sizes), recompute: element("recompute").checked };
   }
+}
+
+/** The times of a text such as F=1,B=2, by kind. */
+function timesOf(text) {
+  return Object.fromEntries(text.split(",").filter(Boolean).map((word) => word.split("=")));
 }
 
 function field(id, text, type = "text") {

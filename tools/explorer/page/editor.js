@@ -47,10 +47,12 @@ export class Editor {
     element("earlier").disabled = element("later").disabled = !pass;
   }
 
+  /** Moves the chosen pass by so many places; a pass of a pair takes the other one with it. */
   move(step) {
-    const { rank, kind, microbatch, chunk } = this.chosen;
+    const { rank, kind, microbatch, chunk, slice } = this.chosen;
     const words = this.lines[this.first + rank].replace(/^\d+: */, "").split(" ");
-    const at = words.indexOf(passName(kind, microbatch, chunk)), to = at + step;
+    const name = passName(kind, microbatch, chunk, slice);
+    const at = words.findIndex((word) => word.split("|").includes(name)), to = at + step;
     if (at < 0 || to < 0 || to >= words.length) return;
     [words[at], words[to]] = [words[to], words[at]];
     element("passes").value = words.join(" ");

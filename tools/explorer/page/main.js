@@ -69,7 +69,7 @@ async function answerAnew() {
   document.body.dataset.state = "busy";
   try {
     if (isLarge(shown) && shown.searched && !shown.plan && page.facts.schedules[shown.schedule]?.has_block) {
-      const first = await page.main.ask({ action: "simulate", case: { ...shown, searched: false } });
+      const first = await page.main.ask({ action: "simulate", case: { ...shown, searched: false, joined: false } });
       if (!current()) return;
       render(first, shown);
       document.body.dataset.firstMs = Math.round(performance.now() - begun);
@@ -147,12 +147,13 @@ function drawFigures({ figures, forecast }, inSeconds) {
 function drawLegend({ ranks }) {
   const { passes, comms, colours, meanings } = page.facts;
   const drawn = new Set(ranks.flatMap((row) => [...row.passes, ...row.comms].map(([kind]) => kind)));
+  const paired = ranks.some((row) => row.passes.some((pass) => pass[6]));
   const chunked = ranks.some((row) => row.passes.some(([, , chunk]) => chunk));
   element("legend").replaceChildren(...[...passes, ...comms].filter((kind) => drawn.has(kind)).map((kind) => {
     const swatch = made("span", { className: comms.includes(kind) ? "swatch thin" : "swatch" });
     swatch.style.background = colours[kind];
     return made("li", {}, swatch, `${kind} ${meanings[kind]}`);
-  }), ...(chunked ? [made("li", { textContent: "paler: later chunks of a rank" })] : []));
+  }), ...(chunked ? [made("li", { textContent: "paler: later chunks of a rank" })] : []), ...(paired ? [made("li", { textContent: "bar above: a pair, which runs together" })] : []));
 }
 
 function tellPass(pass, isChosen) {
@@ -161,9 +162,14 @@ function tellPass(pass, isChosen) {
   const { needs, inSeconds } = plan;
   const words = (own) => own.kind === "U" ? "" : ` Waits for ${inWords(needs.before(own), own.microbatch)}. Waited for by ${inWords(needs.after(own), own.microbatch)}.`;
   element("pass-details").textContent = pass
-    ? `${passName(pass.kind, pass.microbatch, pass.chunk, pass.slice)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}.${words(pass)}`
+    ? `${passName(pass.kind, pass.microbatch, pass.chunk, pass.slice)} on rank ${pass.rank}, ${page.facts.meanings[pass.kind]}: ${time(pass.start, inSeconds)} to ${time(pass.end, inSeconds)}.${besides(pass)}${words(pass)}`
     : "";
   writeSoon();
+}
+
+/** What the pair of a pass means for it. */
+function besides({ beside }) {
+  return beside ? ` In a pair with ${beside}: both begin when both have what they wait for, and other ranks get the results when both have ended.` : "";
 }
 
 function seen() {

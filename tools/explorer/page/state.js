@@ -3,13 +3,14 @@
 // Only what differs from the first view is written. The text of an edited plan is compressed.
 
 export const FIRST = {
-  schedule: "1f1b", vocab: "vocab-2", p: 4, m: 8, v: null, n: null, limit: null, split: false, ahead: null,
+  schedule: "1f1b", vocab: "vocab-2", p: 4, m: 8, v: null, n: null, limit: null, split: false, joined: false, ahead: null,
   searched: true, seconds: null, output: 1.2, again: false, plan: null, model: null, replicas: null,
   costs: "F=1,B=1,W=1,IF=0.05,IB=0.05,p2p=0.05,C0=0.1,C1=0.2,C2=0.15,C3=0.15,CIF=0.1,CIB=0.1",
+  waits: "",
 };
 
 const NUMBERS = new Set(["p", "m", "v", "n", "limit", "ahead", "seconds", "output"]);
-const WORDS = new Set(["schedule", "vocab", "costs"]);
+const WORDS = new Set(["schedule", "vocab", "costs", "waits"]);
 const PARTS = new Set(["model", "replicas"]); // of a case: objects with values of their own
 const PART_WORDS = new Set(["gpu", "kind"]), PART_FLAGS = new Set(["recompute", "overlap_reduce", "sharded", "overlap_gather"]);
 

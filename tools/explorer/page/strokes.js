@@ -2,13 +2,14 @@
 
 import { ticks, time } from "./words.js";
 
+const BAR = 2.5, INSET = 1.5; // the bar over a pair: its height, and how far it stays from the pair's ends
 const EDGE = "rgba(31, 35, 40, 0.4)", INK = "#1f2328"; // on the passes' own colours, in both themes
 
-/** Passes as boxes; a box shows its microbatch's number if it has room for it. */
+/** Passes as boxes; a box shows its microbatch's number if it has room for it, and a bar lies over a pair. */
 export function drawPasses(context, view, passes, y) {
   const { colours, later_chunk_opacity: paler } = view.facts;
   context.textAlign = "center";
-  for (const { kind, microbatch, chunk, start, end } of passes) {
+  for (const { kind, microbatch, chunk, start, end, beside } of passes) {
     const x = view.x(start), width = view.x(end) - x;
     if (width <= 0 || x > view.left + view.width || x + width < view.left) continue;
     context.globalAlpha = 1;
@@ -22,6 +23,11 @@ export function drawPasses(context, view, passes, y) {
       context.strokeStyle = EDGE;
       context.lineWidth = 0.5;
       context.strokeRect(x, y, width, view.box);
+    }
+    if (beside) {
+      const inset = Math.min(INSET, width / 2);
+      context.fillStyle = INK;
+      context.fillRect(kind === "F" ? x + inset : x, y, width - inset, BAR);
     }
     const label = String(microbatch);
     if (width >= 6.5 * label.length + 3 && view.box > 12) {

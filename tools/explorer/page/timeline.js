@@ -22,7 +22,7 @@ export class TimelineView {
     this.part();
     Object.assign(this, { drawing, facts, needs, inSeconds, hovered: null, length: drawing.end });
     this.rows = drawing.ranks.map(({ passes, comms, waits }, rank) => ({
-      passes: passes.map(([kind, microbatch, chunk, start, end, slice = 0], index) => ({ rank, index, kind, microbatch, chunk, slice, start, end })),
+      passes: passes.map(([kind, microbatch, chunk, start, end, slice = 0, beside = ""], index) => ({ rank, index, kind, microbatch, chunk, slice, start, end, beside })),
       lanes: packed(comms),
       waits,
     }));

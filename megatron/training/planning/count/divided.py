@@ -39,25 +39,29 @@ class DividedAtLayers(Recomputation):
         left_out: list[Again] | None = None,
     ) -> torch.Tensor:
         """Run the layers of a chunk between two borders; arguments as for ``Recomputation.run``."""
-        x = apply(_Border, x, self.recorder, False)
+        # ``forward`` has the rotations of the pass, which all layers of the stage use. So they stay
+        # until the first layer is through, even if other layers are counted apart.
+        x = apply(_Border, x, self.recorder, False, forward)
         y = super().run(layers, forward, x, left_out)
-        return apply(_Border, y, self.recorder, self.between)
+        return apply(_Border, y, self.recorder, self.between, None)
 
 
 class _Border(torch.autograd.Function):
     """Divides the recorded work, in the forward and in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool) -> torch.Tensor:
-        """Return the same tensor."""
-        ctx.recorder, ctx.anew = recorder, anew
+    def forward(
+        ctx: Any, x: torch.Tensor, recorder: Recorder, anew: bool, kept: object
+    ) -> torch.Tensor:
+        """Return the same tensor; ``kept`` stays as long as the graph."""
+        ctx.recorder, ctx.anew, ctx.kept = recorder, anew, kept
         recorder.divide()
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Return the same gradient, or a new one if ``anew``."""
         grad = torch.empty_like(grad) if ctx.anew else grad
         ctx.recorder.divide()
-        return grad, None, None
+        return grad, None, None, None

@@ -6,8 +6,10 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from megatron.layers.slices import SeenKeys
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.offload import handed_over, storages_of
+from megatron.schedules.passes import Pass
 from megatron.training.planning.count.recorder import Recorder
 
 
@@ -24,10 +26,10 @@ class CountedActivations:
         self._shared = self._always
         self._recorder = recorder
 
-    def begin(self, batch: Sequence[DeviceMicrobatch]) -> None:
-        """Begin an iteration over ``batch``."""
-        self._shared = self._always | storages_of(t for own in batch for t in own.kept_by_layers)
+    def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
+        """Begin an iteration over ``units``."""
+        self._shared = self._always | storages_of(t for own in units for t in own.kept_by_layers)
 
-    def around(self, microbatch: int, chunk: int) -> AbstractContextManager[object]:
+    def around(self, item: Pass, keys: SeenKeys | None) -> AbstractContextManager[object]:
         """Return the context of an F, whose storages are noted."""
-        return handed_over(torch.device("meta"), self._shared, self._recorder.may_move)
+        return handed_over(torch.device("meta"), self._shared, keys, self._recorder.may_move)

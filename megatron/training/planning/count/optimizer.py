@@ -32,13 +32,15 @@ class StepCount(NamedTuple):
     Attributes:
         state: bytes of master weight and moments.
         gradient: bytes of the main gradient.
-        moved: bytes that a step and the norm of the gradients read and write.
+        moved: bytes that a step reads and writes.
+        normed: bytes that the norm of the gradients reads and writes.
         flops: FLOPs of a step's products.
     """
 
     state: float
     gradient: float
     moved: float
+    normed: float
     flops: float
 
 
@@ -51,6 +53,12 @@ def count_step(config: RunConfig, *, matrix: bool) -> StepCount:
     if optimizer.implementation == "apex":  # a count needs no apex
         optimizer = replace(optimizer, implementation="local")
     return _count(optimizer, config.train.dtype, config.train.gradient_dtype, matrix)
+
+
+def count_step_on_host(config: RunConfig) -> StepCount:
+    """Return the state and the work of a step by PyTorch, as on the host, for one element."""
+    optimizer = replace(config.optimizer, implementation="torch")
+    return _count(optimizer, config.train.dtype, config.train.gradient_dtype, matrix=False)
 
 
 @lru_cache(64)
@@ -75,12 +83,14 @@ def _counted_apart(
         rates = Rates(1e-4, 1e-4, 0.1)
         optimizer.step(rates, grad_norm=3.0)  # the first step allocates the moments
         state = recorder.held - gradient
-        with recorder.recording() as works:
+        with recorder.recording() as of_norm:
             local_sum_of_squares(parts, kernels, META)
+        with recorder.recording() as of_step:
             optimizer.step(rates, grad_norm=3.0)
-    return _per_element(in_order(*works), state, gradient, weight.numel())
+    norm, step, elements = in_order(*of_norm), in_order(*of_step), weight.numel()
+    sums = (state, gradient, _bytes(step), _bytes(norm), step.flops)
+    return StepCount(*(own / elements for own in sums))
 
 
-def _per_element(work: Work, state: int, gradient: int, elements: int) -> StepCount:
-    moved = sum(launch.bytes for launch in work.launches)
-    return StepCount(state / elements, gradient / elements, moved / elements, work.flops / elements)
+def _bytes(work: Work) -> int:
+    return sum(launch.bytes for launch in work.launches)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
@@ -11,6 +11,7 @@ import torch
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
+from megatron.layers.slices import SequenceSlice
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
@@ -25,11 +26,13 @@ from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorPar
 from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import shapes_of
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm, CommKind
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import OfSlice, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import (
+    NO_PASS,
     NO_WORK,
     CountedAxis,
     Parameters,
@@ -66,7 +69,7 @@ class Part:
 class CountedRank:
     """One rank of a run; its tensors have no values.
 
-    Its plan has one microbatch, and its model has only the layers of ``part``.
+    Its plan has one microbatch, perhaps in slices, and its model has only the layers of ``part``.
     """
 
     def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:
@@ -96,7 +99,10 @@ class CountedRank:
             self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
         self._store = ActivationStore()
         host = CountedActivations(model.shared_tensors(), recorder) if subject.offloads else None
-        self._passes = StagePasses(model, plan, rank, self._store, seed=0, host=host)
+        self._slices = SequenceSlice.of_lengths(subject.slices) if subject.slices else ()
+        self._passes = StagePasses(
+            model, plan, rank, self._store, seed=0, slices=self._slices, host=host
+        )
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         self._shape = (subject.samples, tokens, subject.model.hidden_size)
         self._starts_bs = subject.document_starts()
@@ -138,32 +144,49 @@ class CountedRank:
         with self._recorder:
             self._begin()
             rounds = self._subject.eight_bits is not None
-            first = self._layers() if rounds else {}  # this round makes the weights in 8 bits
-            kinds = self._layers()
+            first = self._layers() if rounds else []  # this round makes the weights in 8 bits
+            units = self._layers()
             held = self._dropped()
-        once = _more([first["F"]], [kinds["F"]]) if rounds else NO_WORK
-        return Segment(kinds, self._parameters, held, once)
+        once = NO_WORK
+        if rounds:
+            once = _more([unit["F"] for unit in first], [unit["F"] for unit in units])
+        if not self._slices:
+            return Segment(units[0], self._parameters, held, once)
+        return Segment({}, self._parameters, held, once, tuple(map(Segment, units)))
 
-    def _layers(self) -> dict[PassKind, Work]:
+    def _layers(self) -> list[dict[PassKind, Work]]:
+        """Return the passes of every slice; the backward begins with the last one."""
+        units = range(len(self._slices) or 1)
+        forwards = [self._forward_of_layers(unit) for unit in units]
+        backwards = [self._backward_of_layers(unit) for unit in reversed(units)]
+        return [
+            {"F": forward, **backward}
+            for forward, backward in zip(forwards, reversed(backwards), strict=True)
+        ]
+
+    def _forward_of_layers(self, unit: int) -> Work:
+        store, stage = self._store, self._rank
+        store.put("input", unit, self._stream(unit), stage)
+        with self._recorder.recording() as parts:
+            self._passes.forward(Pass("F", 0, 0, unit))
+        store.take("output", unit, stage)
+        return in_order(*parts[LAYERS:])  # an unkept input is freed after them
+
+    def _backward_of_layers(self, unit: int) -> dict[PassKind, Work]:
         recorder, store, stage = self._recorder, self._store, self._rank
         kinds: dict[PassKind, Work] = {}
-        store.put("input", 0, self._stream(), stage)
-        with recorder.recording() as parts:
-            self._passes.forward(Pass("F", 0))
-        kinds["F"] = in_order(*parts[LAYERS:])  # an unkept input is freed after them
-        store.take("output", 0, stage)
         if self._plan.recomputes:
             with recorder.recording() as parts:
-                self._passes.recompute(Pass("R", 0))
+                self._passes.recompute(Pass("R", 0, 0, unit))
             kinds["R"] = in_order(*parts)
-        store.put("output_gradient", 0, self._stream(), stage)
+        store.put("output_gradient", unit, self._stream(unit), stage)
         with recorder.recording() as parts:
-            self._passes.backward(Pass("B", 0))
+            self._passes.backward(Pass("B", 0, 0, unit))
         kinds["B"] = parts[LAYERS]
-        store.take("input_gradient", 0, stage)
+        store.take("input_gradient", unit, stage)
         if self._plan.split_backward:
             with recorder.recording() as parts:
-                self._passes.weight_gradients(Pass("W", 0))
+                self._passes.weight_gradients(Pass("W", 0, 0, unit))
             kinds["W"] = in_order(*parts)
         return kinds
 
@@ -183,9 +206,10 @@ class CountedRank:
         self._model.begin(training=True)
         return before - self._recorder.held
 
-    def _stream(self) -> torch.Tensor:
-        """Return activations, or a gradient of them, as they pass from layer to layer."""
-        return torch.empty(self._shape, dtype=self._model.stream_dtype, device=META)
+    def _stream(self, unit: int) -> torch.Tensor:
+        """Return a unit's activations, or their gradient, as they pass from layer to layer."""
+        shape = shapes_of(self._shape, self._slices)[unit]
+        return torch.empty(shape, dtype=self._model.stream_dtype, device=META)
 
     def count(self, program: Program) -> RankCount:
         """Count all that the rank does in a program of one microbatch."""
@@ -199,6 +223,7 @@ class CountedRank:
             self._subject.dtype,
             model.tensor.sequence_parts,
             model.stream_dtype,
+            self._slices,
         )
         self._divide(between=False)
         with self._recorder as recorder:
@@ -208,21 +233,26 @@ class CountedRank:
             first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
-            reused = recorder.held - held
-        count = replace(
-            found, parameters=self._parameters, held=held + in_eight_bits, reused=reused
-        )
-        if first is None:
-            return _without_reused(count, self._plan)
-        return replace(count, once=PassCount.of(_more(_forwards(first), _forwards(found))))
+            stays = (recorder.held - held) // len(found)  # a unit's loss
+        once = NO_PASS
+        if first is not None:
+            once = PassCount.of(_more(_forwards(first), _forwards(found)))
+        units = [
+            _without_reused(replace(own, reused=own.reused + stays), self._plan) for own in found
+        ]
+        count = RankCount.of_slices(units) if self._slices else units[0]
+        return replace(count, parameters=self._parameters, held=held + in_eight_bits, once=once)
 
-    def _row(self, program: Program, communicator: Communicator) -> RankCount:
-        """Count the passes and communications of the rank's row."""
-        passes: dict[tuple[PassKind, int], PassCount] = {}
-        begun: dict[tuple[CommKind, int], PassCount] = {}
-        ended: dict[tuple[CommKind, int], PassCount] = {}
+    def _row(self, program: Program, communicator: Communicator) -> list[RankCount]:
+        """Count the passes and communications of the rank's row, for every slice.
+
+        No S finds a buffer of another one, so that each slice has the bytes of its own.
+        """
+        units = [_Unit() for _ in self._slices or [None]]
         under_way = {}
         for step in program.rows[self._rank]:
+            item: OfSlice = step.item if isinstance(step, Run) else step.comm
+            unit = units[item.slice]
             with self._recorder.recording() as parts:
                 if isinstance(step, Run):
                     self._passes.table[step.item.kind](step.item)
@@ -232,17 +262,35 @@ class CountedRank:
                     communicator.finish(step.comm, under_way.pop(step.comm))
             own = PassCount.of(*parts)
             if isinstance(step, Run):
-                passes[step.item.kind, step.item.chunk] = own
+                unit.passes[step.item.kind, step.item.chunk] = own
             elif isinstance(step, Start):
-                begun[_key(step.comm)] = own
+                unit.begun[_key(step.comm)] = own
             else:
-                ended[_key(step.comm)] = own
-        return RankCount(passes, begun, ended)
+                unit.ended[_key(step.comm)] = own
+            unit.reused += self._drop_free_buffers()
+        return [RankCount(own.passes, own.begun, own.ended, reused=own.reused) for own in units]
+
+    def _drop_free_buffers(self) -> int:
+        """Drop buffers that wait for the next S, and return their bytes."""
+        before = self._recorder.held
+        if self._model.output_layer is not None:
+            self._model.output_layer.drop_free_buffers()
+        return before - self._recorder.held
 
 
-def _forwards(count: RankCount) -> list[Work]:
+@dataclass
+class _Unit:
+    """Counts of a slice or of a whole microbatch; attributes as in ``RankCount``."""
+
+    passes: dict[tuple[PassKind, int], PassCount] = field(default_factory=dict)
+    begun: dict[tuple[CommKind, int], PassCount] = field(default_factory=dict)
+    ended: dict[tuple[CommKind, int], PassCount] = field(default_factory=dict)
+    reused: int = 0
+
+
+def _forwards(units: Sequence[RankCount]) -> list[Work]:
     """Return the work of all F passes."""
-    passes = (own for (kind, _), own in count.passes.items() if kind == "F")
+    passes = (own for unit in units for (kind, _), own in unit.passes.items() if kind == "F")
     return [work for own in passes for work, _ in own.parts]
 
 

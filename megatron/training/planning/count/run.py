@@ -36,11 +36,11 @@ Counts = Mapping[tuple[CommKind, int], PassCount]
 def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[RankCount]:
     """Return the work of every pipeline rank for one microbatch.
 
-    The plan has one microbatch, and the passes and stages of the run's plan. The microbatch is
-    counted as a whole, even if the plan cuts it into slices.
+    The plan has one microbatch, and the passes and stages of the run's plan. If it cuts the
+    microbatch into slices, every slice is counted: each reads another number of keys.
     """
     assert plan.microbatches == 1, "one microbatch is counted"
-    subject, plan = Subject.of(config), uncut(plan)
+    subject = Subject.of(config, plan.slices)
     return apart(lambda: [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)])
 
 
@@ -49,15 +49,9 @@ def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
 
     The plan is as for ``count_ranks``.
     """
-    subject, plan = Subject.of(config), uncut(plan)
+    subject = Subject.of(config, plan.slices)
     part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
     return apart(lambda: _segment(subject, part, plan))
-
-
-def uncut(plan: Plan) -> Plan:
-    """Return a plan of one microbatch without slices, its passes in the order of the first ones."""
-    rows = tuple(tuple(item for item in row if item.slice == 0) for row in plan.rows)
-    return replace(plan, rows=rows, slices=1)
 
 
 class _LayersInARow(NamedTuple):
@@ -140,7 +134,8 @@ def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
     if plan.split_backward:
         kinds.append("W")
     row = tuple(Pass(kind, 0) for kind in kinds)
-    between = Plan((row,) * 3, ((0, 0), (1, 0), (2, 0)), 1, TREATMENTS["none"])
+    stages = ((0, 0), (1, 0), (2, 0))
+    between = Plan((row,) * 3, stages, 1, TREATMENTS["none"], slices=plan.slices)
     again = subject.recomputation
     if not part.again:
         again = replace(again, group=0, most=None)
@@ -206,4 +201,5 @@ def _renumbered(count: RankCount, known: Sequence[int], own: Sequence[int]) -> R
         }
         return {places.get(key, key): one for key, one in counts.items()}
 
-    return replace(count, begun=renumber(count.begun), ended=renumber(count.ended))
+    slices = tuple(_renumbered(one, known, own) for one in count.slices)
+    return replace(count, begun=renumber(count.begun), ended=renumber(count.ended), slices=slices)

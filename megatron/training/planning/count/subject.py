@@ -19,6 +19,7 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
+from megatron.model.slices import slice_lengths
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch
@@ -37,6 +38,7 @@ class Subject(NamedTuple):
             make; ``None``: samples are not divided.
         expert_imbalance: as in ``DryRun``.
         offloads: whether the bytes that may wait on the host are counted.
+        slices: tokens of every slice of a sample; empty: microbatches are whole.
     """
 
     model: ModelConfig
@@ -57,10 +59,11 @@ class Subject(NamedTuple):
     context_heads_size: int
     documents: DocumentsConfig | None
     offloads: bool = False
+    slices: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, config: RunConfig) -> "Subject":
-        """Return the settings of a run that decide its count."""
+    def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
+        """Return the settings of a run that decide its count, with microbatches in ``slices``."""
         train, parallel, eight_bits = config.train, config.parallel, config.train.eight_bits
         if eight_bits is not None:  # a count needs no Transformer Engine
             eight_bits = replace(eight_bits, transformer_engine=False)
@@ -86,6 +89,9 @@ class Subject(NamedTuple):
             context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offloaded is not None,
+            slices=slice_lengths(config.model, slices, parallel.seq_split_strategy)
+            if slices > 1
+            else (),
         )
 
     def grid(self, ranks: int) -> Grid:
@@ -151,7 +157,7 @@ class Subject(NamedTuple):
     def _further(self, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return what follows this rank's tokens of every sample, without values."""
         depths = self.model.mtp_num_layers
-        if not depths or self.context_size == 1:
+        if not depths or (self.context_size == 1 and not self.slices):
             return None
         shape = self.samples, depths, tokens
         return _integers(*shape), _integers(*shape), torch.empty(shape, device=META)

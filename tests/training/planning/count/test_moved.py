@@ -84,7 +84,7 @@ def test_a_tensor_that_is_on_the_host_already_stays_there() -> None:
 
     x = torch.ones(3, device="meta", requires_grad=True)
     seen = list[int]()
-    with handed_over(torch.device("meta"), frozenset(), seen.append):
+    with handed_over(torch.device("meta"), frozenset(), seen=seen.append):
         y: torch.Tensor = apply(KeepsASeed, x)
     y.sum().backward()
     assert seen == [x.nbytes]

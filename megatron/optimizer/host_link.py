@@ -1,0 +1,162 @@
+"""The way between a rank's device and its host for an optimizer whose states are on the host.
+
+Gradients and weights travel in *batches* of whole parts. Two slots of the host's memory take turns:
+while the CPU updates the batch in one slot, the gradients of the next batch arrive in the other,
+and the weights of the batch before leave it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from megatron.optimizer.config import HostStates
+from megatron.optimizer.parameters import ParameterPart
+from megatron.parallel.lanes import InlineLane, Pending, make_lane, wait_on_host
+
+BATCH: Final = 1 << 24
+"""Elements of a batch, if no part has more: 64 MiB of fp32 gradients, 2.7 ms at 25 GB/s."""
+
+_SLOTS: Final = 2
+_ALIGNED: Final = 64
+"""Parts begin at a multiple of this number of elements within a slot."""
+
+
+def parts_on_host(parts: Sequence[ParameterPart], fraction: float) -> frozenset[str]:
+    """Return the names of the parts whose states go to the host: at least this share of elements.
+
+    Large parts are taken first, as long as they fit into the share. What is then missing is taken
+    from the smallest part that is left. So the share is exceeded by less than that part.
+    """
+    wanted = fraction * sum(part.weight.numel() for part in parts)
+    taken: set[str] = set()
+    elements, left = 0, []
+    for part in sorted(parts, key=lambda part: (-part.weight.numel(), part.name)):
+        if elements + part.weight.numel() <= wanted:
+            taken.add(part.name)
+            elements += part.weight.numel()
+        else:
+            left.append(part)
+    if elements < wanted:
+        taken.add(left[-1].name)
+    return frozenset(taken)
+
+
+@dataclass
+class Slot:
+    """Memory of the host for the gradients and the rounded weights of a batch.
+
+    Attributes:
+        gradients: bytes.
+        weights: bytes.
+        leaving: the last copy of weights from the slot to the device.
+    """
+
+    gradients: Tensor
+    weights: Tensor
+    leaving: Pending[None] | None = None
+
+    def clear(self) -> None:
+        """Let the host wait until no copy reads the slot any more."""
+        if self.leaving is not None:
+            wait_on_host(self.leaving)
+
+
+class HostLink:
+    """What all optimizers of a rank share that keep states on its host.
+
+    Args:
+        parts: all parts that the rank updates.
+        states: which of the parts are on the host, and how they travel.
+        device: of the parts.
+        batch: elements of a batch, if no part has more.
+
+    Attributes:
+        names: the parts whose states are on the host.
+        slots: take turns.
+        out: the lane of gradients to the host.
+        back: the lane of weights to the device.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ParameterPart],
+        states: HostStates,
+        device: torch.device,
+        batch: int = BATCH,
+    ) -> None:
+        self.names = parts_on_host(parts, states.fraction)
+        own = [part for part in parts if part.name in self.names]
+        self._states, self._is_gpu = states, device.type == "cuda"
+        rooms = [_room(part) for part in own]
+        self._batch = min(max([batch, *rooms]), sum(rooms))
+        of_gradient = max((part.gradient.itemsize for part in own), default=0)
+        of_weight = max((part.weight.itemsize for part in own if _is_rounded(part)), default=0)
+        self.slots = tuple(
+            Slot(
+                self._memory(self._batch * of_gradient, torch.uint8, pins=states.pins_gradients),
+                self._memory(self._batch * of_weight, torch.uint8, pins=states.pins_weights),
+            )
+            for _ in range(_SLOTS)
+        )
+        self.out, self.back = (
+            make_lane(device, 2, name) if states.overlap else InlineLane()
+            for name in ("gradients to the host", "weights from the host")
+        )
+
+    def _memory(self, elements: int, dtype: torch.dtype, *, pins: bool) -> Tensor:
+        return torch.empty(elements, dtype=dtype, pin_memory=pins and self._is_gpu)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy between host and device; overlapping copies let the host go on at once."""
+        target.copy_(source, non_blocking=self._states.overlap)
+
+    def batches(self, parts: Sequence[ParameterPart]) -> Iterator[list[ParameterPart]]:
+        """Yield ``parts``, which are on the host, in their order, so many that a slot has room."""
+        own: list[ParameterPart] = []
+        for part in parts:
+            if own and sum(map(_room, [*own, part])) > self._batch:
+                yield own
+                own = []
+            own.append(part)
+        if own:
+            yield own
+
+    def on_host(self, batch: Sequence[ParameterPart], slot: Slot) -> list[ParameterPart]:
+        """Return the parts of a batch as they are on the host, with the weights of the device.
+
+        A weight that is its own master has memory for good; others are in the slot with gradients.
+        """
+        found, place = [], 0
+        for part in batch:
+            if _is_rounded(part):
+                weight = _view(slot.weights, part.weight, place)
+            else:
+                weight = self._memory(
+                    part.weight.numel(), part.weight.dtype, pins=self._states.pins_weights
+                ).view(part.weight.shape)
+            weight.copy_(part.weight)
+            gradient = _view(slot.gradients, part.gradient, place)
+            found.append(ParameterPart(part.entry, weight, gradient, part.pieces))
+            place += _room(part)
+        return found
+
+
+def _room(part: ParameterPart) -> int:
+    """Return the elements that a part takes in a slot."""
+    return -(-part.weight.numel() // _ALIGNED) * _ALIGNED
+
+
+def _is_rounded(part: ParameterPart) -> bool:
+    """Return whether the part's weight is narrower than its master."""
+    dtype = part.weight.dtype
+    return dtype != torch.promote_types(dtype, torch.float32)
+
+
+def _view(memory: Tensor, like: Tensor, place: int) -> Tensor:
+    """Return memory of the shape and dtype of a tensor, ``place`` elements behind the begin."""
+    begin = place * like.itemsize
+    size = like.numel() * like.itemsize
+    return memory[begin : begin + size].view(like.dtype).view(like.shape)

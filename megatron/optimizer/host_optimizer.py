@@ -1,0 +1,194 @@
+"""An optimizer whose masters and moments are on the host, and that steps on the CPU.
+
+Weights and gradients stay on the device. A step copies gradients to the host, updates the masters
+there, rounds them, and copies the new weights back. The update is that of the same optimizer on a
+CPU, over the same parts. So on CPUs the bits are those of a step without this class.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from megatron.kernels.reference.optimizer import divide
+from megatron.optimizer.host_link import HostLink, Slot
+from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.mixed_precision import divisors_of
+from megatron.optimizer.optimizer import Optimizer, check_norm
+from megatron.optimizer.parameters import ParameterPart
+from megatron.optimizer.sharded import MakeOptimizer
+from megatron.parallel.lanes import Pending, wait_on_host
+
+
+class _Batch:
+    """Some parts, and their optimizer on the host.
+
+    Attributes:
+        parts: on the device.
+        optimizer: of the same parts on the host.
+        slot: holds the gradients and the rounded weights of ``optimizer`` for a step.
+    """
+
+    def __init__(
+        self, parts: Sequence[ParameterPart], make: MakeOptimizer, link: HostLink, slot: Slot
+    ) -> None:
+        self.parts, self.slot = parts, slot
+        self._there = link.on_host(parts, slot)
+        self.optimizer = make(self._there)
+        self._link = link
+
+    def fetch(self) -> Pending[None]:
+        """Begin to copy the gradients to the host."""
+        return self._link.out.submit(
+            partial(self._copy, [(own.gradient, to.gradient) for own, to in self._pairs])
+        )
+
+    def hand_back(self) -> None:
+        """Begin to copy the weights to the device."""
+        self.slot.leaving = self._link.back.submit(
+            partial(self._copy, [(own.weight, to.weight) for to, own in self._pairs])
+        )
+
+    @property
+    def _pairs(self) -> Iterator[tuple[ParameterPart, ParameterPart]]:
+        """The parts on the device, each with its copy on the host."""
+        return zip(self.parts, self._there, strict=True)
+
+    def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for source, target in pairs:
+            self._link.copy(source, target)
+
+
+class HostOptimizer:
+    """Updates parts of parameters on the host; an ``Optimizer``.
+
+    Args:
+        parts: parts on the device, at least one.
+        make: makes the optimizer of some of the parts on the host.
+        link: the way to the host.
+        clip_grad: limit of the global gradient norm; 0 switches clipping off.
+        steps_again: whether a step may be undone and taken again from the same gradients.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ParameterPart],
+        make: MakeOptimizer,
+        link: HostLink,
+        clip_grad: float,
+        *,
+        steps_again: bool,
+    ) -> None:
+        self._slots, self._clip_grad, self._steps_again = link.slots, clip_grad, steps_again
+        self._gradients = [part.gradient for part in parts]
+        self._batches = [
+            _Batch(own, make, link, link.slots[number % len(link.slots)])
+            for number, own in enumerate(link.batches(parts))
+        ]
+        self._of = {part.name: batch.optimizer for batch in self._batches for part in batch.parts}
+
+    @torch.no_grad()
+    def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
+        """As in ``Optimizer``.
+
+        Where gradients have arrived on the host, their place is free for the batch after the next.
+        """
+        check_norm(grad_norm)
+        following = iter(self._batches)
+        arriving = deque(batch.fetch() for batch in islice(following, len(self._slots)))
+        for batch in self._batches:
+            wait_on_host(arriving.popleft())
+            self._change(batch, partial(batch.optimizer.step, rates, grad_norm, factor))
+            arriving.extend(batch.fetch() for batch in islice(following, 1))
+        self._finish()
+        if self._steps_again:
+            divide(self._gradients, divisors_of(factor, grad_norm, self._clip_grad))
+
+    def _change(self, batch: _Batch, work: Callable[[], None]) -> None:
+        """Let ``work`` change a batch on the host, and begin to copy its weights to the device."""
+        batch.slot.clear()
+        work()
+        batch.hand_back()
+
+    def _finish(self) -> None:
+        """Let the device wait for all weights."""
+        for slot in self._slots:
+            if slot.leaving is not None:
+                slot.leaving.wait()
+
+    def tensors_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Optimizer``; the tensors are on the host."""
+        return self._of[name].tensors_of(name)
+
+    @property
+    def steps(self) -> int:
+        """As in ``Optimizer``."""
+        return self._batches[0].optimizer.steps
+
+    @torch.no_grad()
+    def loaded(self, steps: int) -> None:
+        """As in ``Optimizer``."""
+        for batch in self._batches:
+            self._change(batch, partial(batch.optimizer.loaded, steps))
+        self._finish()
+
+    def save(self) -> None:
+        """As in ``Optimizer``; the copy is on the host."""
+        for batch in self._batches:
+            batch.optimizer.save()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """As in ``Optimizer``."""
+        for batch in self._batches:
+            self._change(batch, batch.optimizer.restore)
+        self._finish()
+
+
+class SplitOptimizer:
+    """Optimizers of different parts, which step together; an ``Optimizer``.
+
+    Args:
+        optimizers: each with its parts.
+        names: for each of them, the names of its parts.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], names: Sequence[Sequence[str]]) -> None:
+        self._optimizers = optimizers
+        self._of = {
+            name: optimizer
+            for optimizer, own in zip(optimizers, names, strict=True)
+            for name in own
+        }
+
+    def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
+        """As in ``Optimizer``."""
+        for optimizer in self._optimizers:
+            optimizer.step(rates, grad_norm, factor)
+
+    def tensors_of(self, name: str) -> dict[str, Tensor]:
+        """As in ``Optimizer``."""
+        return self._of[name].tensors_of(name)
+
+    @property
+    def steps(self) -> int:
+        """As in ``Optimizer``."""
+        return self._optimizers[0].steps
+
+    def loaded(self, steps: int) -> None:
+        """As in ``Optimizer``."""
+        for optimizer in self._optimizers:
+            optimizer.loaded(steps)
+
+    def save(self) -> None:
+        """As in ``Optimizer``."""
+        for optimizer in self._optimizers:
+            optimizer.save()
+
+    def restore(self) -> None:
+        """As in ``Optimizer``."""
+        for optimizer in self._optimizers:
+            optimizer.restore()

@@ -1,0 +1,31 @@
+"""The tokens of every sample that a rank has, and the slices that its passes cut them into."""
+
+from torch import Tensor
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.slices import SequenceSlice
+from megatron.model.slices import slice_lengths
+from megatron.parallel.context import own_positions_in_slices
+
+
+def slices_of(config: RunConfig) -> tuple[SequenceSlice, ...]:
+    """Return the slices of every microbatch; empty: microbatches are whole."""
+    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
+    if slices == 1:
+        return ()
+    return SequenceSlice.of_lengths(slice_lengths(config.model, slices, strategy))
+
+
+def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:
+    """Return the positions of a rank's tokens in every sample, int64 [u]; ``None``: all.
+
+    Ranks that share sequences share every slice. Parts of samples come with the tokens that follow
+    them, if further tokens are predicted. Slices are such parts, and so all positions are named for
+    them.
+    """
+    size, length = config.parallel.context_size, config.model.seq_length
+    slices = slices_of(config)
+    if size == 1 and not (slices and config.model.mtp_num_layers):
+        return None
+    lengths = [part.end - part.first for part in slices] or [length]
+    return own_positions_in_slices(lengths, context_rank, size)

@@ -1,0 +1,76 @@
+"""``--cp-comm-type auto``: how context-parallel ranks see all tokens, by predicted seconds.
+
+The passes of a microbatch are counted under every exchange that the run could take, and priced for
+the job's GPUs and links. No plan is needed for that: the exchange changes how long a pass of the
+layers takes, and neither the passes nor their order.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from megatron.config.parallelism import ContextChoice
+from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.schedules.passes import CHUNKED_KINDS
+from megatron.simulator.units import TIME
+from megatron.training.planning.run_plan import asked
+
+FLAG: Final = "--cp-comm-type auto"
+
+
+def with_context_exchange(config: RunConfig) -> RunConfig:
+    """Return the run with the exchange of context-parallel ranks that takes the least time.
+
+    A run that names its exchange is returned unchanged. All ranks find the same exchange: it
+    follows from the flags and the kind of GPU. Where the GPU is not known, or the run is in fp32,
+    nothing tells exchanges apart, so the first one, all_gather, is taken.
+    """
+    choices = config.context_choices
+    if not choices:
+        return config
+    if config.parallel.gpu is None or config.train.dtype == torch.float32:
+        reason = "times need a known GPU and 16 bits"
+        return _with(config, choices[0], f"{FLAG} takes {choices[0].exchange}: {reason}")
+    times = {choice: _seconds(_with(config, choice)) for choice in choices}
+    best = min(times, key=times.__getitem__)
+    told = ", ".join(f"{own.exchange} {TIME.write(time)}" for own, time in times.items())
+    return _with(
+        config, best, f"{FLAG} takes {best.exchange}; passes of a microbatch on one rank: {told}"
+    )
+
+
+def _with(config: RunConfig, choice: ContextChoice, *notes: str) -> RunConfig:
+    """Return the run with one of its choices."""
+
+    def chosen(layout: ParallelConfig) -> ParallelConfig:
+        return replace(
+            layout, context_exchange=choice.exchange, context_heads_size=choice.heads_size
+        )
+
+    return replace(
+        config,
+        parallel=chosen(config.parallel),
+        alternatives=tuple(map(chosen, config.alternatives)),
+        context_choices=(),
+        could_slice=()
+        if "p2p" in choice.exchange
+        else config.could_slice,  # as ``SLICE_RULES`` say
+        notes=(*config.notes, *notes),
+    )
+
+
+def _seconds(config: RunConfig) -> float:
+    """Return the time of a microbatch's passes of layers on the rank where they take longest.
+
+    Any schedule tells which exchange is the fastest, so the first one that can be had is looked at.
+    """
+    counted = replace(config.parallel, measured_costs=None)
+    first = asked(replace(config, parallel=counted, alternatives=()))[0]
+    costs, ranks = first.request.costs, first.request.ranks
+    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    chunks = range(len(first.layers) // ranks)
+    return max(
+        sum(costs.time(kind, rank, chunk) for kind in kinds for chunk in chunks)
+        for rank in range(ranks)
+    )

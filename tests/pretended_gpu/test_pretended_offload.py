@@ -1,0 +1,117 @@
+"""Activations on the host of a pretended GPU: order of the copies, memory, and a quick host."""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from correctness.short_runs import Layout
+from cuda_path import needs_pretended_gpus
+from harness.marks import full
+from pretended_gpu.paper_memory import memory, paper_config
+from pretended_gpu.pool import GpuPool
+from pretended_gpu.rank import Findings, run_rank
+
+from megatron.config.run_config import RunConfig
+from megatron.layers.recompute import Recomputation
+from megatron.runtime.offload import HostCopies
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
+from megatron.simulator.costs.gpus import GIB, gpu
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_plan import make_run_plan
+
+pytestmark = needs_pretended_gpus
+
+
+def moving(config: RunConfig, chunks: int | None) -> RunConfig:
+    """The run on A100s with so many chunks of a rank on the host; ``None``: all on the device.
+
+    The link is so quick that nearly all activations are moved.
+    """
+    parallel = replace(
+        config.parallel,
+        device="cuda",
+        backend="nccl",
+        gpu=gpu("A100"),
+        offloaded=chunks,
+        host_bandwidth=1e12,
+    )
+    return replace(config, parallel=parallel)
+
+
+@pytest.mark.parametrize(
+    ("layout", "recomputation", "layers"),
+    [
+        (Layout(1, "none", "gpipe", slices=2), None, 1),
+        full(Layout(1, "none", "gpipe"), None, 1),
+        full(Layout(2, "vocab-2", "interleaved"), None, 4),
+        full(Layout(2, "vocab-1", "zb-v", slices=4), None, 4),
+        full(Layout(2, "vocab-2", "interleaved"), Recomputation(group=1), 4),
+    ],
+    ids=str,
+)
+def test_streams_are_ordered_and_memory_is_what_a_dry_run_says(
+    layout: Layout, recomputation: Recomputation | None, layers: int, gpus: GpuPool
+) -> None:
+    """No host waits for a copy either: that would be a fault too."""
+    config = paper_config(layout, 4096, layers=layers)
+    train = replace(config.train, global_batch_size=layout.ranks + 5)
+    if recomputation is not None:
+        train = replace(train, recomputation=recomputation)
+    config = replace(config, train=train)
+    own = memory(moving(config, 2), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+    kept = moving(config, None)
+    peak = forecast_run(kept, make_run_plan(kept), gpu("A100")).outcome.peak
+    assert own.allocated[0] < 0.95 * peak[0] / GIB
+
+
+def small() -> RunConfig:
+    config = paper_config(Layout(1, "none", "gpipe"), 512, layers=1, sequence=64)
+    return moving(replace(config, train=replace(config.train, global_batch_size=6)), 1)
+
+
+def a_memory_that_is_free_before_its_copy() -> AbstractContextManager[Any]:
+    finish = HostCopies.finish
+
+    def hurry(self: HostCopies, comm: Any, pending: Any) -> None:
+        if comm.kind != "O":
+            finish(self, comm, pending)
+            return
+        for kept in self._moved[self._key(comm)].kept:
+            kept.elements = None
+
+    return patch.object(HostCopies, "finish", hurry)
+
+
+def a_copy_that_is_read_before_it_is_done() -> AbstractContextManager[Any]:
+    finish = HostCopies.finish
+
+    def hurry(self: HostCopies, comm: Any, pending: Any) -> None:
+        if comm.kind == "O":
+            finish(self, comm, pending)
+            return
+        moved = self._moved.pop(self._key(comm))
+        for kept, elements in zip(moved.kept, pending._value, strict=True):
+            kept.elements = elements
+
+    return patch.object(HostCopies, "finish", hurry)
+
+
+FAULTS = {
+    a_memory_that_is_free_before_its_copy: "memory of passes is free",
+    a_copy_that_is_read_before_it_is_done: "which it does not wait for",
+}
+
+
+def run_with(fault: Any, config: RunConfig, rank: int) -> Findings:
+    with fault():
+        return run_rank(config, rank, iterations=1, valid=False)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_is_broken_is_found(fault: Any, gpus: GpuPool) -> None:
+    [found] = gpus.map(run_with, fault, small(), ranks=1)
+    assert any(FAULTS[fault] in what for what in found.faults), found.faults
