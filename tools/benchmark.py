@@ -7,6 +7,8 @@ python tools/benchmark.py --vocab-size 32000 --pipeline-schedule 1f1b -m 8 --rou
 python tools/benchmark.py --layout p=2 d=2 --references single pytorch-ddp \
   --pipeline-schedule 1f1b --vocab-parallel vocab-2 --vocab-size 32000
 python tools/benchmark.py --layout t=2 p=2 --references single pytorch-tp
+python tools/benchmark.py --num-seq-splits 1 2 4 8 --pipeline-schedule 1f1b \
+  --vocab-parallel none vocab-1 vocab-2 --vocab-size 32000 --seq-length 2048 -m 8
 
 Every case runs in new processes, so its peak memory does not include that of other cases. The cases
 take turns, so a drift of the machine's speed affects all alike. The report shows medians over the
@@ -15,6 +17,9 @@ rounds, and is written anew after each round.
 With --layout the same ranks are laid out in several ways, as tensor-parallel ranks t, pipeline
 ranks p and replicas d, and references update their weights too. A layout of p = 1 has no schedule,
 and treats the vocabulary in one way: it runs once, as 1f1b and none.
+
+With --num-seq-splits every schedule and treatment runs with every number of slices. The report has
+the microbatches and the memory that were held, beside those that the plan promises.
 """
 
 import itertools
@@ -101,6 +106,8 @@ class BenchmarkFlags:
     layout: tuple[Layout, ...] = flag((),
         "In place of -p: ways to lay out the ranks, as in t=2 p=2 d=2 or p=2,d=2 p=4.",
         metavar="t=T,p=P,d=D ...", reads=parse_layout)
+    num_seq_splits: tuple[int, ...] = flag((1,), "Slices of a microbatch.", COUNT,
+        metavar="N ...", names=PLAN_FLAGS["slices"][1:])
     microbatches: int = flag(32, "Microbatches of an iteration.", COUNT, names=("-m",))
     hidden_size: int = flag(512, "Width of the model.", COUNT)
     num_layers: int = flag(8, "Transformer layers.", COUNT, names=PLAN_FLAGS["layers"][1:])
@@ -241,12 +248,17 @@ def wanted_cases(options: BenchmarkFlags) -> Iterator[BenchmarkCase]:
         pairs = itertools.product(options.pipeline_schedule, options.vocab_parallel)
         wanted += [(*pair, layout) for pair in ([BASE] if layout.pipeline == 1 else pairs)]
     for vocab_size in options.vocab_size:
-        for schedule, treatment, layout in wanted:
+        for (schedule, treatment, layout), slices in itertools.product(
+            wanted, options.num_seq_splits
+        ):
+            if schedule in REFERENCES and slices != options.num_seq_splits[0]:
+                continue  # a reference has whole microbatches
             yield BenchmarkCase(
                 vocab_size=vocab_size,
                 schedule=schedule,
                 treatment=treatment,
                 ranks=layout.pipeline,
+                slices=1 if schedule in REFERENCES else slices,
                 tensor=layout.tensor,
                 replicas=layout.replicas,
                 with_update=bool(options.layout),

@@ -27,6 +27,7 @@ from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda import grouped as grouped_operators
+from megatron.kernels.cuda import grouped_eight_bits as narrow_operators
 from megatron.kernels.cuda import slots as slot_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
@@ -34,6 +35,7 @@ from megatron.kernels.cuda.programs import (
     eight_bits,
     gradients,
     grouped,
+    grouped_eight_bits,
     norms,
     rotation,
     slots,
@@ -46,6 +48,8 @@ from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 
 _TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_LEAST_OF_8_BITS = 89
+"""Compute capability, times 10, of the first GPUs whose tensor cores multiply 8 bits."""
 TYPES = tuple(_TORCH)
 """Dtypes of activations."""
 
@@ -76,13 +80,45 @@ _ALL_WIDE = (
     "weights_grad_r",
 )
 _TABLES = ("table_tc", "blocks_k2")
-_EIGHT_BITS = {"straight_rk": "*u8", "turned_kr": "*u8", "seen": "*i32", "scale": "*fp32"}
+_EIGHT_BITS = {
+    "straight_rk": "*u8",
+    "turned_kr": "*u8",
+    "seen": "*i32",
+    "scale": "*fp32",
+    "straight_sk": "*u8",
+    "turned": "*u8",
+    "seen_g": "*i32",
+    "scale_g": "*fp32",
+    "left_sk": "*fp8e5",
+    "right_gnk": "*fp8e4nv",
+    "grad_op": "*fp8e5",
+    "x_ip": "*fp8e4nv",
+    "left_worth_g": "*fp32",
+    "right_worth_g": "*fp32",
+    "grad_worth_g": "*fp32",
+    "x_worth_g": "*fp32",
+}
 _LONGS = ("targets_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
 _INTEGERS = ("ends_g", "counts_gb", "sums_gb")
 EXPERTS = 128
 """Experts of a layer; the kernels have a form for every power of two."""
 
-_EVEN = ("n", "h", "f", "i", "o", "s", "d", "p", "stride", "span", "x_batch", "x_token", "x_head")
+_EVEN = (
+    "n",
+    "h",
+    "f",
+    "i",
+    "o",
+    "s",
+    "d",
+    "p",
+    "k",
+    "stride",
+    "span",
+    "x_batch",
+    "x_token",
+    "x_head",
+)
 """Integer arguments (sizes and strides) that are multiples of 16 if a model's sizes are."""
 
 _ODD = ("first_row", "angle_batch", "angle_token", *_EVEN)
@@ -128,8 +164,13 @@ class Resources:
     short_offsets: tuple[str, ...]
 
 
-def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
-    """Yield every form in which the kernels may launch a program."""
+def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> Iterator[Form]:
+    """Yield every form in which the kernels may launch a program.
+
+    Args:
+        kinds: dtypes of activations.
+        multiplies_8_bits: whether the GPU's tensor cores multiply 8 bits.
+    """
     logits, rows = {"SPAN": SPAN, **TILE}, {"BLOCK": BLOCK}
     for kind in kinds:
         for capped in (False, True):
@@ -155,6 +196,7 @@ def forms(kinds: tuple[str, ...] = TYPES) -> Iterator[Form]:
         yield from _update_forms(kind)
         yield from _eight_bit_forms(kind)
         yield from _expert_forms(kind)
+        yield from _expert_forms_in_eight_bits(kind, products=multiplies_8_bits)
 
 
 def _expert_forms(kind: str) -> Iterator[Form]:
@@ -182,6 +224,21 @@ def _eight_bit_forms(kind: str) -> Iterator[Form]:
         options = {"STRAIGHT": rounds, "TURNED": rounds, "SEEN": seen, "E5M2": e5m2}
         own = {**options, "MOST": 57344.0 if e5m2 else 448.0, **eight_bit_operators.TILE}
         yield Form(eight_bits.quantise, own, kind, eight_bit_operators.LAUNCH["num_warps"])
+
+
+def _expert_forms_in_eight_bits(kind: str, *, products: bool) -> Iterator[Form]:
+    """Yield the forms that round groups, and with ``products`` the products of groups."""
+    tile, warps = narrow_operators.PRODUCT_TILE, narrow_operators.LAUNCH["num_warps"]
+    groups = {"GROUPS": EXPERTS}
+    for apart, seen, rounds in ((True, True, True), (False, False, True), (False, True, False)):
+        own = {"STRAIGHT": rounds, "TURNED": rounds, "APART": apart, "SEEN": seen, "E5M2": False}
+        options = {**own, "MOST": 448.0, **groups, **narrow_operators.TILE}
+        yield Form(grouped_eight_bits.quantise_groups, options, kind, warps)
+    for on in (False, True) if products else ():
+        options = {"QUICK": on, "SHARED": grouped_operators.SHARED, **groups, **tile}
+        yield Form(grouped_eight_bits.grouped_eight_bit_product, options, kind, warps)
+        options = {"ADDS": on, **groups, **tile}
+        yield Form(grouped_eight_bits.grouped_eight_bit_weight_product, options, kind, warps)
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
@@ -327,7 +384,10 @@ class ProgramFlags:
 def main() -> None:
     """Print a table, or JSON."""
     flags = read(None, __doc__, ProgramFlags)[ProgramFlags]
-    found = [compiled(form, flags.capability) for form in forms(flags.types)]
+    found = [
+        compiled(form, flags.capability)
+        for form in forms(flags.types, multiplies_8_bits=flags.capability >= _LEAST_OF_8_BITS)
+    ]
     if flags.json:
         print(json.dumps([asdict(each) for each in found]))
         return

@@ -1,6 +1,7 @@
 """Products of the linear layers in 8 bits: flags, rules, and the library that multiplies.
 
-PyTorch multiplies, or the package Transformer Engine ("the engine"), if the flags ask for it.
+PyTorch multiplies, or the package Transformer Engine ("the engine"), if the flags ask for it. For
+experts the kernels multiply in any case.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.experts import experts_of
+from megatron.config.experts import SHARED_EXPERT, ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -40,18 +41,20 @@ class EightBitFlags:
     """Products of the linear layers in 8 bits."""
 
     fp8_format: Format | None = flag(None,
-        "Multiply in 8 bits in the linear layers of attention and MLP. hybrid: inputs and weights "
-        "in e4m3 (4 bits of exponent, 3 of mantissa), gradients in e5m2; e4m3: inputs, weights "
-        "and gradients in e4m3.",
+        "Multiply in 8 bits in the linear layers of attention, MLP and experts. hybrid: inputs "
+        "and weights in e4m3 (4 bits of exponent, 3 of mantissa), gradients in e5m2; e4m3: inputs, "
+        "weights and gradients in e4m3.",
         unset="16 bits", needs="--bf16",
         lack="is for activations in bf16, as in Megatron", excludes="--multi-latent-attention")
     fp8_recipe: Recipe = flag("delayed",
         "Source of the scales. delayed: the largest magnitudes of earlier iterations; tensorwise: "
-        "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor.",
+        "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor. Each "
+        "expert has scales of its own.",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
         "What multiplies in 8 bits: PyTorch (local), or the package Transformer Engine. Only the "
-        "package has scales of blocks.", idle_without=FORMAT)
+        "package has scales of blocks. Experts multiply by this project's kernels either way.",
+        idle_without=FORMAT)
     fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", NOT_NEGATIVE,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
@@ -151,8 +154,13 @@ def _widths(flags: Flags) -> Iterator[str]:
         "--num-query-groups x --kv-channels, queries, keys and values together": (
             (heads + 2 * model.num_query_groups * model.kv_channels) / ranks
         ),
-        "--ffn-hidden-size": model.ffn_hidden_size / ranks,
     }
+    if not all(map(model.has_experts, range(model.num_layers))):
+        widths["--ffn-hidden-size"] = model.ffn_hidden_size / ranks
+    if model.num_experts:
+        own_ranks = flags[ExpertFlags].expert_tensor_parallel_size or ranks
+        widths["--moe-ffn-hidden-size"] = model.moe_ffn_hidden_size / own_ranks
+        widths[SHARED_EXPERT] = model.moe_shared_expert_intermediate_size / ranks
     if model.mtp_num_layers:
         widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
     of_a_rank = f" / {ranks} tensor-parallel ranks" if ranks > 1 else ""
@@ -242,11 +250,12 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 
 
 def _experts(flags: Flags) -> Iterator[str]:
-    form, experts = flags[EightBitFlags].fp8_format, experts_of(flags)
-    if form and experts is not None:
+    own, experts = flags[EightBitFlags], experts_of(flags)
+    if own.fp8_format and own.fp8_recipe in _BLOCKS and experts is not None:
         yield (
-            f"{FORMAT} {form} with --num-experts {experts}: experts multiply in 16 bits only; "
-            "leave one of them out"
+            f"--fp8-recipe {own.fp8_recipe} with --num-experts {experts}: experts have one scale "
+            "each, not one for a block: use --fp8-recipe tensorwise or delayed, or leave "
+            f"{FORMAT} out"
         )
 
 

@@ -26,7 +26,8 @@ _OPTIONS: Final = {
 }
 """For each field whose flag has another name, the flag."""
 
-_SHARED: Final = "--moe-shared-expert-intermediate-size"
+SHARED_EXPERT: Final = "--moe-shared-expert-intermediate-size"
+"""The flag of the width of an expert that all tokens pass."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -68,7 +69,7 @@ class ExpertFlags:
         idle_without=_EXPERTS)
     moe_shared_expert_gate: bool = flag(False,
         "A sigmoid of the token multiplies the output of the shared expert.", idle_without=_EXPERTS,
-        needs=_SHARED)
+        needs=SHARED_EXPERT)
     moe_use_upcycling: bool = flag(False,
         "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
         "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
@@ -260,8 +261,8 @@ def _upcycling(flags: Flags) -> Iterator[str]:
         )
     if own.moe_shared_expert_intermediate_size:
         yield (
-            f"--moe-use-upcycling with {_SHARED} {own.moe_shared_expert_intermediate_size}: a "
-            "dense model has no shared expert to begin with; leave one of them out"
+            f"--moe-use-upcycling with {SHARED_EXPERT} {own.moe_shared_expert_intermediate_size}: "
+            "a dense model has no shared expert to begin with; leave one of them out"
         )
 
 

@@ -12,7 +12,7 @@ from megatron.config.layers import sound_model
 from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
-from megatron.flags.groups import Flags
+from megatron.flags.groups import Flags, Rule
 from megatron.model.cut_faults import faults_of_cut
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.treatments import TREATMENTS
@@ -175,15 +175,18 @@ class ContextChoice(NamedTuple):
     heads_size: int = 1
 
 
-def context_choices(flags: Flags) -> tuple[ContextChoice, ...]:
-    """Return the exchanges of which --cp-comm-type auto takes one; empty if it is not asked to."""
+def context_choices(flags: Flags, further: tuple[Rule, ...]) -> tuple[ContextChoice, ...]:
+    """Return the exchanges of which --cp-comm-type auto takes one; empty if it is not asked to.
+
+    ``further`` are rules of other topics that refuse some exchanges.
+    """
     parallel, found = flags[ParallelFlags], list[ContextChoice]()
     if parallel.cp_comm_type != "auto" or parallel.context_parallel_size == 1:
         return ()
     for exchange in CONTEXT_EXCHANGES:
         own = replace(parallel, cp_comm_type=exchange)
         asking = flags.replaced(own)
-        if not any(mistake for rule in CONTEXT_RULES for mistake in rule(asking)):
+        if not any(mistake for rule in (*CONTEXT_RULES, *further) for mistake in rule(asking)):
             found.append(ContextChoice(exchange, adjacent_heads(own)))
     return tuple(found)
 

@@ -59,7 +59,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatments_of,
 )
-from megatron.config.slices import SliceFlags, SlicesChoice, possible_slices
+from megatron.config.slices import SLICE_RULES, SliceFlags, SlicesChoice, possible_slices
 from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
@@ -314,7 +314,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
         could_slice=possible_slices(flags),
         could_offload=could_offload(flags),
-        context_choices=context_choices(flags),
+        context_choices=context_choices(flags, SLICE_RULES),
     )
 
 

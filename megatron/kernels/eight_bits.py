@@ -38,3 +38,26 @@ class EightBits:
 
     bits_rk: Tensor
     worth: Tensor
+
+
+@dataclass(frozen=True)
+class EightBitGroups:
+    """Rows of groups, or a matrix for each of g groups, in 8 bits.
+
+    Attributes:
+        bits: the 8-bit numbers, dense.
+        worth_g: fp32; each number of a group stands for itself times the group's worth.
+    """
+
+    bits: Tensor
+    worth_g: Tensor
+
+
+def places(rows: int, groups: int) -> int:
+    """Return how many columns the rows of groups take where they are *turned*.
+
+    Then the rows stand beside each other as columns. Each group begins at a multiple of
+    ``MULTIPLE``, and zeros fill the gap behind it, so that a GPU reads 16 numbers at a time. How
+    many gaps there are depends on the sizes of the groups, which the host does not know.
+    """
+    return (-(-rows // MULTIPLE) + groups) * MULTIPLE

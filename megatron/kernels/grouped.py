@@ -50,17 +50,17 @@ def weight_product(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
 def product_by_group(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
     """As ``product``, group by group: the specification. The host waits for the device."""
     out_so = x_si.new_empty(len(x_si), weight_gio.shape[2])
-    for matrix_io, (begin, end) in zip(weight_gio, _bounds(ends_g), strict=True):
+    for matrix_io, (begin, end) in zip(weight_gio, bounds(ends_g), strict=True):
         torch.mm(x_si[begin:end], matrix_io, out=out_so[begin:end])
     return out_so
 
 
 def weight_product_by_group(grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
     """As ``weight_product``, group by group; a group without rows has a gradient of zeros."""
-    return torch.stack([grad_so[a:b].T @ x_si[a:b] for a, b in _bounds(ends_g)])
+    return torch.stack([grad_so[a:b].T @ x_si[a:b] for a, b in bounds(ends_g)])
 
 
-def _bounds(ends_g: Tensor) -> list[tuple[int, int]]:
+def bounds(ends_g: Tensor) -> list[tuple[int, int]]:
     """Return the first row of every group, and the row behind its last."""
     return list(pairwise([0, *ends_g.tolist()]))
 

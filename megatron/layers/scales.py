@@ -7,12 +7,18 @@ larger values. At the end of an iteration the ranks that share a layer, and the 
 the maximum of their amaxes. So scales are the same in every layout of ranks, and no pass waits for
 the exchange.
 
-Shapes: l layers of this rank; 3 tensors of each: input, weight and gradient of the output; h
-iterations that are remembered.
+A layer of experts has scales for each expert, as if each were a layer of its own. Every rank
+remembers the magnitudes of all experts of its layers, also those of other ranks' experts. So ranks
+with different experts exchange magnitudes like all others, and a checkpoint suits any layout.
+
+Shapes: l layers of this rank, each expert of a layer counting as one; 3 tensors of each: input,
+weight and gradient of the output; h iterations that are remembered; g experts of this rank, s rows
+of all of them, k width of a row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal, Protocol, TypeAlias
 
 import torch
@@ -30,7 +36,7 @@ ROLES: Final = 3
 
 @dataclass(frozen=True)
 class Scale:
-    """How a tensor is quantised.
+    """How a tensor is quantised; with experts all are [g] in place of [].
 
     Attributes:
         scale: fp32 [], factor of the tensor's numbers.
@@ -60,6 +66,36 @@ class Scaling(Protocol):
     def known(self, role: Role) -> Scale | None:
         """Return the scale of a future tensor; ``None``: the scale depends on the tensor."""
         ...
+
+
+class ExpertScaling(Protocol):
+    """Finds the scales of the tensors of one layer of experts."""
+
+    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
+        """Return the scales of the experts' parts of a tensor, [g].
+
+        Args:
+            role: the tensor's role in its layer: input, weight or gradient.
+            x_sk: rows of all experts; the rows of one lie one after the other.
+            ends_g: int32, the row behind the last row of each expert.
+            dtype: the 8-bit type.
+        """
+        ...
+
+
+class OwnExpertScales:
+    """Every expert's part of a tensor is scaled by its own largest magnitude.
+
+    Args:
+        kernels: of the layer.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
+        """See ``ExpertScaling``."""
+        return _scale_of(self._kernels.largest_of_groups(x_sk, ends_g), dtype)
 
 
 class OwnScales:
@@ -97,6 +133,7 @@ class DelayedScales:
         types: 8-bit types of the tensors of a layer, by role.
         kernels: of the layers.
         device: of the layers.
+        experts: number of experts on all ranks, for the layers of experts, by name.
         length: number h of iterations that are remembered.
         takes_largest: use the largest magnitude of the remembered iterations, not the last one.
         margin: exponent of a power of two by which scales are divided.
@@ -112,27 +149,40 @@ class DelayedScales:
         kernels: Kernels,
         device: torch.device,
         *,
+        experts: Mapping[str, int] | None = None,
         length: int = 1,
         takes_largest: bool = False,
         margin: int = 0,
     ) -> None:
-        self.names = names
+        self._experts = experts or {}
+        sizes = [self._experts.get(name, 1) for name in names]
+        ends = tuple(accumulate(sizes))
+        self._places = {
+            name: slice(end - size, end) for name, end, size in zip(names, ends, sizes, strict=True)
+        }
+        count = sum(sizes)
         self._kernels = kernels
         self._takes_largest = takes_largest
         most = [largest_number(types[role]) / 2**margin for role in (INPUT, WEIGHT, GRADIENT)]
         self._most_3 = torch.tensor(most, device=device)
         # A layer's history and scales are one tensor, for checkpoints; the scales are its last
         # column.
-        self._state_l3h = torch.zeros(len(names), ROLES, length + 1, device=device)
+        self._state_l3h = torch.zeros(count, ROLES, length + 1, device=device)
         self._scales_l3 = self._state_l3h[..., -1].fill_(1.0)
-        self._worths_l3 = torch.ones(len(names), ROLES, device=device)
-        self._seen_l3 = torch.zeros_like(self._worths_l3)
+        # The scales of a layer's experts, in one role, are contiguous.
+        self._scales_3l, self._worths_3l = torch.ones(2, ROLES, count, device=device)
+        self._seen_3l = torch.zeros_like(self._worths_3l)
         self.has_history = False
         self._records = False
 
-    def of_layer(self, number: int) -> Scaling:
+    def of_layer(self, name: str) -> Scaling:
         """Return the scales of one layer."""
-        return _OfLayer(self, number)
+        return _OfLayer(self, self._places[name].start)
+
+    def of_experts(self, name: str, own: range) -> ExpertScaling:
+        """Return the scales of this rank's experts of a layer."""
+        begin = self._places[name].start
+        return _OfExperts(self, slice(begin + own.start, begin + own.stop))
 
     def begin(self, *, records: bool) -> None:
         """Begin an iteration, and forget the magnitudes of an abandoned iteration.
@@ -140,7 +190,7 @@ class DelayedScales:
         Args:
             records: whether magnitudes are recorded, as in training.
         """
-        self._seen_l3.zero_()
+        self._seen_3l.zero_()
         self._records = records
 
     def end(self, agree: Callable[[Tensor], None]) -> None:
@@ -149,7 +199,7 @@ class DelayedScales:
         Args:
             agree: replaces a tensor of this rank, in place, by the maximum over all ranks.
         """
-        seen_l3 = self._seen_l3.where(self._seen_l3.isfinite(), 0.0)
+        seen_l3 = self._seen_3l.where(self._seen_3l.isfinite(), 0.0).T.contiguous()
         agree(seen_l3)
         history_l3h = self._state_l3h[..., :-1]
         history_l3h.copy_(torch.cat((seen_l3.unsqueeze(-1), history_l3h[..., :-1]), dim=-1))
@@ -159,39 +209,70 @@ class DelayedScales:
         self.loaded()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every layer's history [3, h + 1] by layer name; the last column is the scale."""
-        return dict(zip(self.names, self._state_l3h, strict=True))
+        """Return every layer's history [3, h + 1] by layer name; the last column is the scale.
+
+        The history of a layer of experts is [experts, 3, h + 1].
+        """
+        return {
+            name: self._state_l3h[place if name in self._experts else place.start]
+            for name, place in self._places.items()
+        }
 
     def loaded(self) -> None:
         """Use the values that were loaded into ``tensors``."""
-        torch.reciprocal(self._scales_l3, out=self._worths_l3)
+        self._scales_3l.copy_(self._scales_l3.T)
+        torch.reciprocal(self._scales_3l, out=self._worths_3l)
         self.has_history = True
 
-    def of(self, number: int, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
-        """Return the scale of a tensor of a layer, as ``Scaling`` does."""
-        known = self.known(number, role)
-        return known or _scale_of(self._kernels.largest(x), dtype, self._seen(number, role))
-
-    def known(self, number: int, role: Role) -> Scale | None:
-        """Return the scale of a future tensor of a layer, as ``Scaling`` does."""
+    def known(self, place: int | slice, role: Role) -> Scale | None:
+        """Return the scales of future tensors; ``None``: the scales depend on the tensors."""
         if not self.has_history:
             return None
-        scale, worth = self._scales_l3[number, role], self._worths_l3[number, role]
-        return Scale(scale, worth, self._seen(number, role))
+        scales, worths = self._scales_3l[role, place], self._worths_3l[role, place]
+        return Scale(scales, worths, self._seen(place, role))
 
-    def _seen(self, number: int, role: Role) -> Tensor | None:
-        return self._seen_l3[number, role] if self._records else None
+    def of(
+        self, place: int | slice, role: Role, dtype: torch.dtype, largest: Callable[[], Tensor]
+    ) -> Scale:
+        """Return the scales of tensors.
+
+        Args:
+            place: of the layer, or of several experts of a layer.
+            role: of the tensors.
+            dtype: the 8-bit type.
+            largest: returns the largest magnitudes of the tensors.
+        """
+        known = self.known(place, role)
+        return known or _scale_of(largest(), dtype, self._seen(place, role))
+
+    def largest(self, x: Tensor, ends_g: Tensor | None = None) -> Tensor:
+        """Return the largest magnitude of a tensor, or of each expert's part of it."""
+        kernels = self._kernels
+        return kernels.largest(x) if ends_g is None else kernels.largest_of_groups(x, ends_g)
+
+    def _seen(self, place: int | slice, role: Role) -> Tensor | None:
+        return self._seen_3l[role, place] if self._records else None
 
 
 @dataclass(frozen=True)
 class _OfLayer:
     scales: DelayedScales
-    number: int
+    place: int
 
     def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
         """See ``Scaling``."""
-        return self.scales.of(self.number, role, x, dtype)
+        return self.scales.of(self.place, role, dtype, lambda: self.scales.largest(x))
 
     def known(self, role: Role) -> Scale | None:
         """See ``Scaling``."""
-        return self.scales.known(self.number, role)
+        return self.scales.known(self.place, role)
+
+
+@dataclass(frozen=True)
+class _OfExperts:
+    scales: DelayedScales
+    places: slice
+
+    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
+        """See ``ExpertScaling``."""
+        return self.scales.of(self.places, role, dtype, lambda: self.scales.largest(x_sk, ends_g))

@@ -1,13 +1,13 @@
 """The linear layers of a rank that multiply in 8 bits, and their scales from past iterations.
 
-As in Transformer Engine these layers are the projections of attention and of the MLP, and the
-projection in multi-token prediction. Attention itself, norms, embedding and output layer keep the
-dtype of the activations.
+As in Transformer Engine these layers are the projections of attention, of the MLP and of experts,
+and the projection in multi-token prediction. Attention itself, norms, routers, embedding and output
+layer keep the dtype of the activations.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from torch import Tensor, nn
 
@@ -15,12 +15,23 @@ from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.eight_bits import EightBitProducts, WideWeightGradients, types_of
 from megatron.layers.engine_products import EngineProducts
+from megatron.layers.experts.eight_bit_products import (
+    EightBitGroupedProducts,
+    WideGroupedWeightGradients,
+)
+from megatron.layers.experts.grouped_linear import GroupedLinear
+from megatron.layers.experts.grouped_products import PlainGroupedProducts
 from megatron.layers.linear import Linear
 from megatron.layers.products import PlainProducts
-from megatron.layers.scales import DelayedScales, OwnScales
+from megatron.layers.scales import DelayedScales, ExpertScaling, OwnExpertScales, OwnScales
 from megatron.layers.site import Site
 
 _LOG = logging.getLogger(__name__)
+
+EightBitLayer: TypeAlias = Linear | GroupedLinear
+"""A layer that can multiply in 8 bits."""
+
+_InEightBits: TypeAlias = EightBitProducts | EngineProducts | EightBitGroupedProducts
 
 NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
 """Linear layers whose input is a norm, by their names in Megatron's checkpoints."""
@@ -41,42 +52,81 @@ class EightBitLayers:
     def __init__(
         self,
         config: EightBitConfig,
-        layers: Iterable[tuple[str, Linear]],
+        layers: Iterable[tuple[str, EightBitLayer]],
         site: Site,
     ) -> None:
         named = dict(layers)
-        kernels, device, dtype = site.kernels, site.device, site.dtype
-        norms_again = "layernorm" in site.recomputation.parts
+        self._config, self._site = config, site
         self.delayed: DelayedScales | None = None
         if config.recipe == "delayed":
             self.delayed = DelayedScales(
                 tuple(named),
                 types_of(config.form),
-                kernels,
-                device,
+                site.kernels,
+                site.device,
+                experts={
+                    name: layer.all_experts
+                    for name, layer in named.items()
+                    if isinstance(layer, GroupedLinear)
+                },
                 length=config.history,
                 takes_largest=config.takes_largest,
                 margin=config.margin,
             )
-        engine = load_transformer_engine() if config.transformer_engine else None
-        if engine is not None:
-            _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, engine.version)
-        self._products: list[EightBitProducts | EngineProducts] = []
-        for number, (name, layer) in enumerate(named.items()):
-            delayed = self.delayed.of_layer(number) if self.delayed else None
-            again = norms_again and name.rpartition(".")[2] in NORM_READERS
-            products: EightBitProducts | EngineProducts
-            if engine is None:
-                scales = delayed or OwnScales(kernels)
-                products = EightBitProducts(kernels, dtype, config.form, scales, keeps_input=again)
-            else:
-                products = EngineProducts(
-                    engine, dtype, config.form, config.recipe, device, delayed, keeps_input=again
-                )
-            self._products.append(products)
-            layer.products = products
-            if config.wide_weight_gradients:
-                layer.products = WideWeightGradients(products, PlainProducts(kernels))
+        self._engine = load_transformer_engine() if config.transformer_engine else None
+        if self._engine is not None:
+            _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, self._engine.version)
+        self._products: list[_InEightBits] = [
+            self._of_experts(name, layer)
+            if isinstance(layer, GroupedLinear)
+            else self._of_linear(name, layer)
+            for name, layer in named.items()
+        ]
+
+    def _of_linear(self, name: str, layer: Linear) -> EightBitProducts | EngineProducts:
+        """Let a linear layer multiply in 8 bits, and return its strategy."""
+        config, site, engine = self._config, self._site, self._engine
+        delayed = self.delayed.of_layer(name) if self.delayed else None
+        norms_again = "layernorm" in site.recomputation.parts
+        again = norms_again and name.rpartition(".")[2] in NORM_READERS
+        products: EightBitProducts | EngineProducts
+        if engine is None:
+            scales = delayed or OwnScales(site.kernels)
+            products = EightBitProducts(
+                site.kernels, site.dtype, config.form, scales, keeps_input=again
+            )
+        else:
+            form, recipe = config.form, config.recipe
+            products = EngineProducts(
+                engine, site.dtype, form, recipe, site.device, delayed, keeps_input=again
+            )
+        layer.products = products
+        if config.wide_weight_gradients:
+            layer.products = WideWeightGradients(products, PlainProducts(site.kernels))
+        return products
+
+    def _of_experts(self, name: str, layer: GroupedLinear) -> EightBitGroupedProducts:
+        """Let a layer of experts multiply in 8 bits, and return its strategy."""
+        config, site = self._config, self._site
+        scales: ExpertScaling = OwnExpertScales(site.kernels)
+        if self.delayed is not None:
+            scales = self.delayed.of_experts(name, layer.own_experts)
+        matrices = layer.matrices(layer.weight)
+        products = EightBitGroupedProducts(
+            site.kernels,
+            site.dtype,
+            config.form,
+            scales,
+            len(matrices),
+            matrices.shape[1],
+            site.device,
+            keeps_input=layer.way == "joins" and "moe_act" in site.recomputation.parts,
+        )
+        layer.products = products
+        if config.wide_weight_gradients:
+            plain = PlainGroupedProducts(site.kernels)
+            layer.products = WideGroupedWeightGradients(products, plain)
+        return products
 
     def begin(self, *, training: bool) -> None:
         """Begin an iteration; weights may have changed, and the last iteration may be abandoned."""
@@ -91,8 +141,8 @@ class EightBitLayers:
             self.delayed.end(agree)
 
 
-def linear_layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, Linear]]:
-    """Yield the linear layers in a module by their names in the whole model."""
+def linear_layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, EightBitLayer]]:
+    """Yield the linear layers in a module, also of experts, by their names in the whole model."""
     for name, part in module.named_modules(prefix=prefix.rstrip(".")):
-        if isinstance(part, Linear):
+        if isinstance(part, EightBitLayer):
             yield name, part

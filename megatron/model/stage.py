@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from megatron.layers.dropout import dropout
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
-from megatron.layers.linear import Linear
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
@@ -24,7 +23,7 @@ from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
 from megatron.model.config import ModelConfig
-from megatron.model.eight_bits import EightBitLayers, linear_layers
+from megatron.model.eight_bits import EightBitLayer, EightBitLayers, linear_layers
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec
 from megatron.model.mtp import MultiTokenPrediction
@@ -111,7 +110,9 @@ class RankModel(nn.Module):
             layers = self._layers_in_eight_bits(site.eight_bits)
             self.eight_bits = EightBitLayers(site.eight_bits, layers, site)
 
-    def _layers_in_eight_bits(self, eight_bits: EightBitConfig) -> Iterator[tuple[str, Linear]]:
+    def _layers_in_eight_bits(
+        self, eight_bits: EightBitConfig
+    ) -> Iterator[tuple[str, EightBitLayer]]:
         """Yield the linear layers of this rank that multiply in 8 bits."""
         for chunk in range(len(self.chunks)):
             for index, layer in self._numbered_layers(chunk):

@@ -69,6 +69,8 @@ def test_every_program_in_every_form_compiles_without_spilling(
     options = [str(capability), "--json", "--types", *types]
     found = json.loads(without_interpreter("-m", "tools.triton_programs", *options))
     products = {"grouped_product", "grouped_weight_product"}
+    if capability >= 89:
+        products |= {"grouped_eight_bit_product", "grouped_eight_bit_weight_product"}
     assert {each["program"] for each in found} == {
         "column_maxima",
         "exponentials",
@@ -87,6 +89,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "adamw",
         "sums_of_squares",
         "quantise",
+        "quantise_groups",
         "count_choices",
         "place_choices",
         "spread",

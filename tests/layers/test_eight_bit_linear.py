@@ -185,7 +185,7 @@ def test_what_is_not_finite_shows(recipe: str, fault: float, where: str) -> None
         KERNELS,
         CPU,
     )
-    scaling = OwnScales(KERNELS) if recipe == "tensorwise" else delayed.of_layer(0)
+    scaling = OwnScales(KERNELS) if recipe == "tensorwise" else delayed.of_layer("layer")
     products = EightBitProducts(KERNELS, torch.float32, "hybrid", scaling)
     layer = layer_of(products)
     delayed.begin(records=True)

@@ -139,7 +139,7 @@ def test_delayed_scales_are_those_of_the_own_kernels(split: bool) -> None:
     found = []
     for through_package in (True, False):
         scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU, length=2)
-        scaling = scales.of_layer(0)
+        scaling = scales.of_layer("layer")
         products: EngineProducts | EightBitProducts = EightBitProducts(
             KERNELS, torch.float32, "hybrid", scaling
         )

@@ -68,7 +68,7 @@ class Reader:
         scaling, self.scales = None, None
         if recipe == "delayed":
             self.scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
-            scaling = self.scales.of_layer(0)
+            scaling = self.scales.of_layer("layer")
         self.products = EngineProducts(
             load_transformer_engine(), torch.float32, "hybrid", recipe, CPU, scaling
         )
@@ -263,7 +263,7 @@ def made_of(recipe: Any, *, keeps_input: bool = False) -> EngineProducts:
     scaling = None
     if recipe == "delayed":
         scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
-        scaling = scales.of_layer(0)
+        scaling = scales.of_layer("layer")
         scales.end(lambda largest: None)
     engine = load_transformer_engine()
     return EngineProducts(
@@ -322,7 +322,9 @@ def test_the_first_iteration_knows_no_scale_and_reads_the_norm() -> None:
     norm = norm_of("RMSNorm", zero_centred=False)
     scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
     engine = load_transformer_engine()
-    products = EngineProducts(engine, torch.float32, "hybrid", "delayed", CPU, scales.of_layer(0))
+    products = EngineProducts(
+        engine, torch.float32, "hybrid", "delayed", CPU, scales.of_layer("layer")
+    )
     x, part, *_ = microbatch(0)
     stream, normed = read_norm(narrow_linear((HIDDEN, OUT), products), norm, x, part)
     assert torch.equal(stream, x + part)

@@ -42,6 +42,8 @@ def run(schedule: float, **changes: Any) -> dict[str, Any]:
         "simulated_s": 1.1 * schedule,
         "pass_ms": {"F": [1.0, 2.0], "B": [3.0, 4.0]},
         "in_flight": [2, 1],
+        "promised_in_flight": [2.0, 1.0],
+        "promised_bytes": [0.5e9, 0.75e9],
     }
     return reference_run(schedule) | values | changes
 
@@ -69,6 +71,7 @@ def test_rows_are_medians_and_ratios_of_forward_and_backward() -> None:
     assert vocab.to_floor == pytest.approx(2)
     assert vocab.mfu == pytest.approx(1 / 4)
     assert vocab.memory_gb == [1.0, 2.0]
+    assert vocab.promised_gb == [0.5, 0.75]
     assert single.to_base == pytest.approx(8 / 6)
     assert single.update_ms is None
 
@@ -144,6 +147,20 @@ def test_zb_auto_needs_a_memory_limit_and_keeps_to_it() -> None:
     limited = replace(without, memory_limit=2.0)
     assert benchmark.choose_cases([limited])[0] == [limited]
     assert max(in_flight(make_run_plan(limited.run_config()).plan)) <= 2
+
+
+def test_slices_are_cases_of_their_own_beside_whole_microbatches() -> None:
+    words = "--num-seq-splits 1 4 --pipeline-schedule 1f1b --vocab-parallel none --vocab-size 64000"
+    options = benchmark.parse_arguments([*words.split(), "--references", "single"])
+    wanted = list(benchmark.wanted_cases(options))
+    assert [(c.schedule, c.slices, c.layout) for c in wanted] == [
+        ("single", 1, ""),
+        ("1f1b", 1, "p=2"),
+        ("1f1b", 4, "p=2,n=4"),
+    ]
+    assert make_run_plan(wanted[2].run_config()).plan.slices == 4
+    _, whole, cut = summarise(wanted, {c.name: [run(8.0 / c.slices)] for c in wanted})
+    assert (whole.to_base, cut.to_base) == (1, 4)
 
 
 def test_auto_becomes_the_schedule_that_it_chooses_and_is_run_once() -> None:

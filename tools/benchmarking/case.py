@@ -48,6 +48,7 @@ class BenchmarkCase:
         memory_limit: the most microbatches that a rank may have in flight; ``None``: no limit.
         tensor: ranks t that share a layer, and the sequence outside of attention and MLP.
         replicas: of the pipeline, d. They share the optimizer's state, and overlap what they can.
+        slices: n of every microbatch.
         with_update: whether a reference also updates its weights, if it can.
     """
 
@@ -66,12 +67,14 @@ class BenchmarkCase:
     tensor: int = 1
     replicas: int = 1
     with_update: bool = False
+    slices: int = 1
 
     @property
     def name(self) -> str:
         """Short name of the case within a report."""
         name = f"{self.vocab_size} {self.schedule} {self.treatment}"
         name += f" t={self.tensor}" if self.tensor > 1 else ""
+        name += f" n={self.slices}" if self.slices > 1 else ""
         return name if self.replicas == 1 else f"{name} d={self.replicas}"
 
     @property
@@ -81,8 +84,8 @@ class BenchmarkCase:
 
     @property
     def layout(self) -> str:
-        """The axes of ranks in words; empty for references."""
-        sizes = {"t": self.tensor, "p": self.ranks, "d": self.replicas}
+        """The axes of ranks and the slices in words; empty for references."""
+        sizes = {"t": self.tensor, "p": self.ranks, "d": self.replicas, "n": self.slices}
         several = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
         return "" if self.is_reference else ",".join(several or ["p=1"])
 
@@ -132,6 +135,7 @@ class BenchmarkCase:
             tensor_size=self.tensor,
             sequence_parallel=self.tensor > 1,
             vocab_parallel=self.treatment,
+            num_seq_splits=self.slices,
             pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
             device=self.device,

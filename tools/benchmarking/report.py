@@ -94,9 +94,14 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 *speed*: times as fast as {BASE[0]} with {BASE[1]}.
 
-*layout*: tensor-parallel ranks t (with `--sequence-parallel`), pipeline ranks p and replicas d. The
-last share the microbatches, and the optimizer's state (`--use-distributed-optimizer`), and overlap
-RG and AG. Their update and AG of the last iteration are in the time of the next.
+*layout*: tensor-parallel ranks t (with `--sequence-parallel`), pipeline ranks p, replicas d, and n
+slices of a microbatch. Replicas share the microbatches, and the optimizer's state
+(`--use-distributed-optimizer`), and overlap RG and AG. Their update and AG of the last iteration
+are in the time of the next.
+
+*promised*: by the plan, for every pipeline rank: the microbatches in flight, and the bytes of
+tensors by the count of the code, as in a dry run. *GB by rank* on CPUs is that of the whole
+process, so it also has the interpreter and its libraries.
 
 *single* is one process with a thread for every rank, *pytorch-1f1b* and *pytorch-zbv* are PyTorch's
 `Schedule1F1B` and `ScheduleZBVZeroBubble`, *pytorch-ddp* is its `DistributedDataParallel` with
@@ -155,8 +160,8 @@ def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown: time, idle share, then the other figures of a case."""
     lines = [
         "| V | schedule | vocabulary | layout | time, ms | idle | with update, ms | speed "
-        "| GB by rank | in flight |",
-        "|--:|---|---|---|--:|--:|--:|--:|---|---|",
+        "| GB by rank | in flight | GB promised | in flight, promised |",
+        "|--:|---|---|---|--:|--:|--:|--:|---|---|---|---|",
     ]
     for row in rows:
         cells = [
@@ -167,6 +172,8 @@ def table(rows: Sequence[Row]) -> str:
             _cell(row.to_base, ".2f", "x"),
             " ".join(f"{gb:.2f}" for gb in row.memory_gb),
             " ".join(f"{held:g}" for held in row.in_flight or []),
+            " ".join(f"{gb:.2f}" for gb in row.promised_gb or []),
+            " ".join(f"{held:g}" for held in row.promised_in_flight or []),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -18,10 +18,12 @@ from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
+from megatron.schedules.held import in_flight
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.metrics.peak_memory import peak_memory
+from megatron.training.planning.run_memory import held_by_ranks
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import join
 from megatron.training.setup import (
@@ -73,7 +75,8 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     timeline = state.pipeline.timeline(recorder)
     ranks = groups.world.all_gather_object(own)
     if groups.world.rank == 0:
-        result.write_text(json.dumps(document(case, ranks) | _passes(state, timeline, ranks)))
+        measured = document(case, ranks) | _passes(state, timeline, ranks)
+        result.write_text(json.dumps(measured | _promised(state, config)))
     state.pipeline.close()
     leave(groups)
 
@@ -151,5 +154,17 @@ def _passes(
             kind: [1e3 * _mean(timeline, rank, kind) for rank in range(timeline.ranks)]
             for kind in costs.passes
         },
-        "in_flight": [rank["in_flight"] / program.plan.chunks for rank in ranks],
+        "in_flight": [
+            rank["in_flight"] / program.plan.chunks / program.plan.slices for rank in ranks
+        ],
     }
+
+
+def _promised(state: TrainState, config: RunConfig) -> dict[str, Any]:
+    """Return what the plan says of memory: microbatches in flight, and bytes of tensors.
+
+    Both are given for every pipeline rank.
+    """
+    plan = state.pipeline.train_program.plan
+    held, _ = held_by_ranks(config, replace(state.run_plan, plan=plan))
+    return {"promised_in_flight": in_flight(plan), "promised_bytes": list(held)}

@@ -24,6 +24,8 @@ class Row:
         mfu: model FLOPs / (p x ``Rates.peak``), over the schedule.
         memory_gb: peak of every rank.
         in_flight: microbatches in flight seen on every rank.
+        promised_in_flight: microbatches in flight by the plan, for every pipeline rank.
+        promised_gb: of tensors at the peak, by the count of the code; for every pipeline rank.
         to_base: how many times as fast as ``BASE`` at the same V.
         idle: the share of the schedule in which a rank runs no pass, averaged over the ranks; from
             the times of all passes, measured in the same run.
@@ -49,6 +51,8 @@ class Row:
     to_floor: float
     loss: float
     pass_ms: dict[str, list[float]]
+    promised_in_flight: list[float] | None = None
+    promised_gb: list[float] | None = None
 
     @property
     def with_update_ms(self) -> float | None:
@@ -91,7 +95,8 @@ def summarise(cases: Sequence[BenchmarkCase], runs: Runs) -> list[Row]:
     bases = {
         case.vocab_size: _median(runs[case.name], lambda run: run["schedule_s"])
         for case in cases
-        if (case.schedule, case.treatment) == BASE and case.tensor == case.replicas == 1
+        if (case.schedule, case.treatment) == BASE
+        and case.tensor == case.replicas == case.slices == 1
     }
     return [_row(case, runs[case.name], rates, bases.get(case.vocab_size)) for case in cases]
 
@@ -143,4 +148,6 @@ def _row(
         to_floor=over(lambda rates: rates.product),
         loss=runs[0]["loss"],
         pass_ms={kind: pass_ms(kind) for kind in runs[0].get("pass_ms", {})},
+        promised_in_flight=runs[0].get("promised_in_flight"),
+        promised_gb=[held / 1e9 for held in runs[0].get("promised_bytes", [])],
     )

@@ -188,7 +188,7 @@ def _knowing_scales(
 ) -> EngineProducts:
     """Return products with scales that an earlier iteration has left."""
     scales = DelayedScales(("layer",), types_of("hybrid"), kernels, scale.device)
-    scaling = scales.of_layer(0) if recipe == "delayed" else None
+    scaling = scales.of_layer("layer") if recipe == "delayed" else None
     products = EngineProducts(engine, torch.bfloat16, "hybrid", recipe, scale.device, scaling)
     scales.begin(records=True)
     for role, tensor in zip((INPUT, WEIGHT), seen, strict=True):

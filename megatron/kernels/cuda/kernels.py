@@ -13,6 +13,7 @@ from megatron.kernels.cuda.activations import Activation, Gated
 from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.grouped import CudaGrouped
+from megatron.kernels.cuda.grouped_eight_bits import CudaGroupedEightBits
 from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
@@ -30,7 +31,9 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of activations that the Triton programs take. Their arithmetic is fp32."""
 
 
-class CudaKernels(CudaOutput, CudaEightBits, CudaGrouped, CudaSlots, ReferenceKernels):
+class CudaKernels(
+    CudaOutput, CudaEightBits, CudaGrouped, CudaGroupedEightBits, CudaSlots, ReferenceKernels
+):
     """Triton programs, and PyTorch's operations where these are one kernel; see ``Kernels``.
 
     Args:

@@ -4,13 +4,14 @@ The first layer of the experts *spreads* tokens into slots (``route.py``), and t
 an expert cut this layer by its outputs. The second layer *joins* the slots of a token, and the
 ranks cut it by its inputs. If experts are not spread over ranks, W keeps tokens in place of slots,
 because tokens are fewer: for the first layer its input, for the second layer the gradient of its
-output. If experts are spread over ranks, W keeps the slots, so that no token travels for W.
+output. If experts are spread over ranks, W keeps the slots, so that no token travels for W. How
+slots are multiplied, and in which form W keeps them, is up to a strategy (``grouped_products.py``).
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, z slots of this rank,
 e experts of this rank, i input features, o output features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -18,8 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from megatron.kernels.autograd import apply, once_differentiable
+from megatron.layers.experts.grouped_products import (
+    GroupedProducts,
+    PlainGroupedProducts,
+    Side,
+)
 from megatron.layers.experts.route import Route
 from megatron.layers.main_grad import has_main_grad, take_main_grad
+from megatron.layers.products import Kept
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Holding, OfExperts
 from megatron.layers.weight_gradients import Defer
@@ -48,6 +55,9 @@ class GroupedLinear(nn.Module):
     Attributes:
         holdings: how the ranks hold the parameters; see ``SaysHoldings``.
         defer: see ``DefersWeightGradients``.
+        products: how the layer multiplies; by default in the dtype of the activations.
+        all_experts: number of experts of the layer, on all ranks.
+        own_experts: the experts of this rank.
     """
 
     defer: Defer | None = None
@@ -65,7 +75,9 @@ class GroupedLinear(nn.Module):
     ) -> None:
         super().__init__()
         ranks, own = site.experts, site.experts.own_experts(experts)
-        self.experts, self.way, self.kernels = len(own), way, site.kernels
+        self.all_experts, self.own_experts = experts, own
+        self.experts, self.way = len(own), way
+        self.products: GroupedProducts = PlainGroupedProducts(site.kernels)
         outputs, inputs = out_features, in_features
         if way == "spreads":
             assert outputs % (ranks.tensor_size * fused) == 0, (outputs, ranks.tensor_size, fused)
@@ -90,6 +102,10 @@ class GroupedLinear(nn.Module):
         """See ``DefersWeightGradients``."""
         return (self.weight,)
 
+    def matrices(self, weight: Tensor) -> Tensor:
+        """Return the weight, or its gradient, as a matrix for each expert, [e, o, i]."""
+        return weight.unflatten(0, (self.experts, -1))
+
     def forward(self, x: Tensor, route: Route) -> Tensor:
         """Multiply every slot by the matrix of its expert.
 
@@ -105,7 +121,7 @@ class GroupedLinear(nn.Module):
         if self._keeps_first and self.weight.requires_grad:
             # The slots are kept before the product, so that recomputation can end before it.
             early = list[Any]()
-            x = apply(_KeptSlots, x, route, early)
+            x = apply(_KeptSlots, x, route, early, self)
         return apply(_GroupedLinear, x, self.weight, route, early, self, defer)
 
 
@@ -113,16 +129,19 @@ class _KeptSlots(torch.autograd.Function):
     """Keeps slots and route for a ``_GroupedLinear`` that joins, before its product is formed."""
 
     @staticmethod
-    def forward(ctx: Any, x_zi: Tensor, route: Route, early: list[Any]) -> Tensor:
+    def forward(
+        ctx: Any, x_zi: Tensor, route: Route, early: list[Any], layer: GroupedLinear
+    ) -> Tensor:
         tensors, _ = route.taken_apart()
-        ctx.save_for_backward(x_zi, *tensors)
-        early.append(ctx)
+        factor, kept = layer.products.factor("input", x_zi, route.ends, keeps=True)
+        ctx.save_for_backward(*tensors, *kept)
+        early += ctx, factor
         return x_zi.view_as(x_zi)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, None, None
+        return grad, None, None, None
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -140,84 +159,82 @@ class _GroupedLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.layer, ctx.defer = weight, layer, defer
         tensors, ctx.route_of = route.taken_apart()
+        ctx.of_route = len(tensors)
         spreads = layer.way == "spreads"
-        x_zi = route.dispatch(x) if spreads else x
-        ctx.keeper = early[0] if early else None  # not ctx itself: a cycle outlives its pass
-        if not early:
-            ctx.save_for_backward(x_zi if route.keeps_arrived else x, *tensors)
-        matrices_eio = weight.unflatten(0, (layer.experts, -1)).transpose(1, 2)
-        y_zo = layer.kernels.grouped_product(x_zi, matrices_eio, route.ends)
+        ctx.keeper = None  # not ctx itself: a cycle outlives its pass
+        if early:
+            ctx.keeper, factor = early
+        else:
+            keeps = not spreads or route.keeps_arrived
+            slots = route.dispatch(x) if spreads else x
+            factor, kept = layer.products.factor("input", slots, route.ends, keeps=keeps)
+            ctx.save_for_backward(*tensors, *(kept if keeps else (x,)))
+        y_zo = layer.products.output(factor, layer.matrices(weight), route.ends)
         return y_zo if spreads else route.combine(y_zo)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layer, weight, spreads = ctx.layer, ctx.weight, ctx.layer.way == "spreads"
-        saved = (ctx.keeper or ctx).saved_tensors
-        x, *of_route = (tensor.detach() for tensor in saved)
-        route, grad = ctx.route_of(*of_route), grad.contiguous()
+        layer, weight, spreads = ctx.layer, ctx.weight.detach(), ctx.layer.way == "spreads"
+        saved = [tensor.detach() for tensor in (ctx.keeper or ctx).saved_tensors]
+        kept = tuple(saved[ctx.of_route :])
+        route, grad = ctx.route_of(*saved[: ctx.of_route]), grad.contiguous()
         grad_zo = grad if spreads else route.dispatch(grad)
         x_grad = weight_grad = None
+        waits, now = ctx.defer is not None, ctx.defer is None and ctx.needs_input_grad[1]
+        keeps = waits and (spreads or route.keeps_arrived)
+        factor, kept_grad = layer.products.factor(
+            "gradient", grad_zo, route.ends, keeps=keeps or now
+        )
         if ctx.needs_input_grad[0]:
-            matrices_eoi = weight.detach().unflatten(0, (layer.experts, -1))
-            x_grad = layer.kernels.grouped_product(grad_zo, matrices_eoi, route.ends)
+            x_grad = layer.products.input_gradient(factor, layer.matrices(weight), route.ends)
             x_grad = route.combine(x_grad) if spreads else x_grad
-        factors = _Factors(layer, route, grad_zo if route.keeps_arrived else grad, x)
-        if ctx.defer is not None:
-            ctx.defer(factors.add_product)
-        elif ctx.needs_input_grad[1]:
-            now = _Factors(layer, route, grad_zo, factors.x_of_slots(), of_slots=True)
-            if has_main_grad(weight):
-                now.add_product()
+        x = _Waiting("input", kept, of_slots=not spreads or route.keeps_arrived)
+        if waits:
+            wanted = _Waiting("gradient", kept_grad if keeps else (grad,), of_slots=keeps)
+            ctx.defer(_later(layer, route, wanted, x))
+        elif now:
+            of_input = x.factor(layer.products, route)
+            if has_main_grad(ctx.weight):
+                _add_product(layer, factor, of_input, route.ends)
             else:
-                weight_grad = now.product()
+                product_eoi = layer.products.weight_gradient(factor, of_input, route.ends)
+                weight_grad = product_eoi.flatten(0, 1)
         return x_grad, weight_grad, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
-class _Factors:
-    """The factors of a weight gradient.
+class _Waiting:
+    """A factor of a weight gradient, as it waits for W.
 
     Attributes:
-        layer: whose weight it is.
-        route: of the layer's tokens.
-        grad: gradient of the layer's outputs.
-        x: the layer's inputs.
-        of_slots: whether both have a row for every slot. Otherwise they are as W keeps them: with
-            rows of slots, or with rows of tokens where the layer has tokens and the route does not
-            keep the rows that have arrived.
+        side: the layer's input, or the gradient of its output.
+        kept: what is kept of slots (see ``GroupedProducts``), or the tokens alone.
+        of_slots: whether it is of slots.
     """
 
-    layer: GroupedLinear
-    route: Route
-    grad: Tensor
-    x: Tensor
-    of_slots: bool = False
+    side: Side
+    kept: Kept
+    of_slots: bool
 
-    def product(self) -> Tensor:
-        """Return the gradient of the matrices, [e o, i]."""
-        kernels, ends = self.layer.kernels, self.route.ends
-        factors = self._grad_of_slots(), self.x_of_slots()
-        return kernels.grouped_weight_product(*factors, ends).flatten(0, 1)
+    def factor(self, products: GroupedProducts, route: Route) -> Any:
+        """Make the factor; tokens become slots again."""
+        if self.of_slots:
+            return products.again(self.side, self.kept, route.ends)
+        return products.for_weight(self.side, route.dispatch(self.kept[0]), route.ends)
 
-    def add_product(self) -> None:
-        """Add the gradient of the matrices to the weight's ``main_grad``."""
-        layer, factors = self.layer, (self._grad_of_slots(), self.x_of_slots())
-        total, begins = take_main_grad(layer.weight)
-        total_eoi = total.unflatten(0, (layer.experts, -1))
-        layer.kernels.accumulate_grouped_product_(
-            total_eoi, *factors, self.route.ends, begins=begins
-        )
 
-    def x_of_slots(self) -> Tensor:
-        """Return the inputs of every slot, [z, i]."""
-        has_tokens = self.layer.way == "spreads" and not self._is_of_slots
-        return self.route.dispatch(self.x) if has_tokens else self.x
+def _later(layer: GroupedLinear, route: Route, grad: _Waiting, x: _Waiting) -> Callable[[], None]:
+    """Return the work of W."""
 
-    def _grad_of_slots(self) -> Tensor:
-        has_tokens = self.layer.way == "joins" and not self._is_of_slots
-        return self.route.dispatch(self.grad) if has_tokens else self.grad
+    def work() -> None:
+        products = layer.products
+        _add_product(layer, grad.factor(products, route), x.factor(products, route), route.ends)
 
-    @property
-    def _is_of_slots(self) -> bool:
-        return self.of_slots or self.route.keeps_arrived
+    return work
+
+
+def _add_product(layer: GroupedLinear, grad: Any, x: Any, ends_e: Tensor) -> None:
+    """Add the gradient of the matrices to the weight's ``main_grad``, given its factors."""
+    total, begins = take_main_grad(layer.weight)
+    layer.products.accumulate_(layer.matrices(total), grad, x, ends_e, begins=begins)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from megatron.schedules.lower import Program, Run, Start, Wait
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import OfSlice, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
 
@@ -52,7 +52,7 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     now, slices = _at_rest(program.plan, memory, rank), program.plan.slices
     for step in program.rows[rank]:
-        item = step.item if isinstance(step, Run) else step.comm
+        item: OfSlice = step.item if isinstance(step, Run) else step.comm
         count, n = memory.count.of_slice(item.slice, slices)
         if isinstance(step, Run):
             own = _of_step(count, step)

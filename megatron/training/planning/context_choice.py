@@ -5,7 +5,6 @@ the job's GPUs and links. No plan is needed for that: the exchange changes how l
 layers takes, and neither the passes nor their order.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +12,6 @@ import torch
 
 from megatron.config.parallelism import ContextChoice
 from megatron.config.run_config import ParallelConfig, RunConfig
-from megatron.schedules.costs import Costs
 from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.simulator.units import TIME
 from megatron.training.planning.run_plan import asked
@@ -55,6 +53,9 @@ def _with(config: RunConfig, choice: ContextChoice, *notes: str) -> RunConfig:
         parallel=chosen(config.parallel),
         alternatives=tuple(map(chosen, config.alternatives)),
         context_choices=(),
+        could_slice=()
+        if "p2p" in choice.exchange
+        else config.could_slice,  # as ``SLICE_RULES`` say
         notes=(*config.notes, *notes),
     )
 
@@ -66,15 +67,10 @@ def _seconds(config: RunConfig) -> float:
     """
     counted = replace(config.parallel, measured_costs=None)
     first = asked(replace(config, parallel=counted, alternatives=()))[0]
-    return max(_of_ranks(first.request.costs, first.request.ranks))
-
-
-def _of_ranks(costs: Costs, ranks: int) -> Sequence[float]:
-    """Return for every rank the time of its passes of layers, of all chunks."""
-    tables = [costs.passes[kind] for kind in CHUNKED_KINDS if kind in costs.passes]
-    found = [0.0] * ranks
-    for table in tables:
-        assert not isinstance(table, (int, float)), "counted costs are by rank and chunk"
-        for rank, times in enumerate(table):
-            found[rank] += sum(times) if not isinstance(times, (int, float)) else times
-    return found
+    costs, ranks = first.request.costs, first.request.ranks
+    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    chunks = range(len(first.layers) // ranks)
+    return max(
+        sum(costs.time(kind, rank, chunk) for kind in kinds for chunk in chunks)
+        for rank in range(ranks)
+    )

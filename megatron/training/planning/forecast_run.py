@@ -8,7 +8,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
-from megatron.schedules.costs import Costs
+from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
@@ -162,7 +162,7 @@ def _priced(
 
 def _without_vocabulary(costs: Costs) -> Costs:
     """Return costs in which collectives of the vocabulary take no time."""
-    comms = {kind: costs.comms[kind] for kind in STAGE_KINDS}
+    comms: dict[CommKind, HopTime] = {kind: costs.comms[kind] for kind in STAGE_KINDS}
     return replace(costs, comms=comms, slices=tuple(map(_without_vocabulary, costs.slices)))
 
 

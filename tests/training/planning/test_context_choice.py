@@ -41,6 +41,7 @@ def on_gpus(config: RunConfig) -> RunConfig:
         ("--hierarchical-context-parallel-sizes 2 2", (GATHERS, RING, HEADS, LEVELS)),
         ("--attention-dropout 0.1", (GATHERS, HEADS)),
         ("--group-query-attention --num-query-groups 2", (GATHERS, RING)),
+        ("--num-seq-splits 2", (GATHERS, HEADS)),
         ("--context-parallel-size 1", ()),
         ("--cp-comm-type p2p", ()),
     ],

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from megatron.kernels.eight_bits import MULTIPLE
 from megatron.simulator.costs.count import Launch, Product
 
 _NO_LAUNCH: Final = {
@@ -44,6 +45,16 @@ _GROUPED: Final = {
 }
 """Products of groups of rows, with the names of their factors and of the groups' ends."""
 
+_TURNED: Final = {
+    "grouped_eight_bit_weight_product": "out_goi",
+    "add_grouped_eight_bit_weight_product_": "total_goi",
+}
+"""Products of turned rows of groups, with the names of their results. Their factors have gaps (see
+``places`` in ``kernels/eight_bits.py``), which do not count."""
+
+_BY_ROWS: Final = {"eight_bit_product": ("left_ik", "right_jk")}
+"""Products of rows of one factor with rows of the other, with the names of their factors."""
+
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
 """Arguments that an in-place operation writes without reading them."""
 
@@ -74,9 +85,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     if not moved:
         return None  # the operation only asks about types
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
-    if name in _GROUPED:
-        left, right, ends_g = (given[key] for key in _GROUPED[name])
-        return _grouped(name, size, left, right, len(ends_g))
+    if own := _own_product(name, size, given):
+        return own
     if name in _WINDOWED:
         return _windowed(name, size, given)
     counter = flop_registry.get(function.overloadpacket)
@@ -118,12 +128,38 @@ def _product(name: str, factors: Sequence[Tensor]) -> Product | None:
     """Return the sizes of a matrix product; ``None``: the operation is no matrix product."""
     if name in ("addmm", "baddbmm"):
         factors = factors[1:]
-    if name in ("mm", "addmm", "_scaled_mm"):
+    if name in ("mm", "addmm"):
         (m, k), n = factors[0].shape, factors[1].shape[1]
         return Product(int(m), int(n), int(k))
     if name in ("bmm", "baddbmm"):
         (batch, m, k), n = factors[0].shape, factors[1].shape[2]
         return Product(int(m), int(n), int(k), int(batch))
+    return None
+
+
+def _own_product(name: str, size: int, given: dict[str, Any]) -> Launch | None:
+    """Return the launch of a product whose FLOPs PyTorch does not know; ``None``: it is none.
+
+    Args:
+        name: of the operation.
+        size: bytes that the launch moves.
+        given: arguments by name.
+    """
+    if name in _GROUPED:
+        left, right, ends_g = (given[key] for key in _GROUPED[name])
+        return _grouped(name, size, left, right, len(ends_g))
+    if name == "grouped_eight_bit_product":
+        left, right = given["left_sk"], given["right_gnk"].transpose(1, 2)
+        return _grouped(name, size, left, right, len(right))
+    if name in _TURNED:
+        (groups, o, i), columns = given[_TURNED[name]].shape, given["x_ip"].shape[1]
+        rows = int(columns) - MULTIPLE * int(groups)
+        flops, sizes = 2 * rows * int(o) * int(i), (int(o), int(i), -(-rows // int(groups)))
+        return Launch(name, size, flops, Product(*sizes, int(groups)), flops)
+    if name in _BY_ROWS:
+        (m, k), (n, _) = (given[key].shape for key in _BY_ROWS[name])
+        flops = 2 * int(m) * int(n) * int(k)
+        return Launch(name, size, flops, Product(int(m), int(n), int(k)), flops)
     return None
 
 

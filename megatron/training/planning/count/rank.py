@@ -29,7 +29,7 @@ from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import shapes_of
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm, CommKind
-from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.passes import OfSlice, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import (
     NO_PASS,
@@ -251,7 +251,7 @@ class CountedRank:
         units = [_Unit() for _ in self._slices or [None]]
         under_way = {}
         for step in program.rows[self._rank]:
-            item = step.item if isinstance(step, Run) else step.comm
+            item: OfSlice = step.item if isinstance(step, Run) else step.comm
             unit = units[item.slice]
             with self._recorder.recording() as parts:
                 if isinstance(step, Run):

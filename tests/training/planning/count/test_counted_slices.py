@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, Final
 
 import pytest
 from training.planning.count.counting import LLAMA, plan_of, run_of
@@ -10,7 +11,9 @@ from training.planning.count.test_composition import facts
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.model.slices import SplitStrategy
 from megatron.schedules.lower import lower
+from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount
 from megatron.simulator.costs.counted_costs import BY_FLOPS, costs_of
@@ -21,11 +24,12 @@ from megatron.training.planning.count.subject import Subject
 SLICES = 4
 LENGTH = 1024
 LAYERS = [2, 1]
+BOTH: Final[tuple[PassKind, ...]] = ("F", "B")
 MODEL = replace(LLAMA, num_layers=3, seq_length=LENGTH)
 
 
 def sliced(
-    treatment: str = "vocab-2", schedule: str = "1f1b", slices: int = SLICES, **train: object
+    treatment: str = "vocab-2", schedule: str = "1f1b", slices: int = SLICES, **train: Any
 ) -> tuple[RunConfig, Plan]:
     run = run_of(MODEL, treatment, 2, sizes={"num_seq_splits": slices}, **train)
     return run, plan_of(run, schedule, slices=slices)
@@ -75,7 +79,7 @@ def test_work_grows_with_the_keys_before_a_slice_and_with_nothing_else() -> None
     """Every further slice of the same length reads equally many keys more."""
     run, plan = sliced()
     first, *others = count_ranks(run, plan, LAYERS)[0].slices
-    for kind in ("F", "B"):
+    for kind in BOTH:
         flops = [executed([own.passes[kind, 0]]) for own in (first, *others)]
         steps = {later - earlier for earlier, later in pairwise(flops)}
         assert len(steps) == 1
@@ -92,10 +96,7 @@ def test_the_first_slice_takes_the_buffer_of_keys_and_the_last_one_to_come_frees
     count = count_ranks(run, plan, LAYERS)[0]
     width = 2 * MODEL.num_query_groups * (MODEL.kv_channels or 0)
     keys, layers = 2 * width * LENGTH, LAYERS[0]
-    left = {
-        kind: [own.passes[kind, 0].left for own in count.slices]  # type: ignore[index]
-        for kind in ("F", "B")
-    }
+    left = {kind: [own.passes[kind, 0].left for own in count.slices] for kind in BOTH}
     assert left["F"][0] - left["F"][1] == layers * keys
     gradients = layers * 4 * width * (LENGTH - LENGTH // SLICES)
     assert left["B"][-1] - left["B"][1] == gradients
@@ -105,7 +106,9 @@ def test_the_first_slice_takes_the_buffer_of_keys_and_the_last_one_to_come_frees
 
 @pytest.mark.parametrize("strategy", ["uniform", "balanced"])
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
-def test_nothing_is_left_when_all_slices_are_through(treatment: str, strategy: str) -> None:
+def test_nothing_is_left_when_all_slices_are_through(
+    treatment: str, strategy: SplitStrategy
+) -> None:
     run, plan = sliced(treatment)
     run = replace(run, parallel=replace(run.parallel, seq_split_strategy=strategy))
     for count in count_ranks(run, plan, LAYERS):

@@ -1,5 +1,6 @@
 """What all ranks compute for a microbatch is what the model needs, wherever a part of it is."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,10 +15,12 @@ from training.planning.count.counting import (
     run_of,
 )
 
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.model.flops import iteration_flops
 from megatron.schedules.treatments import TREATMENTS
 
 SAMPLES = 3
+MIXTURE = replace(LLAMA, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2)
 
 MODELS = {"gpt": MODEL, "llama": LLAMA, "further tokens": FURTHER}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -54,3 +57,11 @@ def test_all_passes_together_are_the_flops_of_a_microbatch(
     counts = counted(run, uneven(len(plan_of(run, schedule).stages)), schedule)
     sharing = run.parallel.tensor_size * run.parallel.context_size
     assert sharing * flops_of(counts) == iteration_flops(run.model, SAMPLES)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["all products", "but for W's"])
+def test_products_in_8_bits_have_as_many_flops_as_in_16(wide: bool) -> None:
+    own = EightBitConfig(recipe="tensorwise", wide_weight_gradients=wide)
+    for model in (LLAMA, MIXTURE):
+        counts = counted(run_of(model, "vocab-2", 2, eight_bits=own), [4, 4], "zb-h1")
+        assert flops_of(counts) == iteration_flops(model, 1)
