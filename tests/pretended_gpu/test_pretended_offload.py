@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from correctness.short_runs import Layout
 from cuda_path import needs_pretended_gpus
+from harness.marks import full
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
@@ -39,15 +40,14 @@ def moving(config: RunConfig, chunks: int | None) -> RunConfig:
     return replace(config, parallel=parallel)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "recomputation", "layers"),
     [
         (Layout(1, "none", "gpipe", slices=2), None, 1),
-        (Layout(1, "none", "gpipe"), None, 1),
-        (Layout(2, "vocab-2", "interleaved"), None, 4),
-        (Layout(2, "vocab-1", "zb-v", slices=4), None, 4),
-        (Layout(2, "vocab-2", "interleaved"), Recomputation(group=1), 4),
+        full(Layout(1, "none", "gpipe"), None, 1),
+        full(Layout(2, "vocab-2", "interleaved"), None, 4),
+        full(Layout(2, "vocab-1", "zb-v", slices=4), None, 4),
+        full(Layout(2, "vocab-2", "interleaved"), Recomputation(group=1), 4),
     ],
     ids=str,
 )
