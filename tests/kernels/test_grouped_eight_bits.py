@@ -43,12 +43,12 @@ def test_groups_are_rounded_alike(dtype: torch.dtype) -> None:
     x, own_ends = drawn(sum(SIZES), WIDE, seed=0), ends(SIZES)
     kernels, found = of_a_gpu(DEVICE, torch.float32), []
     for each in (kernels, REFERENCE):
-        seen = torch.zeros(len(SIZES), device=DEVICE)
-        seen[2] = 50.0
+        largest = torch.zeros(len(SIZES), device=DEVICE)
+        largest[2] = 50.0
         bits = each.quantise_groups(
-            x, scales(1), own_ends, dtype, straight=True, turned=True, seen_g=seen
+            x, scales(1), own_ends, dtype, straight=True, turned=True, seen_g=largest
         )
-        found.append((*bits, seen, each.largest_of_groups(x, own_ends)))
+        found.append((*bits, largest, each.largest_of_groups(x, own_ends)))
     (straight, turned, *seen), (want, wanted_turned, *wanted_seen) = found
     assert same_bits(straight, want)
     assert turned is not None
@@ -93,13 +93,14 @@ def test_gradients_of_matrices_are_multiplied_and_added_alike() -> None:
         assert turned is not None
         factors.append(EightBitGroups(turned, scales(3)))
     kernels = of_a_gpu(DEVICE, torch.float32)
+    grad, x = factors
     found, wanted = (
-        each.grouped_eight_bit_weight_product(*factors, own_ends, torch.float32)
+        each.grouped_eight_bit_weight_product(grad, x, own_ends, torch.float32)
         for each in (kernels, REFERENCE)
     )
     assert relative_error(found, wanted) < 1e-6
     assert not found[1].any(), "a group without rows"
     total = drawn(*wanted.shape, seed=4)
     wanted += total
-    kernels.accumulate_grouped_eight_bit_product_(total, *factors, own_ends, begins=False)
+    kernels.accumulate_grouped_eight_bit_product_(total, grad, x, own_ends, begins=False)
     assert relative_error(total, wanted) < 1e-6

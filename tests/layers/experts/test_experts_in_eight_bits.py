@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -35,7 +36,8 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def parts(rows: Tensor) -> tuple[Tensor, ...]:
-    return rows.split(SIZES)
+    own: tuple[Tensor, ...] = rows.split(SIZES)
+    return own
 
 
 def grouped(scaling: OwnExpertScales | object, form: Format) -> EightBitGroupedProducts:
@@ -171,13 +173,13 @@ def trained(
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
 @pytest.mark.parametrize("part", [None, "moe", "moe_act", "all"])
 def test_a_split_backward_and_recomputation_change_no_bit(
-    part: Part | str | None, recipe: Recipe, wide: bool
+    part: Part | Literal["all"] | None, recipe: Recipe, wide: bool
 ) -> None:
     own = EightBitConfig(recipe=recipe, wide_weight_gradients=wide)
     recomputation = NO_RECOMPUTATION
     if part == "all":
         recomputation = Recomputation(group=1)
-    elif part == "moe" or part == "moe_act":
+    elif part is not None:
         recomputation = Recomputation(frozenset((part,)))
     wanted = trained(own)
     for splits in (False, True):
@@ -217,10 +219,14 @@ def test_every_rank_knows_the_scales_of_all_experts() -> None:
         layer.factor("input", rows, own_ends, keeps=False)
     seen: list[Tensor] = []
     for scales in (first, second):
-        scales.end(lambda largest: seen.append(largest.clone()))
+        scales.end(seen.append)
+
+    def agree(largest: Tensor) -> None:
+        largest.copy_(torch.maximum(*seen))
+
     for scales in (first, second, whole):
         scales.begin(records=True)
-        scales.end(lambda largest: largest.copy_(torch.maximum(*seen)))
+        scales.end(agree)
     state = whole.tensors()["layer"]
     assert torch.equal(state[:, 0, 0], x.abs().amax(1))
     assert torch.equal(state, first.tensors()["layer"])
