@@ -113,6 +113,7 @@ CASES: Final = {
     "gpt-oss": Case(GPT_OSS),
     "gpt-oss in fp32": Case(GPT_OSS, torch.float32),
     "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
+    "mixture in 8 bits": Case(MIXTURE, options={"eight_bits": EightBitConfig()}),
     "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
 }
 

@@ -96,9 +96,13 @@ class GroupedEightBitOperations(GradientOperations):
         straight, turned = [], []
         for group, x_nk in enumerate(x_gnk):
             seen = None if seen_g is None else seen_g[group]
-            own = self.quantise(x_nk, scale_g[group], dtype, straight=True, turned=True, seen=seen)
-            straight.append(own[0])
-            turned.append(own[1])
+            one, other = self.quantise(
+                x_nk, scale_g[group], dtype, straight=True, turned=True, seen=seen
+            )
+            assert one is not None
+            assert other is not None
+            straight.append(one)
+            turned.append(other)
         return torch.stack(straight), torch.stack(turned)
 
     def grouped_eight_bit_product(

@@ -104,7 +104,8 @@ class GroupedLinear(nn.Module):
 
     def matrices(self, weight: Tensor) -> Tensor:
         """Return the weight, or its gradient, as a matrix for each expert, [e, o, i]."""
-        return weight.unflatten(0, (self.experts, -1))
+        matrices_eoi: Tensor = weight.unflatten(0, (self.experts, -1))
+        return matrices_eoi
 
     def forward(self, x: Tensor, route: Route) -> Tensor:
         """Multiply every slot by the matrix of its expert.

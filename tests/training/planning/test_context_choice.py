@@ -73,8 +73,9 @@ def test_the_fastest_by_whole_dry_runs_is_taken() -> None:
 
 
 def test_without_times_all_gather_is_taken_with_the_reason() -> None:
-    unknown = run()
-    single = replace(unknown, train=replace(unknown.train, dtype=torch.float32))
+    asked = run()
+    unknown = replace(asked, parallel=replace(asked.parallel, gpu=None))
+    single = replace(asked, train=replace(asked.train, dtype=torch.float32))
     for config in (unknown, on_gpus(single)):
         found = with_context_exchange(config)
         assert found.parallel.context_exchange == "all_gather"
