@@ -35,6 +35,7 @@ from megatron.simulator.costs.count import (
     NO_PASS,
     NO_WORK,
     CountedAxis,
+    Launch,
     Parameters,
     PassCount,
     RankCount,
@@ -301,6 +302,7 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
     the first microbatch lacks this addition.
     """
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
+    assert all(isinstance(step, Launch) and not step.product for step in usual - steps)
     return Work(tuple((steps - usual).elements()))
 
 
