@@ -1,10 +1,12 @@
 """Runs in 8 bits: gradients by arithmetic alone, the same in every layout that scales alike."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from correctness.rank_runs import (
+    Batches,
     RankRun,
     assemble,
     check_agreement,
@@ -13,6 +15,7 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
+from harness.marks import full
 from harness.rank_pool import RankPool
 from reference import plain_gpt
 from reference.plain_eight_bits import linear_of
@@ -22,6 +25,9 @@ from reference.plain_loss import loss_and_gradients
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
+from megatron.layers.scales import DelayedScales
+from megatron.model import eight_bits
+from megatron.parallel.experts import Dispatcher
 
 GPT = GPTOptions(
     num_layers=4,
@@ -148,6 +154,40 @@ def test_schedules_change_no_bit_of_a_mixture(eight_bits: EightBitConfig, ranks:
         found = outcome(trained(ranks, config_of(layout, eight_bits, job=TEN), TEN))
         assert found[0] == whole[0], str(layout)
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
+
+
+def train_with_known_scales(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> RankRun:
+    """Train from scales that do not depend on the tokens that a rank has together."""
+
+    class Known(DelayedScales):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._scales_l3.fill_(256.0)
+            self.loaded()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eight_bits, "DelayedScales", Known)
+        return train_on_rank(rank, world_size, config=config, batches=batches)
+
+
+@pytest.mark.parametrize("dispatcher", ["allgather", full("alltoall")])
+def test_ranks_of_experts_agree_on_scales(dispatcher: Dispatcher, ranks: RankPool) -> None:
+    """Experts that are spread see the tokens of two replicas at once, and are trained alike."""
+    alone = Layout(1, "none", replicas=2)
+    spread = replace(alone, schedule="zb-h1", experts=2, dispatcher=dispatcher)
+    losses = []
+    for layout in (alone, spread):
+        found: list[RankRun] = ranks.run(
+            train_with_known_scales,
+            layout.world_size,
+            config=config_of(layout, DELAYED, job=TEN),
+            batches=TEN.batches(),
+        )
+        check_agreement(found)
+        losses.append(found[0].losses)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
