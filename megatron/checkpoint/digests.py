@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 
 from blake3 import blake3
 
+from megatron.parallel.environment import cores_of_rank
+
 PART: Final = 1 << 16
 """Bytes per part of a file whose digest is the SHA-256 of the SHA-256 hashes of its parts."""
 
@@ -111,15 +113,7 @@ def digest_of(path: Path, threads: int = 1) -> FileDigest:
 
 def threads_of_rank(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many threads may hash on this rank, beside the other ranks of its machine."""
-    ranks = int(environment.get("LOCAL_WORLD_SIZE") or "1")
-    return min(_MOST_THREADS, max(1, _cores() // ranks))
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return min(_MOST_THREADS, cores_of_rank(environment))
 
 
 def _pieces(path: Path, size: int) -> Iterator[memoryview]:

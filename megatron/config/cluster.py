@@ -17,6 +17,7 @@ from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import RANKS, Range, flag, up_to
 from megatron.flags.groups import Flags, declarations
+from megatron.parallel.environment import local_world_size
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.simulator.costs.collective_time import Links
@@ -130,7 +131,7 @@ def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags[ParallelFlags].device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
+    local_ranks = local_world_size()
     if cuda and flags[ParallelFlags].device != "cpu" and local_ranks > torch.cuda.device_count():
         found = torch.cuda.device_count()
         if found == 1 and os.environ.get("SLURM_STEP_NUM_TASKS"):

@@ -24,17 +24,30 @@ _ALIGNED: Final = 64
 """Parts begin at a multiple of this number of elements within a slot."""
 
 
-def parts_on_host(parts: Sequence[ParameterPart], fraction: float) -> frozenset[str]:
+def parts_on_host(
+    parts: Sequence[ParameterPart], fraction: float, copied: frozenset[str] = frozenset()
+) -> frozenset[str]:
     """Return the names of the parts whose states go to the host: at least this share of elements.
 
-    Large parts are taken first, as long as they fit into the share. What is then missing is taken
-    from the smallest part that is left. So the share is exceeded by less than that part.
+    Parts that another rank has a copy of are always taken: if the CPU updated one copy and a GPU
+    the other, their last bits would differ. Then large parts are taken, as long as they fit into
+    the share. The smallest part that is left makes up for missing elements. So the share is
+    exceeded by less than that part, or by the copied parts.
+
+    Args:
+        parts: all parts that the rank updates.
+        fraction: the share, above 0.
+        copied: names of the parts that another rank of the same replica has a copy of.
     """
     wanted = fraction * sum(part.weight.numel() for part in parts)
     taken: set[str] = set()
     elements, left = 0, []
-    for part in sorted(parts, key=lambda part: (-part.weight.numel(), part.name)):
-        if elements + part.weight.numel() <= wanted:
+
+    def order(part: ParameterPart) -> tuple[bool, int, str]:
+        return part.name not in copied, -part.weight.numel(), part.name
+
+    for part in sorted(parts, key=order):
+        if part.name in copied or elements + part.weight.numel() <= wanted:
             taken.add(part.name)
             elements += part.weight.numel()
         else:
@@ -71,6 +84,7 @@ class HostLink:
         parts: all parts that the rank updates.
         states: which of the parts are on the host, and how they travel.
         device: of the parts.
+        copied: see ``parts_on_host``.
         batch: elements of a batch, if no part has more.
 
     Attributes:
@@ -85,10 +99,13 @@ class HostLink:
         parts: Sequence[ParameterPart],
         states: HostStates,
         device: torch.device,
+        copied: frozenset[str] = frozenset(),
         batch: int = BATCH,
     ) -> None:
-        self.names = parts_on_host(parts, states.fraction)
+        self.names = parts_on_host(parts, states.fraction, copied)
         own = [part for part in parts if part.name in self.names]
+        assert len({part.gradient.dtype for part in own}) <= 1, "rooms in a slot are of elements"
+        assert len({part.weight.dtype for part in own if _is_rounded(part)}) <= 1
         self._states, self._is_gpu = states, device.type == "cuda"
         rooms = [_room(part) for part in own]
         self._batch = min(max([batch, *rooms]), sum(rooms))

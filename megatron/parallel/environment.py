@@ -83,6 +83,23 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
     return found
 
 
+def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks of the job run on this machine."""
+    return int(environment.get("LOCAL_WORLD_SIZE") or "1")
+
+
+def cores_of_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many cores this rank may keep busy, beside the other ranks of its machine."""
+    return max(1, _cores() // local_world_size(environment))
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a line on every variable that ranks need to meet and that is not set."""
     for name, meaning in (

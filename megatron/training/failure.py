@@ -22,6 +22,7 @@ from typing import Final, NoReturn, TypeVar
 import torch.distributed as dist
 
 from megatron.flags.readable import as_error
+from megatron.parallel.environment import local_world_size
 from megatron.training.guard.exits import was_terminated
 from megatron.training.rendezvous import Rendezvous, UserError
 
@@ -171,7 +172,7 @@ def _let_others_be_silent(seconds: float) -> None:
     file = _error_file()
     if file is None:
         return
-    ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks = range(local_world_size())
     others = [file.parent.parent / str(r) / _SILENT for r in ranks if str(r) != file.parent.name]
     end = time.monotonic() + seconds
     while time.monotonic() < end and not all(other.exists() for other in others):

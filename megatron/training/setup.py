@@ -17,6 +17,7 @@ from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
+from megatron.model.ownership import WORD_EMBEDDINGS
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
@@ -35,7 +36,7 @@ from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextAxes, context_parallel
-from megatron.parallel.environment import set_nccl_environment
+from megatron.parallel.environment import cores_of_rank, set_nccl_environment
 from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups, single_rank, with_turns
@@ -349,7 +350,10 @@ def _maker_of_optimizers(
     qkv, tensor = qkv_rows(config.model), groups.tensor_sums
     if config.train.host_states is None:
         return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
-    link = HostLink(updated, config.train.host_states, groups.device)
+    if groups.device.type == "cuda":  # launchers give ranks one thread, as GPUs compute
+        torch.set_num_threads(max(torch.get_num_threads(), cores_of_rank()))
+    copied = frozenset((WORD_EMBEDDINGS,) if groups.ends.size > 1 else ())
+    link = HostLink(updated, config.train.host_states, groups.device, copied)
     return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
 
 

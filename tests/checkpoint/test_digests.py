@@ -20,6 +20,7 @@ from megatron.checkpoint.digests import (
     digest_of,
     threads_of_rank,
 )
+from megatron.parallel import environment
 
 MOST = 5 * digests._AT_ONCE // 2
 CONTENT = random.Random(1).randbytes(MOST)
@@ -89,7 +90,7 @@ def test_every_bit_counts(part: int | None, tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_cores", lambda: 16)
+    monkeypatch.setattr(environment, "_cores", lambda: 16)
     found = [threads_of_rank({"LOCAL_WORLD_SIZE": str(ranks)}) for ranks in (1, 4, 8, 16, 32)]
     assert found == [4, 4, 2, 1, 1]
     assert threads_of_rank({}) == 4

@@ -83,7 +83,7 @@ class Trained:
         if states is None:
             self.optimizer = make_optimizer(config, QKV, ALONE, kernels, parts)
             return
-        self.link = HostLink(parts, states, CPU, BATCH)
+        self.link = HostLink(parts, states, CPU, batch=BATCH)
         self.link.out, self.link.back = lane(), lane()
         self.optimizer = make_with_host(config, QKV, ALONE, kernels, self.link, parts)
 
@@ -195,6 +195,16 @@ def test_at_least_the_share_is_on_the_host(fraction: float) -> None:
     names = parts_on_host(parts, fraction)
     share = sum(sizes[name] for name in names) - fraction * sum(sizes.values())
     assert 0 <= share < max((sizes[name] for name in names), default=1)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.9])
+def test_copies_on_two_ranks_are_both_on_the_host(fraction: float) -> None:
+    """However many other parameters the ranks have; the CPU and a GPU round in other orders."""
+    copied = "embedding.word_embeddings.weight"
+    parts = list(map(ParameterPart.whole, Trained().parameters))
+    few = [part for part in parts if part.name in (copied, "norm.weight")]
+    for own in (parts, few):
+        assert copied in parts_on_host(own, fraction, frozenset((copied,)))
 
 
 @contextmanager

@@ -42,12 +42,15 @@ class HostStep:
 def host_steps(config: RunConfig, cluster: Cluster, counts: Sequence[RankCount]) -> list[HostStep]:
     """Return the step on the host of every rank; empty without states on the host."""
     states, found = config.train.host_states, []
-    for own in () if states is None else counts:
+    for number, own in enumerate(() if states is None else counts):
         count = count_step_on_host(config)
         elements = share_on_host(config) * per_element(config, own.parameters, 1.0, 1.0)
+        moved = count.moved
+        if config.optimizer.post_validation and number < len(counts) - 1:
+            moved += 2 * count.state  # a copy of the states, to undo the step
         step = HostStep(
             cluster.copy(count.gradient * elements),
-            count.moved * elements / cluster.host_memory,
+            moved * elements / cluster.host_memory,
             cluster.copy(config.train.dtype.itemsize * elements),
             max(1, ceil(elements / BATCH)),
             overlaps=states is not None and states.overlap,

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.parallel.environment import local_world_size
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
 from megatron.training.planning.planned_run import RunPlan
@@ -55,12 +56,17 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
 
 
 def _check_host(needed: float, pipeline_rank: int) -> None:
-    """Refuse states of the optimizer that are on the host, if the host's memory is too small."""
-    if needed > machine_memory():
+    """Refuse states of the optimizer that are on the host, if the host's memory is too small.
+
+    The other ranks of the machine are taken to need as much.
+    """
+    ranks, memory = local_world_size(), machine_memory()
+    if needed * ranks > memory:
+        as_many = f", and {ranks} ranks as large" if ranks > 1 else ""
         raise ValueError(
             f"--optimizer-cpu-offload: masters and moments of rank {pipeline_rank} take "
-            f"{needed / GIB:,.0f} GiB or more of the host, which has {machine_memory() / GIB:,.0f}:"
-            " lower --optimizer-offload-fraction, or take more ranks"
+            f"{needed / GIB:,.0f} GiB or more of the host{as_many} do not fit into its "
+            f"{memory / GIB:,.0f} GiB: lower --optimizer-offload-fraction, or take more machines"
         )
 
 

@@ -138,7 +138,7 @@ def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool
         return 0.0
     count = count_step_on_host(config)
     master = 4.0 if config.train.dtype == torch.float32 else 0.0  # a weight is its own on a device
-    state = count.state * (1 + keeps_copy) + master
+    state = (count.state + master) * (1 + keeps_copy)
     return share_on_host(config) * per_element(config, parameters, state, state)
 
 
