@@ -12,7 +12,6 @@ heads, g key/value heads, d channels of a head.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -141,15 +140,19 @@ class SeenChoices:
 
     They are kept for losses that balance the experts over a whole microbatch. Such a loss is named
     by its layer and its name. ``x`` stands for samples, or for 1 if a loss puts samples together.
+
+    Only sums over slices are kept, so that a backward reads them without adding them up again.
     """
 
     def __init__(self) -> None:
-        self._both: dict[tuple[int, str], dict[int, tuple[Tensor, Tensor]]] = {}
+        self._sums: dict[tuple[int, str], tuple[int, Tensor, Tensor]] = {}
 
     def put(
         self, loss: tuple[int, str], part: SequenceSlice, times_xe: Tensor, means_xe: Tensor
     ) -> None:
-        """Add a slice; a layer that is computed again puts the same there again.
+        """Add a slice; slices come in the order of the sequence.
+
+        A layer that is computed again puts the same there again, which changes nothing.
 
         Args:
             loss: the layer's index in the whole model, and the loss's name.
@@ -157,20 +160,21 @@ class SeenChoices:
             times_xe: how often its tokens have chosen every expert.
             means_xe: its mean scores of every expert, without a graph.
         """
-        self._both.setdefault(loss, {})[part.first] = times_xe, means_xe * part.fraction
+        end, times_sum_xe, means_sum_xe = self._sums.get(loss, (0, None, None))
+        if part.first < end:
+            return
+        means_xe = means_xe * part.fraction
+        if times_sum_xe is not None and means_sum_xe is not None:
+            times_xe, means_xe = times_sum_xe + times_xe, means_sum_xe + means_xe
+        self._sums[loss] = part.end, times_xe, means_xe
 
     def times(self, loss: tuple[int, str]) -> Tensor:
         """Return how often tokens of all slices so far have chosen every expert, [x, e]."""
-        return _added(times_xe for times_xe, _ in self._both[loss].values())
+        return self._sums[loss][1]
 
     def means(self, loss: tuple[int, str]) -> Tensor:
         """Return the mean scores of the whole microbatch, [x, e]; all slices have been here."""
-        return _added(means_xe for _, means_xe in self._both[loss].values())
-
-
-def _added(summands: Iterable[Tensor]) -> Tensor:
-    """Return the sum of tensors, at least one, in their order."""
-    return reduce(torch.add, summands)
+        return self._sums[loss][2]
 
 
 @dataclass(frozen=True)

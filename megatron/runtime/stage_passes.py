@@ -110,6 +110,11 @@ class StagePasses:
         """As in ``Passes``."""
         return self._vocabulary.depths
 
+    @property
+    def losses(self) -> dict[int, Tensor]:
+        """As in ``VocabularyPasses``."""
+        return self._vocabulary.losses
+
     def begin(
         self,
         batch: Sequence[DeviceMicrobatch],

@@ -143,12 +143,16 @@ class Work:
         peak: the most bytes held during the work, less the bytes held before.
         moved: bytes that the work keeps for the backward and that may wait on the host; counted
             only for runs whose activations do.
+        heights: bytes held after every tensor that the work makes, less the bytes held before.
+            Counts of slices have them, because the peak of a slice is at other tensors than the
+            peak of another slice.
     """
 
     steps: tuple[Step, ...] = ()
     left: int = 0
     peak: int = 0
     moved: int = 0
+    heights: tuple[int, ...] = ()
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -167,13 +171,15 @@ NO_WORK: Final = Work()
 def in_order(*parts: Work) -> Work:
     """Return one work that consists of ``parts`` in order."""
     steps: list[Step] = []
+    heights: list[int] = []
     left = peak = moved = 0
     for part in parts:
         steps += part.steps
+        heights += (left + height for height in part.heights)
         peak = max(peak, left + part.peak)
         left += part.left
         moved += part.moved
-    return Work(tuple(steps), left, peak, moved)
+    return Work(tuple(steps), left, peak, moved, tuple(heights))
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,10 @@ class Segment:
     held: int = 0
     once: Work = NO_WORK
     slices: "Sequence[Segment]" = ()
+
+    def with_slices(self, slices: "Sequence[Segment]") -> "Segment":
+        """Return the segment with the passes of other slices."""
+        return replace(self, slices=tuple(slices))
 
 
 @dataclass(frozen=True)
@@ -311,6 +321,12 @@ class RankCount:
             _added([own.ended for own in slices]),
             reused=sum(own.reused for own in slices),
             slices=tuple(slices),
+        )
+
+    def with_slices(self, slices: "Sequence[RankCount]") -> "RankCount":
+        """Return the count with the work of other slices."""
+        return replace(
+            self.of_slices(slices), parameters=self.parameters, held=self.held, once=self.once
         )
 
     def of_slice(self, number: int, slices: int) -> "tuple[RankCount, int]":

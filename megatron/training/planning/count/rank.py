@@ -71,10 +71,20 @@ class CountedRank:
     """One rank of a run; its tensors have no values.
 
     Its plan has one microbatch, perhaps in slices, and its model has only the layers of ``part``.
+    Of the slices, only those with the numbers ``counted`` run, which begin with the first one and
+    end with the last one; ``None``: all run.
     """
 
-    def __init__(self, subject: Subject, plan: Plan, rank: int, part: Part) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        plan: Plan,
+        rank: int,
+        part: Part,
+        counted: Sequence[int] | None = None,
+    ) -> None:
         self._subject, self._plan, self._rank = subject, plan, rank
+        self._counted = range(plan.slices) if counted is None else counted
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
@@ -156,10 +166,9 @@ class CountedRank:
         return Segment({}, self._parameters, held, once, tuple(map(Segment, units)))
 
     def _layers(self) -> list[dict[PassKind, Work]]:
-        """Return the passes of every slice; the backward begins with the last one."""
-        units = range(len(self._slices) or 1)
-        forwards = [self._forward_of_layers(unit) for unit in units]
-        backwards = [self._backward_of_layers(unit) for unit in reversed(units)]
+        """Return the passes of counted slices; the backward begins with the last one."""
+        forwards = [self._forward_of_layers(unit) for unit in self._counted]
+        backwards = [self._backward_of_layers(unit) for unit in reversed(self._counted)]
         return [
             {"F": forward, **backward}
             for forward, backward in zip(forwards, reversed(backwards), strict=True)
@@ -234,25 +243,30 @@ class CountedRank:
             first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
-            stays = (recorder.held - held) // len(found)  # a unit's loss
+            loss = self._dropped_losses() // len(found)
+            sums = recorder.held - held  # of the losses and loads of layers
         once = NO_PASS
         if first is not None:
             once = PassCount.of(_more(_forwards(first), _forwards(found)))
+        stays = [loss + sums, *[loss] * (len(found) - 1)]
         units = [
-            _without_reused(replace(own, reused=own.reused + stays), self._plan) for own in found
+            _without_reused(replace(own, reused=own.reused + bytes_), self._plan)
+            for own, bytes_ in zip(found, stays, strict=True)
         ]
         count = RankCount.of_slices(units) if self._slices else units[0]
         return replace(count, parameters=self._parameters, held=held + in_eight_bits, once=once)
 
     def _row(self, program: Program, communicator: Communicator) -> list[RankCount]:
-        """Count the passes and communications of the rank's row, for every slice.
+        """Count the passes and communications of the rank's row, for every counted slice.
 
         No S finds a buffer of another one, so that each slice has the bytes of its own.
         """
-        units = [_Unit() for _ in self._slices or [None]]
+        units = {number: _Unit() for number in self._counted}
         under_way = {}
         for step in program.rows[self._rank]:
             item: OfSlice = step.item if isinstance(step, Run) else step.comm
+            if item.slice not in units:
+                continue
             unit = units[item.slice]
             with self._recorder.recording() as parts:
                 if isinstance(step, Run):
@@ -269,7 +283,15 @@ class CountedRank:
             else:
                 unit.ended[_key(step.comm)] = own
             unit.reused += self._drop_free_buffers()
-        return [RankCount(own.passes, own.begun, own.ended, reused=own.reused) for own in units]
+        return [
+            RankCount(own.passes, own.begun, own.ended, reused=own.reused) for own in units.values()
+        ]
+
+    def _dropped_losses(self) -> int:
+        """Drop the losses of all units, which stay until the iteration ends; return their bytes."""
+        before = self._recorder.held
+        self._passes.losses.clear()
+        return before - self._recorder.held
 
     def _drop_free_buffers(self) -> int:
         """Drop buffers that wait for the next S, and return their bytes."""
@@ -329,7 +351,12 @@ def _without_reused(count: RankCount, plan: Plan) -> RankCount:
     if not plan.treatment.is_sharded:
         maker = "F", plan.stages[-1][1]
     *before, (last, times) = count.passes[maker].parts  # the last part does S
-    less = replace(last, left=last.left - count.reused, peak=last.peak - count.reused)
+    less = replace(
+        last,
+        left=last.left - count.reused,
+        peak=last.peak - count.reused,
+        heights=tuple(height - count.reused for height in last.heights),
+    )
     own = PassCount.joined([*before, (less, times)])
     return replace(count, passes={**count.passes, maker: own})
 

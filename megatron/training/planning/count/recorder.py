@@ -55,7 +55,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
         self.held = 0
-        self._before = self._peak = self._moved = 0
+        self._before = self._moved = 0
+        self._heights: list[int] = []
         self._steps: list[Step] = []
         self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
@@ -71,12 +72,21 @@ class Recorder(TorchDispatchMode):
 
     def divide(self) -> None:
         """End a part of the recorded work, and begin another."""
-        left, peak = self.held - self._before, self._peak - self._before
-        self._parts.append(Work(tuple(self._steps), left, peak, self._moved))
+        heights = tuple(held - self._before for held in self._heights)
+        self._parts.append(
+            Work(
+                tuple(self._steps),
+                left=self.held - self._before,
+                peak=max((0, *heights)),
+                moved=self._moved,
+                heights=heights,
+            )
+        )
         self._begin_part()
 
     def _begin_part(self) -> None:
-        self._before = self._peak = self.held
+        self._before = self.held
+        self._heights = []
         self._moved = 0
         self._steps = []
 
@@ -152,7 +162,7 @@ class Recorder(TorchDispatchMode):
 
         self._storages[key] = weakref.ref(storage, free)
         self.held += size
-        self._peak = max(self._peak, self.held)
+        self._heights.append(self.held)
 
 
 def _allocated(size: int) -> int:

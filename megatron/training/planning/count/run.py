@@ -4,7 +4,8 @@ First, a rank is counted with a single layer in each chunk, or with a single gro
 the backward computes again together. All further layers are counted apart, once for each kind, and
 their counts are added to the chunk as *segments*. So a hundred equal layers take no longer than one
 layer. There is one exception: a chunk of which the backward computes only some layers again is
-counted whole. Ranks with equal parts share a count.
+counted whole. Ranks with equal parts share a count. Of many slices only a few are counted
+(``few_slices.py``).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import PassCount, RankCount, Segment
 from megatron.training.planning.count.apart import apart
+from megatron.training.planning.count.few_slices import count_few
 from megatron.training.planning.count.rank import CountedRank, Part
 from megatron.training.planning.count.subject import Subject
 
@@ -37,7 +39,7 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
     """Return the work of every pipeline rank for one microbatch.
 
     The plan has one microbatch, and the passes and stages of the run's plan. If it cuts the
-    microbatch into slices, every slice is counted: each reads another number of keys.
+    microbatch into slices, every slice has a count: each reads another number of keys.
     """
     assert plan.microbatches == 1, "one microbatch is counted"
     subject = Subject.of(config, plan.slices)
@@ -146,15 +148,23 @@ def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
 
 @lru_cache(_CACHED)
 def _counted_segment(subject: Subject, keyed: _Keyed) -> Segment:
-    return CountedRank(subject, keyed.plan, keyed.rank, keyed.part).segment()
+    plan, rank = keyed.plan, keyed.rank
+    return count_few(
+        lambda slices: CountedRank(subject, plan, rank, keyed.part, slices).segment(),
+        subject.slices,
+    )
 
 
 @lru_cache(_CACHED)
 def _whole_rank(subject: Subject, keyed: _Keyed) -> tuple[tuple[int, ...], RankCount]:
     """Return the stages of a rank, and its count."""
     plan, rank = keyed.plan, keyed.rank
-    counted = CountedRank(subject, plan, rank, keyed.part)
-    return _own_stages(plan, rank), counted.count(lower(plan))
+    program = lower(plan)
+    count = count_few(
+        lambda slices: CountedRank(subject, plan, rank, keyed.part, slices).count(program),
+        subject.slices,
+    )
+    return _own_stages(plan, rank), count
 
 
 def _own_stages(plan: Plan, rank: int) -> tuple[int, ...]:
