@@ -1,13 +1,13 @@
 """Settings similar to the settings of a run that does not fit.
 
 They differ in the schedule, the treatment of the vocabulary, the size of microbatches, the slices
-of microbatches, or the activations that are kept, on the GPU or on its host.
+of microbatches, or the activations that are kept, on the GPU or on its host. A setting is counted
+when its candidate is first asked for.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from megatron.config.offload import ALL_CHUNKS, OFFLOAD
@@ -19,7 +19,7 @@ from megatron.schedules.catalogue import PAIRED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.from_block import promised
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.run_plan import asked, candidates
+from megatron.training.planning.run_plan import asked, candidates, schedules_with_stages
 
 _LEAST_DELAYED: Final = min(
     (known for known in TREATMENTS.values() if known.is_sharded and not known.synchronous),
@@ -48,7 +48,11 @@ class Setting:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The run with its schedule, which is not planned yet."""
+        """The run with its schedule, which is not planned yet.
+
+        Raises:
+            ValueError: the schedule cannot train the model, which only the count has shown.
+        """
         return self.make()
 
     @property
@@ -85,14 +89,12 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
     for difference, train in _trainings(config.train):
         for treatment in treatments:
             run = replace(config, train=train, parallel=_under(config.parallel, treatment))
-            with suppress(ValueError):  # no schedule has stages for the layers
-                for candidate in candidates(run):
-                    yield _known(candidate, _words(config, treatment, difference))
-                    spread += [] if difference else [(candidate.schedule, treatment)]
+            for schedule in schedules_with_stages(run):
+                others = _words(config, treatment, difference)
+                yield Setting(schedule, others, partial(_candidate, run, schedule))
+                spread += [] if difference else [(schedule, treatment)]
     if not config.train.vocab_recompute:  # recomputed logits need no memory between S and T
-        train = replace(config.train, vocab_recompute=True)
-        for candidate in asked(replace(config, train=train)):
-            yield _known(candidate, "--vocab-recompute")
+        yield from _with_logits_again(config)
     tried = {config.parallel.pipeline_schedule, *_CUT}.difference(PAIRED_SCHEDULES)
     for difference, variant in _layouts(config):
         for schedule, treatment in spread:
@@ -101,8 +103,26 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
                 yield from _moved(run, schedule, _words(config, treatment, difference))
 
 
-def _known(candidate: Candidate, others: str) -> Setting:
-    return Setting(candidate.schedule, others, lambda: candidate)
+def _candidate(run: RunConfig, schedule: str) -> Candidate:
+    [found] = candidates(run, names=(schedule,))
+    return found
+
+
+def _with_logits_again(config: RunConfig) -> Iterator[Setting]:
+    """Yield the run, or all runs that its ``auto`` compares, with recomputed logits."""
+    config = replace(config, train=replace(config.train, vocab_recompute=True))
+    for own in config.alternatives or (config.parallel,):
+        run = config.with_treatment(own.vocab_parallel)
+        if TRAITS[own.pipeline_schedule].compares:
+            for schedule in schedules_with_stages(run):
+                yield Setting(schedule, "--vocab-recompute", partial(_candidate, run, schedule))
+        else:
+            yield Setting(own.pipeline_schedule, "--vocab-recompute", partial(_only, run))
+
+
+def _only(run: RunConfig) -> Candidate:
+    [found] = asked(run)
+    return found
 
 
 def _under(parallel: ParallelConfig, treatment: str) -> ParallelConfig:
@@ -151,17 +171,13 @@ def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 
 def _moved(run: RunConfig, schedule: str, others: str) -> Iterator[Setting]:
     """Yield a setting; if it moves activations of all chunks, also one that moves half of them."""
-
-    def made(run: RunConfig) -> Callable[[], Candidate]:
-        return lambda: candidates(run, names=(schedule,))[0]
-
-    yield Setting(schedule, others, made(run))
+    yield Setting(schedule, others, partial(_candidate, run, schedule))
     given = run.parallel.virtual_stages if TRAITS[schedule].takes_chunks else None
     half = (given or SCHEDULES[schedule].chunks) // 2
     if run.parallel.offloaded is not None and half:
         fewer = replace(run, parallel=replace(run.parallel, offloaded=half))
         flags = others.replace(OFFLOAD, f"{OFFLOAD} --offload-chunk-num {half}")
-        yield Setting(schedule, flags, made(fewer))
+        yield Setting(schedule, flags, partial(_candidate, fewer, schedule))
 
 
 def _trainings(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:

@@ -6,6 +6,7 @@ other rank is needed, and an impossible plan is refused before the ranks meet.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -176,6 +177,19 @@ def candidates(
     return found
 
 
+def schedules_with_stages(config: RunConfig) -> list[str]:
+    """Return the schedules that ``candidates`` looks at, without those that have too many stages.
+
+    Nothing is counted. ``candidates`` may leave out more schedules.
+    """
+    found = []
+    for name in compared_schedules(config.parallel.memory_limit):
+        with suppress(ValueError):
+            _check_stages(config, _request(config.parallel, config.train.num_microbatches, name))
+            found.append(name)
+    return found
+
+
 def _gpu(config: RunConfig, costs: Costs | None) -> Gpu | None:
     """Return the GPU by whose seconds plans are compared.
 
@@ -230,12 +244,20 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
     Raises:
         ValueError: the layers cannot be spread over the stages.
     """
-    if not config.parallel.layers.needs_times and request.file is None:
-        # A plan of many stages takes long to make, so a wrong number of layers is told first.
-        chunks = request.chunks or request.traits.chunks
-        distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
+    _check_stages(config, request)  # first, because a plan of many stages takes long to make
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
     return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+
+
+def _check_stages(config: RunConfig, request: Request) -> None:
+    """Refuse a number of stages over which the layers cannot be spread, if no plan decides it.
+
+    Raises:
+        ValueError: the layers cannot be spread.
+    """
+    if not config.parallel.layers.needs_times and request.file is None:
+        chunks = request.chunks or request.traits.chunks
+        distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
 
 
 def _uncut(plan: Plan) -> Plan:

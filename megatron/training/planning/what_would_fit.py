@@ -70,7 +70,11 @@ class _Search:
             if looking.is_over:
                 self.unknown += settings[at:]
                 break
-            fits = setting.candidate.least_memory.fits(self.gpu)
+            try:
+                candidate = setting.candidate
+            except ValueError:  # the schedule cannot train the model
+                continue
+            fits = candidate.least_memory.fits(self.gpu)
             (able if fits else self.impossible).append(setting)
         usable = self.gpu.usable
         return sorted(

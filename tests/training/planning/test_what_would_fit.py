@@ -1,10 +1,11 @@
 """Advice ends when its time is up, says what it did not try, and names the number that decides."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 
+import pytest
 from command_lines import with_flags
 from training.planning.test_dry_run import config, few
 
@@ -12,13 +13,20 @@ from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.model.distribution import LayerDistribution
+from megatron.schedules.costs import Costs
+from megatron.schedules.plan import Plan
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
+from megatron.training.planning import run_plan
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.neighbours import neighbours
+from megatron.training.planning.run_costs import planned_costs
 from megatron.training.planning.run_plan import make_run_plan
-from megatron.training.planning.what_would_fit import what_would_fit
+from megatron.training.planning.what_would_fit import _Search, what_would_fit
+
+WITHOUT_LAYERS = "--pipeline-schedule zb-v --vocab-parallel none"
 
 
 def ticking(step: float) -> Iterator[float]:
@@ -62,6 +70,38 @@ def test_without_time_nothing_is_tried_and_nothing_said_to_be_impossible() -> No
     assert "nothing nearby fits" not in text, "it was not looked for"
     assert "no setting that fits was found in the 0 s\n" in text
     assert f"not tried in the 0 s: {len([*neighbours(run)])} settings" in text
+
+
+def test_a_setting_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, made = few(config(2, "none", "1f1b")), list[str]()
+    own = forecast_run(run, make_run_plan(run), gpu("RTX4090")).fullest
+
+    def noted(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
+        made.append(config.parallel.vocab_parallel)
+        return planned_costs(config, plan, layers)
+
+    monkeypatch.setattr(run_plan, "planned_costs", noted)
+    settings = [*neighbours(run)]
+    assert not made
+    text = what_would_fit(run, gpu("RTX4090"), own, watch(20.0, 1.0))
+    assert 0 < len(made) <= 10, "half of the time is for plans"
+    assert f"{len(settings) - len(made)} settings (--advice-seconds N" in text
+
+
+def test_a_setting_that_cannot_train_the_model_is_not_named() -> None:
+    """A V of these stages leaves the second rank no layer, which only its plan shows."""
+    run = few(config(2, "none", "interleaved"))
+    layers = LayerDistribution("explicit", counts=(12, 0, 0, 12))
+    run = replace(run, parallel=replace(run.parallel, virtual_stages=2, layers=layers))
+    in_v = [each for each in neighbours(run) if each.flags.startswith(WITHOUT_LAYERS)]
+    assert in_v
+    for setting in in_v:
+        with pytest.raises(ValueError, match="leaves rank 1 without a layer"):
+            _ = setting.candidate
+    search = _Search(gpu("A100"), Watch())
+    able = search.bound([*in_v, next(neighbours(run))])
+    assert len(able) + len(search.impossible) == 1
+    assert not search.unknown
 
 
 def test_a_search_ends_with_the_advice() -> None:
