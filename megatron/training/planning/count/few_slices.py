@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final, TypeVar
 
 from megatron.simulator.costs.count import PassCount, RankCount, Segment, Work
+from megatron.training.planning.count.recorder import GRANULE
 
 Sliced = TypeVar("Sliced", Segment, RankCount)
 
@@ -35,6 +36,7 @@ def count_few(count: Callable[[Sequence[int]], Sliced], lengths: Sequence[int]) 
         return count(range(number or 1))
     found = count([0, 1, number // 2, number - 2, number - 1])
     first, second, between, last_but_one, last = found.slices
+    line: list[Any]
     try:
         line = [_on_line(second, last_but_one, at, number - 3) for at in range(number - 2)]
     except _NoLineError:
@@ -77,12 +79,19 @@ def _on_line(start: Any, end: Any, at: int, steps: int) -> Any:
 
 
 def _of_fields(start: Any, end: Any, at: int, steps: int) -> Any:
-    """Return the dataclass with every field on its line; a peak is the largest height there."""
+    """Return the dataclass with every field on its line; a peak is the largest height there.
+
+    Raises:
+        _NoLineError: a field has no line; or memory on the line is not in whole granules, so that
+            the rounding of a tensor's size differs from slice to slice.
+    """
     found = {
         own.name: _on_line(getattr(start, own.name), getattr(end, own.name), at, steps)
         for own in fields(start)
         if own.name != "peak"
     }
     if isinstance(start, Work):
+        if any(size % GRANULE for size in (found["left"], found["moved"], *found["heights"])):
+            raise _NoLineError
         found["peak"] = max((0, *found["heights"]))
     return type(start)(**found)

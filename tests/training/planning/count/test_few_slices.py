@@ -17,6 +17,7 @@ from megatron.simulator.costs.count import Launch, RankCount, Segment, Work
 from megatron.training.planning.count import run as counting_run
 from megatron.training.planning.count.few_slices import count_few
 from megatron.training.planning.count.rank import CountedRank, Part
+from megatron.training.planning.count.recorder import GRANULE
 from megatron.training.planning.count.run import count_layer
 from megatron.training.planning.count.subject import Subject
 
@@ -129,6 +130,15 @@ def found_among(counts: Segment) -> tuple[Segment, int]:
         return counts.with_slices([counts.slices[number] for number in numbers])
 
     return count_few(count, [8] * len(counts.slices)), len(asked[-1])
+
+
+def test_memory_between_granules_has_all_counted() -> None:
+    """A tensor that grows by 64 bytes a slice, rounded up, is on a line at slices 1, 9 and 17."""
+    sizes = [-(-64 * number // GRANULE) * GRANULE for number in range(19)]
+    assert sizes[9] - sizes[1] == sizes[17] - sizes[9] == 8 * 64
+    works = [Work(peak=size, heights=(size,)) for size in sizes]
+    counts = Segment(slices=tuple(Segment({"F": work}) for work in works))
+    assert found_among(counts) == (counts, 19)
 
 
 def test_a_slice_off_the_line_has_all_counted() -> None:
