@@ -20,18 +20,23 @@ def units_of(
     """Return the units of microbatches; without ``slices`` these are the microbatches."""
     if not slices:
         return list(batch)
-    return [_unit(microbatch, part) for microbatch in batch for part in slices]
+    usual_1s = torch.arange(slices[0].length, device=batch[0].tokens_n.device)[None]
+    return [_unit(microbatch, part, usual_1s) for microbatch in batch for part in slices]
 
 
-def _unit(own: DeviceMicrobatch, part: SequenceSlice) -> DeviceMicrobatch:
+def _unit(own: DeviceMicrobatch, part: SequenceSlice, usual_1s: Tensor) -> DeviceMicrobatch:
     """Return a slice of a microbatch; every token keeps its weight, its position and its document.
 
     If ranks share sequences, the microbatch has this rank's part of every slice. Losses of layers
     and tokens that count are shared out by the slices' lengths.
+
+    Args:
+        own: the microbatch.
+        part: the slice.
+        usual_1s: positions in a sample, [1, s], for a microbatch without positions of its own.
     """
-    tokens_bu, positions_bu = own.tokens_n.view(own.samples, -1), own.positions_bs
-    if positions_bu is None:
-        positions_bu = torch.arange(part.length, device=own.tokens_n.device)[None]
+    tokens_bu = own.tokens_n.view(own.samples, -1)
+    positions_bu = usual_1s if own.positions_bs is None else own.positions_bs
     kept = part.among(tokens_bu.shape[1])
 
     def cut(tensor_n: Tensor) -> Tensor:

@@ -323,7 +323,7 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
         if fault == "a slice reads keys of a later one":
             patch.setattr(SeenKeys, "extend", look_ahead)
         elif fault == "positions from 0 on":
-            patch.setattr(units, "_unit", lambda m, p: replace(unit(m, p), positions_bs=None))
+            patch.setattr(units, "_unit", lambda *own: replace(unit(*own), positions_bs=None))
         else:
             patch.setattr(SeenKeys, "settle", forgetful)
         return train_on_rank(rank, world_size, **arguments)
