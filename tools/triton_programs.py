@@ -325,6 +325,8 @@ def _type_of(name: str, form: Form) -> str:
     """Return the type of a program's argument by Triton's name."""
     if name in form.constants:
         return "constexpr"
+    if name == "left_sk" and form.constants["QUICK"]:
+        return "*fp8e4nv"  # a forward, which alone multiplies quickly, has no gradients
     if name in _EIGHT_BITS:
         return _EIGHT_BITS[name]
     if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):

@@ -118,7 +118,9 @@ def engine_multiplies(flags: Flags) -> bool:
 
 def _blocks(flags: Flags) -> Iterator[str]:
     own = flags[EightBitFlags]
-    if own.fp8_format and own.fp8_recipe in _BLOCKS and not asks_for_engine(flags):
+    if own.fp8_format is None or asks_for_engine(flags) or experts_of(flags) is not None:
+        return
+    if own.fp8_recipe in _BLOCKS:
         yield (
             f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
             f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
@@ -203,10 +205,10 @@ def _products(flags: Flags) -> tuple[str, int]:
 
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
-    form = flags[EightBitFlags].fp8_format
-    if form is None or not on_cuda(flags) or engine_multiplies(flags):
+    form, by_engine = flags[EightBitFlags].fp8_format, engine_multiplies(flags)
+    if form is None or not on_cuda(flags) or (by_engine and experts_of(flags) is None):
         return
-    for number in range(torch.cuda.device_count()):
+    for number in range(0 if by_engine else torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(number)
         if capability < LEAST_CAPABILITY:
             yield (

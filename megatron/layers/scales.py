@@ -4,8 +4,8 @@ A scale maps the largest magnitude (*amax*) of a tensor to the largest number of
 find the amax in the tensor itself (``tensorwise``) costs one more reading of the tensor. *Delayed*
 scaling takes the amax from earlier iterations instead (arXiv 2209.05433, section 4), and clips
 larger values. At the end of an iteration the ranks that share a layer, and the replicas, exchange
-the maximum of their amaxes. So scales are the same in every layout of ranks, and no pass waits for
-the exchange.
+the maximum of their amaxes. So from the second iteration on scales are the same in every layout of
+ranks, and no pass waits for the exchange.
 
 A layer of experts has scales for each expert, as if each were a layer of its own. Every rank
 remembers the magnitudes of all experts of its layers, also those of other ranks' experts. So ranks
@@ -126,7 +126,7 @@ class DelayedScales:
 
     Until the first iteration has ended, every tensor is scaled by its own magnitude. Magnitudes
     that are zero, infinite or NaN are ignored. If no other magnitude is known, the scale does not
-    change.
+    change; an expert that has had no token takes the largest magnitude of its layer's experts.
 
     Args:
         names: of the layers, in the whole model.
@@ -170,6 +170,9 @@ class DelayedScales:
         self._state_l3h = torch.zeros(count, ROLES, length + 1, device=device)
         self._scales_l3 = self._state_l3h[..., -1].fill_(1.0)
         # The scales of a layer's experts, in one role, are contiguous.
+        # For every row of the state the number of its layer, which all experts of a layer share.
+        layers = [layer for layer, size in enumerate(sizes) for _ in range(size)]
+        self._layer_l3 = torch.tensor(layers, device=device)[:, None].expand(-1, ROLES)
         self._scales_3l, self._worths_3l = torch.ones(2, ROLES, count, device=device)
         self._seen_3l = torch.zeros_like(self._worths_3l)
         self.has_history = False
@@ -204,9 +207,21 @@ class DelayedScales:
         history_l3h = self._state_l3h[..., :-1]
         history_l3h.copy_(torch.cat((seen_l3.unsqueeze(-1), history_l3h[..., :-1]), dim=-1))
         amax_l3 = history_l3h.amax(-1) if self._takes_largest else seen_l3
+        if self._experts:
+            amax_l3 = self._of_other_experts(amax_l3)
         scaled_l3 = self._most_3 / amax_l3.clamp(min=LEAST)
         self._scales_l3.copy_(scaled_l3.where(amax_l3 > 0, self._scales_l3))
         self.loaded()
+
+    def _of_other_experts(self, amax_l3: Tensor) -> Tensor:
+        """Return magnitudes in which experts without any have the largest one of their layer.
+
+        An expert that has had no token yet would multiply its first tokens by the scale 1, with
+        which small gradients are zero. Experts of a layer have scales of similar size.
+        """
+        of_layer_l3 = torch.zeros_like(amax_l3).scatter_reduce(0, self._layer_l3, amax_l3, "amax")
+        begins_l3 = (amax_l3 == 0) & (self._scales_l3 == 1.0)
+        return of_layer_l3.gather(0, self._layer_l3).where(begins_l3, amax_l3)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every layer's history [3, h + 1] by layer name; the last column is the scale.

@@ -111,7 +111,8 @@ class EightBitLayers:
         scales: ExpertScaling = OwnExpertScales(site.kernels)
         if self.delayed is not None:
             scales = self.delayed.of_experts(name, layer.own_experts)
-        matrices = layer.matrices(layer.weight)
+        matrices, parts = layer.matrices(layer.weight), site.recomputation.parts
+        forgets_active = "moe_act" in parts and "moe" not in parts
         products = EightBitGroupedProducts(
             site.kernels,
             site.dtype,
@@ -120,7 +121,7 @@ class EightBitLayers:
             len(matrices),
             matrices.shape[1],
             site.device,
-            keeps_input=layer.way == "joins" and "moe_act" in site.recomputation.parts,
+            keeps_input=layer.way == "joins" and forgets_active,
         )
         layer.products = products
         if config.wide_weight_gradients:

@@ -25,6 +25,7 @@ from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.held import in_flight
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training import own_tokens
+from megatron.training.planning.count import subject
 from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 4
@@ -223,7 +224,8 @@ def with_lengths(
 ) -> RankRun:
     """Train with slices of given lengths; ``balanced`` ones are longer than these samples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_tokens, "slice_lengths", lambda *_: lengths)
+        for module in (own_tokens, subject):  # what a rank keeps, and what it counts
+            patch.setattr(module, "slice_lengths", lambda *_: lengths)
         return train_on_rank(rank, world_size, **arguments)
 
 

@@ -42,15 +42,29 @@ def without_interpreter(*command: str) -> str:
 
 WHICH_COUNT = """
 from megatron.kernels.cuda.programs.eight_bits import quantise
-print(*(own.name for own in quantise.params if not own.is_constexpr and not own.do_not_specialize))
+from megatron.kernels.cuda.programs import grouped_eight_bits as grouped
+programs = (
+    quantise,
+    grouped.quantise_groups,
+    grouped.grouped_eight_bit_product,
+    grouped.grouped_eight_bit_weight_product,
+)
+for program in programs:
+    print(*(
+        own.name for own in program.params if not own.is_constexpr and not own.do_not_specialize
+    ))
 """
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_no_form_depends_on_where_the_scales_of_a_layer_lie() -> None:
     """With delayed scaling they lie elsewhere from the second iteration on."""
-    counts = without_interpreter("-c", WHICH_COUNT).split()
-    assert counts == ["straight_rk", "turned_kr", "x_rk", "r", "k", "stride"]
+    assert without_interpreter("-c", WHICH_COUNT).splitlines() == [
+        "straight_rk turned_kr x_rk r k stride",
+        "straight_sk turned x_sk ends_g g k p",
+        "out_sn left_sk right_gnk ends_g g n k",
+        "out_goi grad_op x_ip ends_g g o i p",
+    ]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")

@@ -226,8 +226,8 @@ def one_slot() -> Iterator[None]:
     """Let gradients arrive where the CPU reads those of the batch before."""
     make = HostLink.__init__
 
-    def spoiled(self: HostLink, *args: Any) -> None:
-        make(self, *args)
+    def spoiled(self: HostLink, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
         self.slots = (self.slots[0], self.slots[0])
 
     with patch.object(HostLink, "__init__", spoiled):

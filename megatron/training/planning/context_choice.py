@@ -5,6 +5,7 @@ the job's GPUs and links. No plan is needed for that: the exchange changes how l
 layers takes, and neither the passes nor their order.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -12,9 +13,11 @@ import torch
 
 from megatron.config.parallelism import ContextChoice
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.simulator.units import TIME
-from megatron.training.planning.run_plan import asked
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.run_plan import asked, candidates
 
 FLAG: Final = "--cp-comm-type auto"
 
@@ -29,6 +32,8 @@ def with_context_exchange(config: RunConfig) -> RunConfig:
     choices = config.context_choices
     if not choices:
         return config
+    if len(choices) == 1:
+        return _with(config, choices[0], f"{FLAG} takes {choices[0].exchange}: no other one goes")
     if config.parallel.gpu is None or config.train.dtype == torch.float32:
         reason = "times need a known GPU and 16 bits"
         return _with(config, choices[0], f"{FLAG} takes {choices[0].exchange}: {reason}")
@@ -41,7 +46,8 @@ def with_context_exchange(config: RunConfig) -> RunConfig:
 
 
 def _with(config: RunConfig, choice: ContextChoice, *notes: str) -> RunConfig:
-    """Return the run with one of its choices."""
+    """Return the run with one of its choices; ``config/slices.py`` refuses slices with rings."""
+    rings = "p2p" in choice.exchange
 
     def chosen(layout: ParallelConfig) -> ParallelConfig:
         return replace(
@@ -53,11 +59,19 @@ def _with(config: RunConfig, choice: ContextChoice, *notes: str) -> RunConfig:
         parallel=chosen(config.parallel),
         alternatives=tuple(map(chosen, config.alternatives)),
         context_choices=(),
-        could_slice=()
-        if "p2p" in choice.exchange
-        else config.could_slice,  # as ``SLICE_RULES`` say
+        could_slice=() if rings else config.could_slice,
         notes=(*config.notes, *notes),
     )
+
+
+def _first(config: RunConfig) -> Candidate:
+    """Return the run's schedule; for ``auto``, the first schedule whose stages suit the layers."""
+    parallel = config.parallel
+    if TRAITS[parallel.pipeline_schedule].compares:
+        for name in compared_schedules(parallel.memory_limit):
+            with suppress(ValueError):
+                return candidates(config, names=(name,))[0]
+    return asked(config)[0]
 
 
 def _seconds(config: RunConfig) -> float:
@@ -66,7 +80,7 @@ def _seconds(config: RunConfig) -> float:
     Any schedule tells which exchange is the fastest, so the first one that can be had is looked at.
     """
     counted = replace(config.parallel, measured_costs=None)
-    first = asked(replace(config, parallel=counted, alternatives=()))[0]
+    first = _first(replace(config, parallel=counted, alternatives=()))
     costs, ranks = first.request.costs, first.request.ranks
     kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
     chunks = range(len(first.layers) // ranks)

@@ -58,6 +58,9 @@ _OF_USES: Final[Mapping[str, CountedAxis]] = {
 }
 """Uses of groups that a single axis has."""
 
+_ADDITIONS: Final = ("add", "add_")
+"""Operators that an iteration's later microbatches may have beside those of the first."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -320,11 +323,11 @@ def _forwards(units: Sequence[RankCount]) -> list[Work]:
 def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
     """Return the steps that ``first`` has and ``again`` lacks: work that is done only once.
 
-    What layers leave (``layers/left_losses.py``) is added to what an earlier microbatch has left;
-    the first microbatch lacks this addition.
+    Losses and loads that layers leave are added to those of an earlier microbatch
+    (``runtime/layer_losses.py``). The first round lacks these additions.
     """
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
-    assert all(isinstance(step, Launch) and not step.product for step in usual - steps)
+    assert all(isinstance(step, Launch) and step.name in _ADDITIONS for step in usual - steps)
     return Work(tuple((steps - usual).elements()))
 
 
