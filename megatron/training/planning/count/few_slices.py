@@ -1,11 +1,11 @@
 """Counts few slices of a microbatch, and takes the counts of the others from the line through them.
 
 Every further slice of the same length sees one slice of keys more. So the numbers of a count, such
-as FLOPs and bytes, grow by the same amount from each slice to the next. Three slices are
-different: the first one takes buffers that its backward frees, the last one sees no later slice
-that leaves gradients of its keys, and the first one alone has no earlier keys. Therefore the first
-two slices, the last two and one between are counted. The one between shows whether the second and
-the last but one are on a line with it.
+as FLOPs and bytes, grow by the same amount from each slice to the next. The first and the last
+slice are different: the first one takes buffers, which its backward frees, and no slice after the
+last one has left gradients of its keys. Therefore the first two slices, the last two and one
+between are counted. The slice between shows whether it is on a line with the second slice and the
+last but one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

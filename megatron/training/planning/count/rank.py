@@ -247,14 +247,16 @@ class CountedRank:
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             loss = self._dropped_losses() // len(found)
-            sums = recorder.held - held  # of the losses and loads of layers
+            sums = (
+                recorder.held - held
+            )  # of the layers' losses and loads; the first unit makes them
         once = NO_PASS
         if first is not None:
             once = PassCount.of(_more(_forwards(first), _forwards(found)))
         stays = [loss + sums, *[loss] * (len(found) - 1)]
         units = [
-            _without_reused(replace(own, reused=own.reused + bytes_), self._plan)
-            for own, bytes_ in zip(found, stays, strict=True)
+            _without_reused(replace(own, reused=own.reused + left), self._plan)
+            for own, left in zip(found, stays, strict=True)
         ]
         count = RankCount.of_slices(units) if self._slices else units[0]
         return replace(count, parameters=self._parameters, held=held + in_eight_bits, once=once)
