@@ -70,12 +70,12 @@ class Counting:
     [
         (GPT, "vocab-2", "1f1b", 16, {}),
         (GPT, "none", "zb-h1", 8, {"recomputation": Recomputation(group=1)}),
-        (GROUPED, "vocab-1", "zb-h1", 16, {"eight_bits": NARROW}),
+        (GROUPED, "vocab-1", "zb-h1", 8, {"eight_bits": NARROW}),
         (GROUPED, "vocab-2", "1f1b", 8, {"sizes": {"context_size": 2, "offloaded": 1}}),
         (MIXED, "vocab-2", "zb-h1", 8, {}),
         (MIXED, "none", "1f1b", 16, {"recomputation": Recomputation(group=1)}),
         (LATENT, "vocab-2", "1f1b", 8, {"recomputation": Recomputation(group=1)}),
-        (LATENT, "none", "zb-h1", 16, {}),
+        (LATENT, "none", "zb-h1", 8, {}),
     ],
 )
 def test_slices_that_are_left_out_have_their_own_counts(
