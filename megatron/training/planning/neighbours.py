@@ -157,7 +157,8 @@ def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     for slices, strategy in config.could_slice:
         if slices != own.num_seq_splits:
             words = f" --num-seq-splits {slices}"
-            words += "" if strategy == "uniform" else f" --seq-split-strategy {strategy}"
+            if (strategy, own.seq_split_strategy) != ("uniform", "uniform"):
+                words += f" --seq-split-strategy {strategy}"
             cut = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
             layouts.append((words, cut))
     if config.could_offload:
