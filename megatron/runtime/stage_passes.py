@@ -115,6 +115,10 @@ class StagePasses:
         """As in ``VocabularyPasses``."""
         return self._vocabulary.losses
 
+    def forget_layer_losses(self) -> None:
+        """Forget the losses and the loads that layers have left in this iteration."""
+        self._layer_losses.begin(self._batch)
+
     def begin(
         self,
         batch: Sequence[DeviceMicrobatch],

@@ -35,7 +35,6 @@ from megatron.simulator.costs.count import (
     NO_PASS,
     NO_WORK,
     CountedAxis,
-    Launch,
     Parameters,
     PassCount,
     RankCount,
@@ -57,9 +56,6 @@ _OF_USES: Final[Mapping[str, CountedAxis]] = {
     "expert_tensor": "expert_tensor",
 }
 """Uses of groups that a single axis has."""
-
-_ADDITIONS: Final = ("add", "add_")
-"""Operators that an iteration's later microbatches may have beside those of the first."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +155,7 @@ class CountedRank:
             self._begin()
             rounds = self._subject.eight_bits is not None
             first = self._layers() if rounds else []  # this round makes the weights in 8 bits
+            self._passes.forget_layer_losses()
             units = self._layers()
             held = self._dropped()
         once = NO_WORK
@@ -244,12 +241,11 @@ class CountedRank:
             held = recorder.held
             rounds = self._subject.eight_bits is not None
             first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
+            self._passes.forget_layer_losses()
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             loss = self._dropped_losses() // len(found)
-            sums = (
-                recorder.held - held
-            )  # of the layers' losses and loads; the first unit makes them
+            sums = recorder.held - held  # the layers' losses and loads, which the first unit makes
         once = NO_PASS
         if first is not None:
             once = PassCount.of(_more(_forwards(first), _forwards(found)))
@@ -325,11 +321,11 @@ def _forwards(units: Sequence[RankCount]) -> list[Work]:
 def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
     """Return the steps that ``first`` has and ``again`` lacks: work that is done only once.
 
-    Losses and loads that layers leave are added to those of an earlier microbatch
-    (``runtime/layer_losses.py``). The first round lacks these additions.
+    The second round adds no losses or loads of layers to those of the first one
+    (``forget_layer_losses``). So it does nothing that the first round does not.
     """
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
-    assert all(isinstance(step, Launch) and step.name in _ADDITIONS for step in usual - steps)
+    assert usual <= steps, "done again, a pass does something else"
     return Work(tuple((steps - usual).elements()))
 
 
