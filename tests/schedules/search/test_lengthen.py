@@ -119,7 +119,7 @@ def test_idle_time_does_not_grow_with_the_microbatches(schedule: str) -> None:
 @given(st.sampled_from(["1f1b", "zb-h1", "zb-v", "v-half"]), st.integers(2, 4), seeds)
 @settings(max_examples=examples(15))
 def test_a_plan_takes_no_longer_than_expected(schedule: str, ranks: int, seed: int) -> None:
-    """Nearly all plans take exactly as long; of 1,500 of zb-v, eleven took up to 0.4 % less."""
+    """Plans take exactly as long; but of 1,500 plans of zb-v eleven took up to 0.4 % less."""
     costs = random_costs(seed, ranks, TRAITS[schedule].chunks)
     short = make_plan(schedule, "none", ranks, 6 * ranks, costs, shortened=False)
     target = Target(6 * ranks + 60, PERIODS)
@@ -127,7 +127,8 @@ def test_a_plan_takes_no_longer_than_expected(schedule: str, ranks: int, seed: i
     longer = lengthened(short, costs, target)
     assert longer is not None
     check(longer)
-    assert 0.99 * expected < span(longer, costs) <= expected * (1 + 1e-9)
+    least = 0.99 * expected if schedule == "zb-v" else expected
+    assert least * (1 - 1e-9) <= span(longer, costs) <= expected * (1 + 1e-9)
 
 
 def test_lookups_far_ahead_are_spread_over_the_copies() -> None:
