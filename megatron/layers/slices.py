@@ -293,10 +293,10 @@ def seen_keys(
     """
     firsts = [0 if window is None else max(0, part.first - window) for part in parts]
     spans = [(first, part.end) for first, part in zip(firsts, parts, strict=True)]
-    return apply_all(_Seen, *own, sliced, layer, spans)
+    return apply_all(_SeenBySlice, *own, sliced, layer, spans)
 
 
-class _Seen(torch.autograd.Function):
+class _SeenBySlice(torch.autograd.Function):
     """Turns a slice's keys and values into the spans of all keys so far that its queries see."""
 
     @staticmethod

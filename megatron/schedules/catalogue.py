@@ -252,6 +252,8 @@ CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() i
 """The schedules for which a request may choose the number of chunks per rank."""
 PAIRED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.pairs)
 """The schedules that are made for pairs."""
+OF_EVERY_SHAPE: Final = ("1f1b", "interleaved", "zb-v")
+"""A schedule of every shape: a chunk for each rank, chunks in a circle, and chunks in a V."""
 
 
 def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:

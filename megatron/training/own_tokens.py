@@ -19,9 +19,9 @@ def slices_of(config: RunConfig) -> tuple[SequenceSlice, ...]:
 def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:
     """Return the positions of a rank's tokens in every sample, int64 [u]; ``None``: all.
 
-    Ranks that share sequences share every slice. Parts of samples come with the tokens that follow
-    them, if further tokens are predicted. Slices are such parts, and so all positions are named for
-    them.
+    Ranks that share sequences share every slice. If further tokens are predicted, data is read with
+    the tokens that follow each position, but only if the positions are named. Slices need the
+    following tokens too, so all positions are named for slices.
     """
     size, length = config.parallel.context_size, config.model.seq_length
     slices = slices_of(config)

@@ -15,7 +15,7 @@ from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
-from megatron.schedules.catalogue import PAIRED_SCHEDULES, SCHEDULES, TRAITS
+from megatron.schedules.catalogue import OF_EVERY_SHAPE, PAIRED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.from_block import promised
 from megatron.schedules.treatments import TREATMENTS
 from megatron.training.planning.candidate import Candidate
@@ -26,10 +26,6 @@ _LEAST_DELAYED: Final = min(
     key=lambda known: known.delay,
 )
 """The sharded treatment, with overlapped barriers, that adds the fewest microbatches in flight."""
-
-
-_CUT: Final = ("1f1b", "interleaved", "zb-v")
-"""Schedules that are tried with slices or with activations on the host, beside the run's own."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
                 spread += [] if difference else [(schedule, treatment)]
     if not config.train.vocab_recompute:  # recomputed logits need no memory between S and T
         yield from _with_logits_again(config)
-    tried = {config.parallel.pipeline_schedule, *_CUT}.difference(PAIRED_SCHEDULES)
+    tried = {config.parallel.pipeline_schedule, *OF_EVERY_SHAPE}.difference(PAIRED_SCHEDULES)
     for difference, variant in _layouts(config):
         for schedule, treatment in spread:
             if schedule in tried:
