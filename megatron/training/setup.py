@@ -47,7 +47,8 @@ from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
-from megatron.runtime.pipeline import PipelineRank, Replication
+from megatron.runtime.pipeline import PipelineRank
+from megatron.runtime.replication import Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
