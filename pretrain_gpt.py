@@ -17,8 +17,8 @@ with in_environment():
     from megatron.parallel.launchers import adopt_launcher
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
+    from megatron.training.exit_signals import ExitSignals
     from megatron.training.failure import end_the_job, or_exit
-    from megatron.training.guard.exits import ExitSignals
     from megatron.training.guard.hang_detector import HangDetector
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
