@@ -1,4 +1,4 @@
-"""Join an F and a B that stand next to each other into a pair: their exchange is then hidden.
+"""Join an F and a B that stand near each other into a pair, so that their exchange is hidden.
 
 A layer with experts on other ranks sends tokens to these ranks and waits for the results. In a pass
 that runs alone, the rank idles meanwhile. In a pair, the B works while the F waits, and the F while
