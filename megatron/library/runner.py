@@ -39,9 +39,9 @@ class PipelineRunner:
     """One rank of a pipeline over the caller's own modules.
 
     ``step`` runs an iteration by the plan and leaves gradients in ``.grad``, as ``loss.backward()``
-    of the unsplit model would. The caller sees to optimizer, clipping and replicas. Every rank of
-    the pipeline makes a runner. If ranks make several runners, all make them in the same order. A
-    method is called on all ranks together.
+    of the unsplit model would. The caller's code runs optimizer, clipping and replicas. Every rank
+    of the pipeline makes a runner. If ranks make several runners, all make them in the same order.
+    A method is called on all ranks together.
 
     Args:
         plan: by ``megatron.library.plans.plan``, ``from_torch_csv`` or ``Plan.from_text``.

@@ -32,7 +32,7 @@ class Checkpoints:
     Args:
         config: the run.
         state: this rank.
-        hosts: all ranks of the job on CPUs, with a process group for checkpoints only.
+        hosts: all ranks of the job, over a process group on CPUs that only checkpoints use.
         say: prints on the first rank.
         tell: is called when a checkpoint is begun or written.
         lock: the lock of the folder for saves, if this rank holds the lock.
