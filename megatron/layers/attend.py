@@ -14,7 +14,7 @@ from megatron.kernels.scores import Scores
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
-from megatron.layers.slices import attention_of_all_tokens
+from megatron.layers.slice_attention import attention_of_all_tokens
 
 
 def attend(

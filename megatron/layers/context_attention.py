@@ -33,13 +33,8 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
 from megatron.layers.ring_attention import Heads, ring_attention
-from megatron.layers.slices import (
-    SequenceSlice,
-    SlicedPass,
-    alone,
-    attention_of_all_tokens,
-    seen_keys,
-)
+from megatron.layers.slice_attention import alone, attention_of_all_tokens, seen_keys
+from megatron.layers.slices import SequenceSlice, SlicedPass
 from megatron.parallel.context import ContextParallel, chunks_of
 
 
