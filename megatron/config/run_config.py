@@ -68,12 +68,12 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
-from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
+from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -143,7 +143,7 @@ class ParallelConfig:
     context_exchange: ContextExchange = "all_gather"
     context_heads_size: int = 1
     num_seq_splits: int = 1
-    seq_split_strategy: SplitStrategy = "uniform"
+    seq_split_strategy: SliceStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None

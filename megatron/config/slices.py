@@ -8,13 +8,14 @@ from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.parallelism import ParallelFlags, exchange_facts
+from megatron.config.slice_lengths import lengths_of_slices
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags, Rule
-from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
+from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
 
-SlicesChoice: TypeAlias = tuple[int, SplitStrategy]
+SlicesChoice: TypeAlias = tuple[int, SliceStrategy]
 """Slices of a microbatch, and which tokens each has."""
 
 
@@ -27,10 +28,10 @@ class SliceFlags:
     num_seq_splits: int = flag(1,
         "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
         "so that the pipeline fills sooner and holds less.", COUNT)
-    seq_split_strategy: SplitStrategy = flag("uniform",
+    seq_split_strategy: SliceStrategy = flag("uniform",
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{BALANCED_MULTIPLE} tokens.", idle_without=f"{_SPLITS} > 1")
+        f"{TOKENS} tokens.", idle_without=f"{_SPLITS} > 1")
 # fmt: on
 
 
@@ -43,7 +44,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     try:
-        lengths = slice_lengths(model, slices, flags[SliceFlags].seq_split_strategy)
+        lengths = lengths_of_slices(model, slices, flags[SliceFlags].seq_split_strategy)
     except ValueError as error:
         yield str(error)
         return
@@ -108,7 +109,7 @@ def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
     tokens, ranks wait for the rank that has the last slice.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
-    strategies: tuple[SplitStrategy, ...] = ("balanced", "uniform")
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
     for slices in (2, 4, 8):
         for strategy in strategies:
             with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)

@@ -322,11 +322,13 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
-    """Return the number of elements of the parameters, padding included."""
+    """Return the numbers of elements of the parameters, padding included."""
     usual = [own for own in owned if own.axis is None]
     experts = sum(own.parameter.numel() for own in owned if own.axis is not None)
     matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
-    return Parameters(matrices, sum(own.parameter.numel() for own in usual) - matrices, experts)
+    others = sum(own.parameter.numel() for own in usual) - matrices
+    largest = max((own.parameter.numel() for own in owned), default=0)
+    return Parameters(matrices, others, experts, largest)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:
