@@ -64,7 +64,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self._ranks, self._kernels = site.experts, site.kernels
-        self._number = router.experts
+        self._number, self._host_knows = router.experts, site.grouped_package is not None
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
         self.shared_experts: MLP | None = None
@@ -94,7 +94,14 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
         experts_buk, _, kept_buk = choice
-        route = route_of(experts_buk, self._number, self._ranks, self._kernels, kept_buk)
+        route = route_of(
+            experts_buk,
+            self._number,
+            self._ranks,
+            self._kernels,
+            kept_buk,
+            host_knows=self._host_knows,
+        )
         beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
         if self.experts.linear_fc2.bias is not None:
             biases_buh = weighted_biases(
@@ -135,7 +142,7 @@ class _TwoLayers(nn.Module):
         inner_z = self.linear_fc1(x_buh, route)
         if self.linear_fc1.bias is not None:
             bias_ei = self.linear_fc1.bias.view(self.linear_fc1.experts, -1)
-            inner_z = with_biases(inner_z, bias_ei, route.ends, self._kernels)
+            inner_z = with_biases(inner_z, bias_ei, route.ends.to(inner_z.device), self._kernels)
         weights_z = apply(_OfSlots, weights_buk, route)
 
         def weighted(inner: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ z slots of this rank, h any width, E experts of a layer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -35,7 +35,11 @@ class Route(Protocol):
 
     @property
     def ends(self) -> Tensor:
-        """The end of the slots of each of this rank's experts, int32."""
+        """The end of the slots of each of this rank's experts, int32; see ``Order``."""
+        ...
+
+    def known_to_host(self) -> "Route":
+        """Return the route with ``ends`` on the host, which waits for the device."""
         ...
 
     @property
@@ -73,6 +77,8 @@ def route_of(
     ranks: ExpertParallel,
     kernels: Kernels,
     kept_buk: Tensor | None = None,
+    *,
+    host_knows: bool = False,
 ) -> Route:
     """Return the route of a microbatch; all ranks that share the experts call it.
 
@@ -84,7 +90,19 @@ def route_of(
         kept_buk: bool, the choices that are not dropped; ``None``: all. A dropped choice has no
             slot if the host waits for numbers of slots anyway, because experts are spread over
             ranks. Otherwise its slot stays, and the caller gives it the weight 0.
+        host_knows: the ends of slots come to the host, which waits for the device.
     """
+    route = _route_of(experts_buk, experts, ranks, kernels, kept_buk)
+    return route.known_to_host() if host_knows else route
+
+
+def _route_of(
+    experts_buk: Tensor,
+    experts: int,
+    ranks: ExpertParallel,
+    kernels: Kernels,
+    kept_buk: Tensor | None,
+) -> Route:
     drops = kept_buk is not None and ranks.size > 1
     groups = experts + drops  # dropped choices form the last group
     if kept_buk is not None and drops:
@@ -120,6 +138,10 @@ class Gathering:
     def ends(self) -> Tensor:
         """See ``Route``."""
         return self.order.ends
+
+    def known_to_host(self) -> Route:
+        """See ``Route``."""
+        return replace(self, order=self.order.known_to_host())
 
     @property
     def keeps_arrived(self) -> bool:
@@ -173,6 +195,10 @@ class Exchange:
     def ends(self) -> Tensor:
         """See ``Route``."""
         return self.arrived.ends
+
+    def known_to_host(self) -> Route:
+        """See ``Route``."""
+        return replace(self, arrived=self.arrived.known_to_host())
 
     def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
         """See ``Route``."""
