@@ -143,10 +143,10 @@ class _TwoLayers(nn.Module):
         if self.linear_fc1.bias is not None:
             bias_ei = self.linear_fc1.bias.view(self.linear_fc1.experts, -1)
             inner_z = with_biases(inner_z, bias_ei, route.ends.to(inner_z.device), self._kernels)
-        weights_z = apply(_OfSlots, weights_buk, route)
+        weights_c = apply(_BroughtWeights, weights_buk, route)
 
         def weighted(inner: Tensor) -> Tensor:
-            return self._kernels.weighted(inner, weights_z, self._activation)
+            return self._kernels.weighted(inner, weights_c, route.choices, self._activation)
 
         weighted_zf = weighted(inner_z)
         forgets = self._forgets_active
@@ -155,17 +155,17 @@ class _TwoLayers(nn.Module):
         return y_buh
 
 
-class _OfSlots(torch.autograd.Function):
-    """The weight of every slot, given the weights of this rank's choices."""
+class _BroughtWeights(torch.autograd.Function):
+    """The weights that come to this rank, given the weights of its own tokens' choices."""
 
     @staticmethod
     def forward(ctx: Any, weights_buk: Tensor, route: Route) -> Tensor:
         tensors, ctx.route_of = route.taken_apart()
         ctx.save_for_backward(*tensors)
-        return route.dispatch_weights(weights_buk)
+        return route.bring_weights(weights_buk)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_z: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_c: Tensor) -> tuple[Tensor | None, ...]:
         route: Route = ctx.route_of(*ctx.saved_tensors)
-        return route.combine_weights(grad_z.contiguous()), None
+        return route.return_weights(grad_c.contiguous()), None

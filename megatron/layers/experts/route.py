@@ -7,7 +7,7 @@ the site's ``ExpertParallel``; here its steps are joined with the local order of
 is the other; the same holds for weights.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, k choices of a token,
-z slots of this rank, h any width, E experts of a layer.
+z slots of this rank, c choices that come to it, h any width, E experts of a layer.
 """
 
 from collections.abc import Callable
@@ -62,12 +62,21 @@ class Route(Protocol):
         """Return the sums of all slots of this rank's tokens, on any rank, [b, u, h]."""
         ...
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
-        """Return the weight of every slot, [z]."""
+    @property
+    def choices(self) -> Tensor:
+        """The choice in every slot, int64 [z]: which of the weights that come here is its own."""
         ...
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
-        """Return a number for every choice of this rank's tokens, [b, u, k]: sums over ranks."""
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
+        """Return the weights that come to this rank from all ranks, [c]."""
+        ...
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """Return a number for every choice of this rank's tokens, [b, u, k]: sums over ranks.
+
+        Args:
+            y_c: a number for every weight that has come; it may be changed.
+        """
         ...
 
 
@@ -161,13 +170,18 @@ class Gathering:
         """See ``Route``."""
         return self.ranks.reduce(self.order.join(y_zh, self.kernels))
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+    @property
+    def choices(self) -> Tensor:
         """See ``Route``."""
-        return self.order.slots_of(self.ranks.gather(weights_buk))
+        return self.order.choice_z
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.ranks.reduce(self.order.choices_of(y_z))
+        return self.ranks.gather(weights_buk).flatten()
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.ranks.reduce(y_c.view(self.order.slot_bsk.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,21 +230,26 @@ class Exchange:
 
     def combine(self, y_zh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.leaving.join(self._from_slots(y_zh), self.kernels)
+        rows = self._home(self.arrived.choices_of(y_zh).flatten(0, 2))
+        return self.leaving.join(rows, self.kernels)
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+    @property
+    def choices(self) -> Tensor:
         """See ``Route``."""
-        return self.arrived.slots_of(self._sent(self.leaving.slots_of(weights_buk)))
+        return self.arrived.choice_z
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.leaving.choices_of(self._from_slots(y_z))
+        return self._sent(self.leaving.slots_of(weights_buk))
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.leaving.choices_of(self._home(y_c))
 
     def _sent(self, rows: Tensor) -> Tensor:
         return self.ranks.send_to_experts(rows, self.journey)
 
-    def _from_slots(self, of_slots: Tensor) -> Tensor:
-        rows = self.arrived.choices_of(of_slots).flatten(0, 2)
+    def _home(self, rows: Tensor) -> Tensor:
         return self.ranks.send_home(rows, self.journey)
 
 
