@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
-from megatron.config.parallelism import ParallelFlags
+from megatron.config.parallelism import ParallelFlags, exchange_facts
 from megatron.flags.declare import COUNT, flag
 from megatron.flags.groups import Flags, Rule
 from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
@@ -69,12 +69,11 @@ def _lengths(flags: Flags) -> Iterator[str]:
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
-    exchange = parallel.cp_comm_type
-    if slices > 1 and parallel.context_parallel_size > 1 and exchange in ("p2p", "a2a+p2p"):
+    if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
         yield (
-            f"{_SPLITS} {slices} with --cp-comm-type {exchange}: for every slice, the keys of all "
-            "earlier slices would travel around the ring once more; choose --cp-comm-type "
-            "all_gather or a2a, which keep them"
+            f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
+            "keys of all earlier slices would travel around the ring once more; choose "
+            "--cp-comm-type all_gather or a2a, which keep them"
         )
 
 
