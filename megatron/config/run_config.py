@@ -32,6 +32,7 @@ from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_m
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes
+from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
@@ -346,5 +347,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        grouped_package=grouped_package(given),
         host_states=host_states(given),
     )

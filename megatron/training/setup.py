@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
@@ -137,6 +138,7 @@ class TrainState:
 def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
     train, parallel, axis = config.train, config.parallel, groups.tensor
+    package = train.grouped_package
     plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
         config.model,
@@ -164,6 +166,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
+        grouped_package=load_grouped_package(package) if package is not None else None,
     )
     model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)

@@ -87,6 +87,7 @@ class CountedRank:
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
+        kernels = counted_kernels(subject.dtype)
         site = Site(
             META,
             subject.dtype,
@@ -97,7 +98,8 @@ class CountedRank:
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
-            given_kernels=counted_kernels(subject.dtype),
+            given_kernels=kernels,
+            grouped_package=kernels if subject.host_knows_slots else None,
         )
         self._model = model = RankModel(
             subject.model, part.placement, site, vocab_recompute=subject.vocab_recompute

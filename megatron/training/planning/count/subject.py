@@ -39,6 +39,7 @@ class Subject(NamedTuple):
         expert_imbalance: as in ``DryRun``.
         offloads: whether the bytes that may wait on the host are counted.
         slices: tokens of every slice of a sample; empty: microbatches are whole.
+        host_knows_slots: the host learns how many tokens each expert has.
     """
 
     model: ModelConfig
@@ -60,6 +61,7 @@ class Subject(NamedTuple):
     documents: DocumentsConfig | None
     offloads: bool = False
     slices: tuple[int, ...] = ()
+    host_knows_slots: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
@@ -92,6 +94,7 @@ class Subject(NamedTuple):
             slices=lengths_of_slices(config.model, slices, parallel.seq_split_strategy)
             if slices > 1
             else (),
+            host_knows_slots=train.grouped_package is not None,
         )
 
     def grid(self, ranks: int) -> Grid:
