@@ -32,6 +32,9 @@ values on from one set of neighbours to the next."""
 
 CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
 
+RINGS: Final[tuple[ContextExchange, ...]] = ("p2p", "a2a+p2p")
+"""The exchanges in which keys and values pass along a ring."""
+
 
 class ContextAxes(NamedTuple):
     """The ranks that share sequences.

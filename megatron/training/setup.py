@@ -35,7 +35,7 @@ from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
-from megatron.parallel.context import ContextAxes, context_parallel
+from megatron.parallel.context import RINGS, ContextAxes, context_parallel
 from megatron.parallel.environment import cores_of_rank, set_nccl_environment
 from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
@@ -187,7 +187,7 @@ def _of_passes(config: ParallelConfig) -> int:
     """
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
-    passes_on = grid.context_size > 1 and config.context_exchange in ("p2p", "a2a+p2p")
+    passes_on = grid.context_size > 1 and config.context_exchange in RINGS
     return shares + passes_on + config.experts.overlap
 
 
