@@ -8,11 +8,11 @@ from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
-from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags
+from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
 from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
-from megatron.parallel.context import RINGS, ContextExchange
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
@@ -91,12 +91,11 @@ def _lengths(flags: Flags) -> Iterator[str]:
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
-    exchange = parallel.cp_comm_type
-    if slices > 1 and parallel.context_parallel_size > 1 and exchange in RINGS:
+    if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
         yield (
-            f"{_SPLITS} {slices} with --cp-comm-type {exchange}: for every slice, the keys of all "
-            "earlier slices would travel around the ring once more; choose --cp-comm-type "
-            "all_gather or a2a, which keep them"
+            f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
+            "keys of all earlier slices would travel around the ring once more; choose "
+            "--cp-comm-type all_gather or a2a, which keep them"
         )
 
 
@@ -147,7 +146,7 @@ def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
 def _exchanges(cut: Flags) -> Iterator[ContextExchange]:
     """Yield the exchanges of context-parallel ranks that go with flags that name slices."""
     parallel = cut[ParallelFlags]
-    ways: tuple[ContextExchange, ...] = ("all_gather", "a2a")
+    ways = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.has_ring]
     for exchange in ways if parallel.context_parallel_size > 1 else ways[:1]:
         asking = cut.replaced(replace(parallel, cp_comm_type=exchange))
         if not any(mistake for rule in (*CONTEXT_RULES, *SLICE_RULES) for mistake in rule(asking)):

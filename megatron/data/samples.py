@@ -57,7 +57,7 @@ class SampleIndices:
     Attributes:
         documents: sequences in reading order over all epochs, int32 [d].
         samples: see `IndexBuilder.sample_index`, int64 [N + 1, 2].
-        shuffle: place in reading order of the sample with each number, int64 [N].
+        shuffle: for every sample number, the place of the sample in reading order, int64 [N].
     """
 
     documents: NDArray[np.int32]

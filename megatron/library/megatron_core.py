@@ -21,6 +21,7 @@ from megatron.parallel.lanes import InlineLane
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
@@ -156,7 +157,8 @@ class ForwardBackward:
         if config.sequence_parallel:
             tokens //= state.get_tensor_model_parallel_world_size()
         shape = tokens, micro_batch_size, config.hidden_size
-        communicator = Communicator(groups, plan, passes, InlineLane(), shape, dtype)
+        tensors = UnitTensors([shape], dtype, dtype)
+        communicator = Communicator(groups, plan, passes, InlineLane(), tensors)
         Executor(passes, communicator).run(lower(plan))
         if config.finalize_model_grads_func is not None and not forward_only:
             config.finalize_model_grads_func(

@@ -39,8 +39,8 @@ class Scenario:
         request: the wanted plan, with its costs. For ``redis``, costs that are equal on all ranks
             count as the costs of an even distribution of the layers.
         output_layer: time of the forward of the whole output layer. The times of its passes are
-            computed from it and added to the costs. By default the costs themselves give the times
-            of S and T, and no stage has an output layer.
+            computed from it and added to the costs. By default no output layer is added: S and T
+            take their times from the costs, and without S and T the costs hold as they are.
         layers: transformer layers of the model, for ``redis``; by default 4 per stage.
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
         replicas: number of replicas of the pipeline.

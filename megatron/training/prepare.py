@@ -20,6 +20,7 @@ from megatron.training.agreement import (
     gpu_digests,
     run_digests,
 )
+from megatron.training.connect import connect
 from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
@@ -36,7 +37,7 @@ from megatron.training.planning.run_plan import (
 )
 from megatron.training.planning.settled import settled
 from megatron.training.rendezvous import Rendezvous
-from megatron.training.setup import TrainState, build_train_state, connect
+from megatron.training.setup import TrainState, build_train_state
 
 _PLAN_KEY: Final = "plan of rank 0"
 

@@ -1,16 +1,10 @@
-"""From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
+"""From a configuration and process groups to a rank that can train: model, pipeline, optimizer."""
 
-import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.kernels.face import Kernels
@@ -35,28 +29,22 @@ from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
-from megatron.parallel.context import RINGS, ContextAxes, context_parallel
-from megatron.parallel.environment import cores_of_rank, set_nccl_environment
+from megatron.parallel.context import ContextAxes, context_parallel
+from megatron.parallel.environment import cores_of_rank
 from megatron.parallel.experts import ExpertParallel, spread_experts
-from megatron.parallel.grid import Grid
-from megatron.parallel.groups import Groups, make_groups, single_rank, with_turns
+from megatron.parallel.groups import Groups, with_turns
 from megatron.parallel.lanes import make_lane
-from megatron.parallel.links import Link
-from megatron.parallel.nccl import set_launch_order
-from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
-from megatron.runtime.pipeline import PipelineRank, Replication
+from megatron.runtime.pipeline import PipelineRank
+from megatron.runtime.replication import Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
 from megatron.training.own_tokens import slices_of
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
-from megatron.training.rendezvous import Rendezvous
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -136,74 +124,6 @@ class TrainState:
         """End the sums: a gradient to which no microbatch has added is 0."""
         for bucket in self.buckets:
             bucket.complete_gradients()
-
-
-def connect(
-    config: ParallelConfig,
-    grid: Grid,
-    rendezvous: Rendezvous,
-    local_rank: int,
-    ends: tuple[int, int],
-    links: tuple[Link, ...] = (),
-) -> Groups:
-    """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
-
-    The pipeline ranks ``ends`` hold copies of the embedding (see ``ends_with_copies``). With NCCL
-    each of the ``links`` between stages (see ``links_of``) is a communicator.
-    """
-    device = torch.device(config.device)
-    timeout = timedelta(minutes=config.timeout_minutes)
-    if config.backend == "nccl":
-        set_nccl_environment()  # in time for NCCL; for the driver, the caller must set it first
-    if config.device == "cuda":
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        if config.numa_binding:
-            _LOG.info(bind_to_gpu(place_on_pci(torch.cuda.get_device_properties(device))))
-    if grid.world_size == 1:
-        return single_rank(device)
-    # No device is given: otherwise PyTorch would make every group by a collective over all ranks.
-    dist.init_process_group(
-        config.backend,
-        store=dist.PrefixStore("groups", rendezvous.store),
-        rank=rendezvous.rank,
-        world_size=rendezvous.size,
-        timeout=timeout,
-    )
-    if config.backend == "gloo":
-        return make_groups(grid, device, timeout, ends)
-    # Each group makes its communicator now; later, other communicators would be in use.
-    limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    set_launch_order(limits.at_once(links, here, _of_passes(config)), multiprocessors)
-    return make_groups(grid, device, timeout, ends, links, limits)
-
-
-def _of_passes(config: ParallelConfig) -> int:
-    """Return how many collectives of passes may be under way together on a rank.
-
-    Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair the
-    exchange of one pass beside the collectives of the other.
-    """
-    grid = config.grid
-    shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
-    passes_on = grid.context_size > 1 and config.context_exchange in RINGS
-    return shares + passes_on + config.experts.overlap
-
-
-def leave(groups: Groups) -> NoReturn:
-    """End this process in good order, when every rank is done.
-
-    The process ends without the interpreter's own shutdown. After that shutdown, destructors of
-    PyTorch 2.13 abort about one process in fifteen ("terminate called without an active
-    exception"), and torchrun would report a successful job as failed.
-    """
-    groups.world.barrier()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:

@@ -31,7 +31,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
 from megatron.training.checkpointing import Checkpoints
-from megatron.training.guard.exits import ExitSignals
+from megatron.training.exit_signals import ExitSignals
 from megatron.training.loop import train
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.open_data import Data

@@ -139,8 +139,9 @@ class TransformerEngine:
         """Return whether a norm is rounded in the pass that forms it.
 
         The package's own norms do so by a given scale (``delayed``). cuDNN's norms do so by scales
-        of 32 numbers (``mxfp8``). By a given scale they would overwrite the largest magnitudes of
-        other norms. In all other cases the package writes the norm in 16 bits, and then rounds it.
+        of 32 numbers (``mxfp8``). With ``delayed``, cuDNN's norms would overwrite the largest
+        magnitudes of other norms, so they are not used. In all other cases the package writes the
+        norm in 16 bits, and then rounds it.
 
         Args:
             recipe: way to choose scales.

@@ -15,7 +15,7 @@ import torch
 
 from megatron.config.parallelism import ContextChoice
 from megatron.config.run_config import ParallelConfig, RunConfig
-from megatron.parallel.context import RINGS
+from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.simulator.units import TIME
@@ -56,7 +56,7 @@ def _with(config: RunConfig, best: Sequence[ContextChoice], *notes: str) -> RunC
 
     def chosen(layout: ParallelConfig) -> Iterator[ParallelConfig]:
         for exchange, heads_size in best:
-            if layout.num_seq_splits == 1 or exchange not in RINGS:
+            if layout.num_seq_splits == 1 or not CONTEXT_EXCHANGES[exchange].has_ring:
                 yield replace(layout, context_exchange=exchange, context_heads_size=heads_size)
 
     return replace(

@@ -15,7 +15,7 @@ from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
-from megatron.parallel.context import RINGS, ContextExchange
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, PAIRED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.from_block import promised
 from megatron.schedules.treatments import TREATMENTS
@@ -171,7 +171,7 @@ def _exchanging(
     words: str, cut: ParallelConfig, exchanges: Sequence[ContextExchange]
 ) -> Iterator[tuple[str, ParallelConfig]]:
     """Yield a layout with slices; if its ranks make a ring, with each exchange that is no ring."""
-    if cut.context_size == 1 or cut.context_exchange not in RINGS:
+    if cut.context_size == 1 or not CONTEXT_EXCHANGES[cut.context_exchange].has_ring:
         yield words, cut
         return
     for exchange in exchanges:

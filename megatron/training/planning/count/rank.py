@@ -26,7 +26,7 @@ from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorPar
 from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
-from megatron.runtime.units import shapes_of
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import OfSlice, Pass, PassKind
@@ -114,7 +114,8 @@ class CountedRank:
             model, plan, rank, self._store, seed=0, slices=self._slices, host=host
         )
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-        self._shape = (subject.samples, tokens, subject.model.hidden_size)
+        shape_buh = subject.samples, tokens, subject.model.hidden_size
+        self._tensors = UnitTensors.of(shape_buh, subject.dtype, self._slices, model)
         self._starts_bs = subject.document_starts()
 
     def _tensor(self) -> TensorParallel:
@@ -218,22 +219,13 @@ class CountedRank:
 
     def _stream(self, unit: int) -> torch.Tensor:
         """Return a unit's activations, or their gradient, as they pass from layer to layer."""
-        shape = shapes_of(self._shape, self._slices)[unit]
-        return torch.empty(shape, dtype=self._model.stream_dtype, device=META)
+        shape = self._tensors.stage(unit)
+        return torch.empty(shape, dtype=self._tensors.stream_dtype, device=META)
 
     def count(self, program: Program) -> RankCount:
         """Count all that the rank does in a program of one microbatch."""
-        model = self._model
         communicator = Communicator(
-            self._groups,
-            self._plan,
-            self._passes,
-            self._lane,
-            self._shape,
-            self._subject.dtype,
-            model.tensor.sequence_parts,
-            model.stream_dtype,
-            self._slices,
+            self._groups, self._plan, self._passes, self._lane, self._tensors
         )
         self._divide(between=False)
         with self._recorder as recorder:
