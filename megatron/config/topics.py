@@ -8,6 +8,7 @@ from typing import Final
 
 from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
+from megatron.config.choices import CHOICE_RULES
 from megatron.config.cluster import (
     BACKEND_RULES,
     CLUSTER_NOTES,
@@ -122,6 +123,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *EIGHT_BIT_RULES,
     *RECOMPUTE_RULES,
     *OFFLOAD_RULES,
+    *CHOICE_RULES,
     *OPTIMIZER_RULES,
     *IMPLEMENTATION_RULES,
     *STATE_RULES,

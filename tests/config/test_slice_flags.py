@@ -99,10 +99,30 @@ def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() ->
         ("--num-experts 4 --moe-expert-capacity-factor 1.5", ()),
     ],
 )
-def test_advice_knows_the_slices_that_go_with_the_other_flags(
+def test_advice_and_auto_know_the_slices_that_go_with_the_other_flags(
     flags: str, choices: tuple[tuple[int, str], ...]
 ) -> None:
-    assert run(flags).could_slice == choices
+    assert tuple(own[:2] for own in run(flags).could_slice) == choices
+    opened = run(f"{flags} --num-seq-splits auto")
+    layouts = [own.parallel for own in opened.alternatives[1:]]
+    cuts = tuple((own.num_seq_splits, own.seq_split_strategy) for own in layouts)
+    assert cuts == choices
+    refused = [note for note in opened.notes if "auto changes nothing" in note]
+    assert bool(refused) is not bool(choices)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "advised", "chosen"),
+    [("a2a", ("all_gather", "a2a"), 3), ("p2p", ("all_gather", "a2a"), 0)],
+)
+def test_slices_beside_a_ring_are_advised_with_another_exchange(
+    exchange: str, advised: tuple[str, ...], chosen: int
+) -> None:
+    """``auto`` keeps an exchange that the flags name."""
+    flags = f"--context-parallel-size 2 --cp-comm-type {exchange} --attention-dropout 0"
+    assert {own.exchanges for own in run(flags, 4).could_slice} == {advised}
+    opened = run(f"{flags} --num-seq-splits auto", 4)
+    assert len(opened.alternatives[1:]) == chosen
 
 
 def test_uniform_slices_have_equally_many_tokens() -> None:
