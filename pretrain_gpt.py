@@ -17,8 +17,9 @@ with in_environment():
     from megatron.parallel.launchers import adopt_launcher
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
+    from megatron.training.connect import leave
+    from megatron.training.exit_signals import ExitSignals
     from megatron.training.failure import end_the_job, or_exit
-    from megatron.training.guard.exits import ExitSignals
     from megatron.training.guard.hang_detector import HangDetector
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
@@ -27,7 +28,6 @@ with in_environment():
     from megatron.training.planning.run_plan import COMPARISON_SECONDS
     from megatron.training.prepare import agreed, prepare, set_up
     from megatron.training.rendezvous import join
-    from megatron.training.setup import leave
 
 
 @record  # leaves what nobody catches for torchrun's report

@@ -81,7 +81,7 @@ and at least as small. A ≈ marks what ties with the fastest.
 """
 
 SPLITTING: Final = "## When does splitting the vocabulary pay?"
-"""Heading of the page's last section, whose tables ``splitting_page.py`` writes."""
+"""Heading from which on other tools write the tables of the page."""
 
 
 class Choice(NamedTuple):

@@ -11,7 +11,6 @@ such predictions is called a tie.
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,7 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from megatron.flags.declare import flag
+    from tools.part_of_page import PartFlags, put, replaced
     from tools.predictions.kept import kept
     from tools.predictions.splitting import (
         JOBS,
@@ -36,9 +35,6 @@ with in_environment():
     )
     from tools.predictions.ties import error_of, is_tie
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
-BEGIN, END = "<!-- splitting_page.py: begin -->", "<!-- splitting_page.py: end -->"
 MACHINE: Final = 8
 """GPUs of a machine."""
 
@@ -110,37 +106,18 @@ def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", "</details>"])
 
 
-def replaced(page: str, tables: str) -> str:
+def with_tables(page: str, tables: str) -> str:
     """Return a page with its tables replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
-@dataclass(frozen=True)
-class PageFlags:
-    """Tables."""
-
-    update: bool = flag(False, "Write the tables into the page.")
-    keep: Path | None = flag(
-        None,
-        "Folder in which rows are kept as they are made. Started again with the same code, the "
-        "tool goes on after the last of them.",
-        unset="no row is kept",
-        metavar="FOLDER",
-    )
+    return replaced(page, tables, "splitting_page.py")
 
 
 def main() -> None:
     """Predict all rows with two processes, and print or write the tables."""
-    flags = read(None, __doc__, PageFlags)[PageFlags]
+    flags = read(None, __doc__, PartFlags)[PartFlags]
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
         tables = table(jobs, list(pool.map(partial(told, keep=flags.keep), jobs)))
-    if flags.update:
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    else:
-        print(tables)
+    put(tables, with_tables, update=flags.update)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron.config.cluster import BANDWIDTH
+from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
-from megatron.flags.declare import COUNT, flag
+from megatron.config.schedule import chunks_of, schedule_of
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.schedules.catalogue import TRAITS
 
 OFFLOAD: Final = "--cpu-offload"
 ALL_CHUNKS: Final = 1_000_000
@@ -28,7 +31,9 @@ class OffloadFlags:
         "Copy the activations of chunks to the host after their forward, and back before their "
         "backward, as many as the link to the host has time for.")
     offload_chunk_num: int | None = flag(None,
-        "Chunks of every rank whose activations are copied: those that wait longest.", COUNT,
+        "Chunks of every rank whose activations are copied: those that wait longest. auto: none, "
+        "half of them or all, whichever makes the run the fastest that fits the job's GPUs by "
+        "prediction.", reads=number_or_auto, metavar="N|auto",
         unset="all chunks", idle_without=OFFLOAD)
     host_bandwidth: float | None = flag(None,
         "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
@@ -75,3 +80,25 @@ def _free_on_cpus(flags: Flags) -> Iterator[str]:
 
 OFFLOAD_RULES: Final = (_engine,)
 OFFLOAD_OF_MACHINE: Final = (_free_on_cpus,)
+
+
+def _choices(flags: Flags) -> list[Choice]:
+    """Return no chunks, half of the chunks of a rank, and all of them.
+
+    Where ``auto`` compares schedules, their chunks differ: then one chunk stands for half of them.
+    """
+    own, schedule = flags[OffloadFlags], TRAITS[schedule_of(flags)]
+    chunks = chunks_of(flags) or schedule.chunks
+    half = 1 if schedule.compares else chunks // 2
+    none = replace(own, cpu_offload=False, offload_chunk_num=None)
+    some = [Choice(f"{OFFLOAD} --offload-chunk-num {half}", replace(own, offload_chunk_num=half))]
+    every = replace(own, offload_chunk_num=None)
+    return [Choice("nothing on the host", none), *(some if half else []), Choice(OFFLOAD, every)]
+
+
+HOST: Final = Dimension(
+    f"{OFFLOAD} --offload-chunk-num auto",
+    lambda flags: flags[OffloadFlags].cpu_offload and flags[OffloadFlags].offload_chunk_num == AUTO,
+    _choices,
+)
+"""Activations on the host as a dimension that the plan chooses in."""

@@ -124,7 +124,7 @@ class Spans(NamedTuple):
 
     Attributes:
         decay: samples from the first one until the final rate is reached, with the warm-up.
-        warmup: samples of the warm-up. As a share of the decay, it may be no whole number.
+        warmup: samples of the warm-up; not always a whole number, if given as a share of the decay.
         annealing: samples at the end of the decay in which the rate falls with the style WSD.
     """
 

@@ -14,14 +14,14 @@ from megatron.config.model import ModelFlags
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
 from megatron.flags.groups import Flags, Rule
 from megatron.model.cut_faults import faults_of_cut
-from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange, ExchangeFacts
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
 AUTO_TREATMENT: Final = "auto"
 """The value with which the plan chooses the treatment of the vocabulary layers."""
 
-NamedExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p", "auto"]
+NamedExchange: TypeAlias = Literal[ContextExchange, "auto"]
 """A ``ContextExchange``, or ``auto``, which takes one of them."""
 
 
@@ -168,6 +168,13 @@ def adjacent_heads(flags: ParallelFlags) -> int:
     return flags.hierarchical_context_parallel_sizes[0]
 
 
+def exchange_facts(flags: ParallelFlags) -> ExchangeFacts:
+    """Return the facts about the exchange of the flags; ``auto`` takes one that no rule refuses."""
+    return (
+        ExchangeFacts() if flags.cp_comm_type == "auto" else CONTEXT_EXCHANGES[flags.cp_comm_type]
+    )
+
+
 class ContextChoice(NamedTuple):
     """An exchange of context-parallel ranks; in two levels, with the ranks that exchange heads."""
 
@@ -216,7 +223,7 @@ def _levels(flags: Flags) -> Iterator[str]:
 
 def _exchanged_heads(flags: Flags) -> Iterator[str]:
     parallel, ranks = flags[ParallelFlags], flags[ParallelFlags].context_parallel_size
-    if ranks == 1 or "a2a" not in parallel.cp_comm_type or any(_levels(flags)):
+    if ranks == 1 or not exchange_facts(parallel).has_heads or any(_levels(flags)):
         return
     try:
         model = sound_model(flags)
@@ -235,8 +242,7 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
 
 def _passed_on(flags: Flags) -> Iterator[str]:
     parallel, dropout = flags[ParallelFlags], flags[ModelFlags].attention_dropout
-    is_ring = parallel.cp_comm_type in ("p2p", "a2a+p2p")
-    if parallel.context_parallel_size > 1 and is_ring and dropout:
+    if parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring and dropout:
         yield (
             f"--attention-dropout {dropout} with --cp-comm-type {parallel.cp_comm_type}: a ring "
             "forms the probabilities part by part, and would have to keep what every part has "

@@ -1,9 +1,10 @@
 """Recomputation: its flags and rules, and the ``Recomputation`` that they make."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from megatron.config.dimension import Choice, Dimension
 from megatron.config.experts import experts_of
 from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import COUNT, flag
@@ -12,6 +13,7 @@ from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 
 _FULL: Final = "--recompute-granularity full"
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
+_AUTO: Final = "--recompute-granularity auto"
 EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """The flags with which every layer is computed again, from its input."""
 
@@ -28,25 +30,27 @@ class RecomputeFlags:
     """What the backward computes again instead of keeping it."""
 
     recompute_activations: bool = flag(False, "The same as --recompute-granularity selective.",
-        excludes=_FULL)
-    recompute_granularity: Literal["selective", "full"] | None = flag(None,
+        excludes=f"{_FULL} or {_AUTO}")
+    recompute_granularity: Literal["selective", "full", "auto"] | None = flag(None,
         "full: whole layers are computed again, in groups, from the input of each group. "
-        "selective: only the parts of each layer that --recompute-modules names.",
+        "selective: only the parts of each layer that --recompute-modules names. auto: nothing, "
+        "MLPs (or the parts that --recompute-modules names) or whole layers, whichever makes the "
+        "run the fastest that fits the job's GPUs by prediction.",
         unset="no recomputation")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
         "projections; mla_up_proj: the heads of multi-latent attention; layernorm: the two norms; "
         "mlp: the MLP; moe: the mixture of experts in its place; moe_act: only the activation "
         "functions of its experts.", unset="core_attn",
-        metavar="{" + ",".join(PARTS) + "} ...", idle_without=_SELECTIVE)
+        metavar="{" + ",".join(PARTS) + "} ...", idle_without=f"{_SELECTIVE} or {_AUTO}")
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
         "the first --recompute-num-layers layers of every chunk, one by one.",
-        unset="required with full", idle_without=_FULL, excludes=_SELECTIVE)
+        unset="required with full", idle_without=f"{_FULL} or {_AUTO}", excludes=_SELECTIVE)
     recompute_num_layers: int | None = flag(None,
         "With uniform: layers of a group. With block: layers of every chunk that are computed "
         "again.", COUNT, unset="1",
-        idle_without=_FULL, excludes=_SELECTIVE)
+        idle_without=f"{_FULL} or {_AUTO}", excludes=_SELECTIVE)
     recompute_ahead: int | None = flag(None,
         "Compute whole layers again in a pass of its own (R). R need not wait for the gradient, "
         "as B must. A rank may hold this many chunks between R and B.", COUNT, unset="within B",
@@ -57,6 +61,10 @@ class RecomputeFlags:
 def is_selective(flags: RecomputeFlags) -> bool:
     """Return whether the flags ask to compute parts of layers again."""
     return flags.recompute_activations or flags.recompute_granularity == "selective"
+
+
+def _may_be_selective(flags: RecomputeFlags) -> bool:
+    return is_selective(flags) or flags.recompute_granularity == "auto"
 
 
 def recomputation_of(flags: RecomputeFlags) -> Recomputation:
@@ -73,7 +81,7 @@ def recomputation_of(flags: RecomputeFlags) -> Recomputation:
 
 
 def _modules(flags: Flags) -> Iterator[str]:
-    if not is_selective(flags[RecomputeFlags]):
+    if not _may_be_selective(flags[RecomputeFlags]):
         return
     for name in flags[RecomputeFlags].recompute_modules:
         if name not in PARTS:
@@ -94,16 +102,51 @@ def _method(flags: Flags) -> Iterator[str]:
 
 def _twice(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
-    if is_selective(own) and {"moe", "moe_act"} <= set(own.recompute_modules):
+    if _may_be_selective(own) and {"moe", "moe_act"} <= set(own.recompute_modules):
         yield "--recompute-modules moe_act changes nothing beside moe, which computes it again too"
 
 
 def _no_experts(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
-    for name in own.recompute_modules if is_selective(own) else ():
+    for name in own.recompute_modules if _may_be_selective(own) else ():
         if name.startswith("moe") and experts_of(flags) is None:
             yield f"--recompute-modules {name} changes nothing without --num-experts"
 
 
 RECOMPUTE_RULES: Final = (_modules, _method)
 RECOMPUTE_NOTES: Final = (_twice, _no_experts)
+
+
+def _choices(flags: Flags) -> list[Choice]:
+    """Return no recomputation, that of parts of layers, and that of whole layers.
+
+    Parts are those that the flags name, else MLPs: they keep the most, and attention takes most of
+    the time of long sequences.
+    """
+    own = replace(flags[RecomputeFlags], recompute_granularity=None, recompute_modules=())
+    mixtures = ("moe",) if experts_of(flags) is not None else ()
+    parts = flags[RecomputeFlags].recompute_modules or ("mlp", *mixtures)
+    selective = replace(
+        own,
+        recompute_granularity="selective",
+        recompute_modules=parts,
+        recompute_method=None,
+        recompute_num_layers=None,
+    )
+    method = own.recompute_method or "uniform"
+    full = replace(own, recompute_granularity="full", recompute_method=method)
+    layers = own.recompute_num_layers
+    number = "" if layers is None else f" --recompute-num-layers {layers}"
+    return [
+        Choice("no recomputation", own),
+        Choice(
+            f"--recompute-granularity selective --recompute-modules {' '.join(parts)}", selective
+        ),
+        Choice(f"{_FULL} --recompute-method {method}{number}", full),
+    ]
+
+
+RECOMPUTATION: Final = Dimension(
+    _AUTO, lambda flags: flags[RecomputeFlags].recompute_granularity == "auto", _choices
+)
+"""Recomputation as a dimension that the plan chooses in."""

@@ -6,12 +6,13 @@ the entrypoint sees no flags. The configurations here join several topics.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.checkpoint import CheckpointFlags, checkpoint_config
+from megatron.config.choices import closed_notes, ways
 from megatron.config.cluster import (
     ClusterFlags,
     block_limits,
@@ -32,6 +33,7 @@ from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_m
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes
+from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
@@ -57,7 +59,7 @@ from megatron.config.schedule import (
     chunks_of,
     leaves_one_chunk,
     schedule_of,
-    treatments_of,
+    treatment_of,
 )
 from megatron.config.slices import SLICE_RULES, SliceFlags, SlicesChoice, possible_slices
 from megatron.config.stages import distribution_of
@@ -68,12 +70,12 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
-from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
+from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -143,7 +145,7 @@ class ParallelConfig:
     context_exchange: ContextExchange = "all_gather"
     context_heads_size: int = 1
     num_seq_splits: int = 1
-    seq_split_strategy: SplitStrategy = "uniform"
+    seq_split_strategy: SliceStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
@@ -191,13 +193,14 @@ class ParallelConfig:
         return self.tensor_size * (self.pipeline_size if sharded else 1)
 
 
-def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str) -> ParallelConfig:
-    """Return the layout under a treatment of the vocabulary.
+def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
+    """Return the layout.
 
     The vocabulary is padded, so that every shard has equally many rows, a multiple of
     --make-vocab-size-divisible-by.
     """
     parallel, cuda, own_gpu = flags[ParallelFlags], on_cuda(flags), known_gpu(flags)
+    treatment = treatment_of(flags)
     layout = copied(
         ParallelConfig,
         flags[PipelineFlags],
@@ -233,6 +236,23 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int, treatment: str
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
 
 
+class Alternative(NamedTuple):
+    """One of the ways that a run could go if ``auto`` leaves something to its plan.
+
+    Attributes:
+        words: the flags that name what is chosen, one for each dimension.
+        changes: the dimensions with another choice than the first, of those that FLOPs alone
+            cannot compare.
+        parallel: its layout.
+        train: its training.
+    """
+
+    words: tuple[str, ...]
+    changes: int
+    parallel: ParallelConfig
+    train: TrainConfig
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run.
@@ -240,8 +260,9 @@ class RunConfig:
     Attributes:
         notes: sentences for the log, about accepted flags that change nothing here.
         dry_run: the prediction to make instead of training; ``None``: train.
-        alternatives: layouts that differ in the treatment of the vocabulary; the plan takes the
-            best. ``parallel`` is the first of them. Empty: the treatment is decided.
+        alternatives: all ways that the run could go, of which the plan takes the best. ``parallel``
+            and ``train`` are those of the first. Empty: everything is decided.
+        taken: the words of the alternative that the plan has taken.
         could_slice: ways of cutting microbatches that go with the run, for advice.
         could_offload: whether activations could wait on the host, for advice.
         context_choices: exchanges of context-parallel ranks; the one with the fastest passes is
@@ -258,33 +279,44 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
-    alternatives: tuple[ParallelConfig, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    taken: tuple[str, ...] = ()
     could_slice: tuple[SlicesChoice, ...] = ()
     could_offload: bool = False
     context_choices: tuple[ContextChoice, ...] = ()
 
-    def with_treatment(self, name: str) -> "RunConfig":
-        """Return the run with one of the alternative treatments of the vocabulary."""
-        if not self.alternatives:
-            assert name == self.parallel.vocab_parallel, f"{name} is not an alternative"
-            return self
-        parallel = next(own for own in self.alternatives if own.vocab_parallel == name)
-        return replace(self, parallel=parallel, alternatives=())
+    @property
+    def ways(self) -> list["RunConfig"]:
+        """The run with each of its alternatives; the run alone if it has none."""
+        return [self.taking(own) for own in self.alternatives] or [self]
+
+    def taking(self, own: Alternative) -> "RunConfig":
+        """Return the run with one of its alternatives."""
+        return replace(
+            self, parallel=own.parallel, train=own.train, taken=own.words, alternatives=()
+        )
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
     """Turn flags without a mistake into the configuration of a run, with all values derived."""
     vocab_size, eod_token = vocabulary(flags)
-    replicas, train = number_of_replicas(flags), flags[TrainFlags]
-    layouts = tuple(
-        parallel_config(flags, vocab_size, replicas, treatment)
-        for treatment in treatments_of(flags)
+    replicas, several = number_of_replicas(flags), ways(flags)
+    alternatives = tuple(
+        Alternative(
+            way.words,
+            way.changes,
+            parallel_config(way.flags, vocab_size, replicas),
+            train_config(way.flags, replicas),
+        )
+        for way in several
     )
+    notes, flags = (*notes, *closed_notes(flags)), several[0].flags
+    train = flags[TrainFlags]
     return RunConfig(
         model=model_config(flags, vocab_size),
-        parallel=layouts[0],
-        alternatives=layouts if len(layouts) > 1 else (),
-        train=train_config(flags, replicas),
+        parallel=alternatives[0].parallel,
+        train=alternatives[0].train,
+        alternatives=alternatives if len(alternatives) > 1 else (),
         checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train, upcycling_of(flags)),
         guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
@@ -346,5 +378,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        grouped_package=grouped_package(given),
         host_states=host_states(given),
     )

@@ -5,10 +5,11 @@ Lab's version of Megatron) or of this project.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from megatron.config.dimension import Choice, Dimension
 from megatron.config.model import DEPTH, ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
@@ -172,6 +173,18 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
         for own in known
         if not (own.redistributed and fixed) and not (own.is_sharded and whole)
     )
+
+
+def _choices(flags: Flags) -> list[Choice]:
+    own = flags[ParallelFlags]
+    return [
+        Choice(f"--vocab-parallel {name}", replace(own, vocab_parallel=name))
+        for name in treatments_of(flags)
+    ]
+
+
+VOCABULARY: Final = Dimension(AUTO_FLAG, compares_treatments, _choices, by_flops=True)
+"""The treatment of the vocabulary as a dimension that the plan chooses in."""
 
 
 def distributions(flags: Flags) -> list[str]:

@@ -2,20 +2,41 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
+from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
-from megatron.config.parallelism import ParallelFlags
-from megatron.flags.declare import COUNT, flag
+from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
+from megatron.config.slice_lengths import lengths_of_slices
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
-from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
+from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
+_STRATEGY: Final = "--seq-split-strategy"
 
-SlicesChoice: TypeAlias = tuple[int, SplitStrategy]
-"""Slices of a microbatch, and which tokens each has."""
+
+class SlicesChoice(NamedTuple):
+    """Slices of a microbatch.
+
+    Attributes:
+        slices: their number.
+        strategy: which tokens each has.
+        exchanges: the exchanges of context-parallel ranks that go with them.
+    """
+
+    slices: int
+    strategy: SliceStrategy
+    exchanges: tuple[ContextExchange, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The flags that ask for them."""
+        balanced = f" {_STRATEGY} {self.strategy}" if self.strategy != "uniform" else ""
+        return f"{_SPLITS} {self.slices}{balanced}"
 
 
 # The formatter is off so that the flags read as a table.
@@ -26,24 +47,26 @@ class SliceFlags:
 
     num_seq_splits: int = flag(1,
         "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
-        "so that the pipeline fills sooner and holds less.", COUNT)
-    seq_split_strategy: SplitStrategy = flag("uniform",
+        "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
+        "run the fastest that fits the job's GPUs by prediction, with slices of equally many FLOPs "
+        "where they can be had.", reads=number_or_auto, metavar="N|auto")
+    seq_split_strategy: SliceStrategy = flag("uniform",
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{BALANCED_MULTIPLE} tokens.", idle_without=f"{_SPLITS} > 1")
+        f"{TOKENS} tokens.", idle_without=f"{_SPLITS} > 1")
 # fmt: on
 
 
 def _lengths(flags: Flags) -> Iterator[str]:
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
-    if slices == 1:
+    if slices < 2:
         return
     try:
         model = sound_model(flags)
     except ValueError:  # another rule reports this mistake
         return
     try:
-        lengths = slice_lengths(model, slices, flags[SliceFlags].seq_split_strategy)
+        lengths = lengths_of_slices(model, slices, flags[SliceFlags].seq_split_strategy)
     except ValueError as error:
         yield str(error)
         return
@@ -69,19 +92,18 @@ def _lengths(flags: Flags) -> Iterator[str]:
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
-    exchange = parallel.cp_comm_type
-    if slices > 1 and parallel.context_parallel_size > 1 and exchange in ("p2p", "a2a+p2p"):
+    if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
         yield (
-            f"{_SPLITS} {slices} with --cp-comm-type {exchange}: for every slice, the keys of all "
-            "earlier slices would travel around the ring once more; choose --cp-comm-type "
-            "all_gather or a2a, which keep them"
+            f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
+            "keys of all earlier slices would travel around the ring once more; choose "
+            "--cp-comm-type all_gather or a2a, which keep them"
         )
 
 
 def _experts(flags: Flags) -> Iterator[str]:
     """Refuse what compares the tokens of a whole microbatch."""
     slices, own = flags[SliceFlags].num_seq_splits, flags[BalancingFlags]
-    if slices == 1 or experts_of(flags) is None:
+    if slices < 2 or experts_of(flags) is None:
         return
     if is_by_sinkhorn(flags):
         yield (
@@ -103,21 +125,67 @@ def _experts(flags: Flags) -> Iterator[str]:
 
 
 def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
-    """Return the ways of cutting microbatches that go with the other flags, for advice.
+    """Return the ways of cutting microbatches that go with the other flags.
+
+    A ring of context-parallel ranks does not go with slices. So other exchanges than the run's own
+    are looked at as well, and named beside the slices that go with them.
 
     Slices of equally many FLOPs come first, where they can be had: with slices of equally many
     tokens, ranks wait for the rank that has the last slice.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
-    strategies: tuple[SplitStrategy, ...] = ("balanced", "uniform")
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
     for slices in (2, 4, 8):
         for strategy in strategies:
             with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
-            cut = flags.replaced(with_them)
-            if not any(mistake for rule in SLICE_RULES for mistake in rule(cut)):
-                found.append((slices, strategy))
+            if exchanges := tuple(_exchanges(flags.replaced(with_them))):
+                found.append(SlicesChoice(slices, strategy, exchanges))
                 break
     return tuple(found)
 
 
+def _exchanges(cut: Flags) -> Iterator[ContextExchange]:
+    """Yield the exchanges of context-parallel ranks that go with flags that name slices."""
+    parallel = cut[ParallelFlags]
+    ways = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.has_ring]
+    for exchange in ways if parallel.context_parallel_size > 1 else ways[:1]:
+        asking = cut.replaced(replace(parallel, cp_comm_type=exchange))
+        if not any(mistake for rule in (*CONTEXT_RULES, *SLICE_RULES) for mistake in rule(asking)):
+            yield exchange
+
+
+def _asked(flags: Flags, choice: SlicesChoice) -> Flags:
+    slices, strategy, _ = choice
+    own = flags[SliceFlags]
+    return flags.replaced(replace(own, num_seq_splits=slices, seq_split_strategy=strategy))
+
+
+def _mistake(flags: Flags, choice: SlicesChoice) -> str:
+    """Return the first reason why a way of cutting microbatches does not go with the flags."""
+    asking = _asked(flags, choice)
+    return next((mistake for rule in SLICE_RULES for mistake in rule(asking)), "")
+
+
+def _choices(flags: Flags) -> list[Choice]:
+    """Return the numbers of slices that go with the run's own exchange of context-parallel ranks.
+
+    With ``--cp-comm-type auto`` the exchange is chosen after them, so each may have its own.
+    """
+    ways = [own for own in possible_slices(flags) if not _mistake(flags, own)]
+    whole = SlicesChoice(1, "uniform")
+    return [Choice(own.words, _asked(flags, own)[SliceFlags]) for own in (whole, *ways)]
+
+
+def _closed(flags: Flags) -> str:
+    return _mistake(flags, SlicesChoice(2, "uniform"))
+
+
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)
+
+SLICES: Final = Dimension(
+    f"{_SPLITS} auto",
+    lambda flags: flags[SliceFlags].num_seq_splits == AUTO,
+    _choices,
+    _closed,
+)
+"""Slices as a dimension that the plan chooses in."""

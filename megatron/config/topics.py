@@ -8,6 +8,7 @@ from typing import Final
 
 from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
+from megatron.config.choices import CHOICE_RULES
 from megatron.config.cluster import (
     BACKEND_RULES,
     CLUSTER_NOTES,
@@ -31,6 +32,11 @@ from megatron.config.graphs import (
     GRAPHS_OF_DRY_RUN,
     GRAPHS_OF_MACHINE,
     GraphFlags,
+)
+from megatron.config.grouped_products import (
+    GROUPED_DEVICE_RULES,
+    GROUPED_NOTES,
+    GROUPED_RULES,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.latent_attention import LatentFlags
@@ -111,11 +117,13 @@ RULES: Final[tuple[Rule, ...]] = (
     *CONTEXT_RULES,
     *SLICE_RULES,
     *EXPERT_RANK_RULES,
+    *GROUPED_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
     *RECOMPUTE_RULES,
     *OFFLOAD_RULES,
+    *CHOICE_RULES,
     *OPTIMIZER_RULES,
     *IMPLEMENTATION_RULES,
     *STATE_RULES,
@@ -142,6 +150,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
     *EXPERT_RANK_NOTES,
+    *GROUPED_NOTES,
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )
@@ -160,6 +169,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
         *of_all,
         *DEVICE_RULES,
         *EIGHT_BIT_DEVICE_RULES,
+        *GROUPED_DEVICE_RULES,
         *BACKEND_RULES,
         *FILE_RULES,
         *RECORD_RULES,

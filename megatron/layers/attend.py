@@ -11,16 +11,16 @@ channels of a head.
 from torch import Tensor
 
 from megatron.kernels.scores import Scores
+from megatron.layers.attention_call import AttentionCall, Heads
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
-from megatron.layers.slices import attention_of_all_tokens
 
 
 def attend(
     site: Site,
     forward_pass: ForwardPass,
-    heads: tuple[Tensor, Tensor, Tensor],
+    heads: Heads,
     *,
     dropout: float,
     scores: Scores,
@@ -31,32 +31,20 @@ def attend(
     Args:
         site: the kernels, and the ranks that share sequences.
         forward_pass: the documents of the microbatch, and its slice, if it is cut.
-        heads: queries [b, u, a, d], keys [b, u, g, d] and values, rotated by the tokens' true
-            positions.
+        heads: queries, keys and values of the tokens that the pass has on this rank.
         dropout: see ``Kernels.causal_attention``.
         scores: see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
     """
-    kernels, sliced, layer = site.kernels, forward_pass.sliced, forward_pass.layer
-    if site.context.size > 1:
-        return context_attention(
-            kernels,
-            site.context,
-            *heads,
-            dropout=dropout,
-            scores=scores,
-            documents=forward_pass.documents,
-            sinks_a=sinks_a,
-            sliced=sliced,
-            layer=layer,
-        )
-    return attention_of_all_tokens(
-        kernels,
-        sliced,
-        layer,
-        heads,
-        dropout=dropout,
-        scores=scores,
-        documents=forward_pass.documents,
-        sinks_a=sinks_a,
+    call = AttentionCall(
+        site.kernels,
+        scores,
+        dropout,
+        forward_pass.documents,
+        sinks_a,
+        forward_pass.sliced,
+        forward_pass.layer,
     )
+    if site.context.size > 1:
+        return context_attention(site.context, heads, call)
+    return call.of_all_tokens(heads)

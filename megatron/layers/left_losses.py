@@ -43,8 +43,8 @@ class LayerLosses:
     then, and drops the second ones.
 
     Args:
-        so_far: by layer, the choices of the global batch in the iteration's earlier microbatches,
-            to which this pass adds its own.
+        so_far: for each layer, how often each expert was chosen in the earlier microbatches of the
+            iteration, over the global batch. The pass adds its own numbers.
     """
 
     def __init__(self, so_far: dict[int, Tensor] | None = None) -> None:

@@ -28,9 +28,9 @@ def main_grad_of(parameter: Tensor) -> Tensor:
 
 
 def take_main_grad(parameter: Tensor) -> tuple[Tensor, bool]:
-    """Return the sum for a caller that adds to it now, and whether the sum was forgotten.
+    """Return the sum of gradients, and whether it was forgotten, to a caller that adds to it now.
 
-    If the sum was forgotten, the caller must overwrite all of it.
+    The values of a forgotten sum mean nothing, so the caller must overwrite all of it.
     """
     own = cast("_HasMainGrad", parameter)
     begins, own.main_grad_is_forgotten = own.main_grad_is_forgotten, False

@@ -22,7 +22,8 @@ class QuickGeGLU:
     """GeGLU with a sigmoid in place of GELU; with both fields it is GPT-OSS's clamped SwiGLU.
 
     Attributes:
-        limit: the gate is at most this number, and up is no further from 0; ``None``: no limit.
+        limit: the gate is at most ``limit``, and up is from ``-limit`` to ``limit``; ``None``: no
+            limit.
         offset: added to up.
     """
 

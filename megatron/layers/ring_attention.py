@@ -21,54 +21,34 @@ and values.
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply, once_differentiable
-from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart
-from megatron.kernels.scores import Scores
 from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
+from megatron.layers.attention_call import AttentionCall, Heads
 from megatron.layers.ring_pieces import Piece, RingSight
+from megatron.layers.slice_attention import alone
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
 
 _FEW: Final = 4
 """Pieces of a step whose gradients may wait for the sum of gradients to come along the ring."""
 
-Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values."""
 
-
-def ring_attention(
-    kernels: Kernels,
-    context: ContextParallel,
-    heads: Heads,
-    scores: Scores,
-    documents: Documents | None = None,
-    sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return causal attention of this rank's queries to all keys, [b, u, a, d].
-
-    Args:
-        kernels: compute attention to a part of the keys.
-        context: the ranks that share the sequences.
-        heads: queries of this rank's tokens [b, u, a, d], rotated by the tokens' true positions;
-            their keys [b, u, g, d], rotated in the same way; and their values.
-        scores: see ``Kernels.causal_attention``.
-        documents: of whole samples; see ``Kernels.causal_attention``.
-        sinks_a: see ``Kernels.causal_attention``.
-    """
+def ring_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
+    """Return attention as ``context_attention`` does."""
+    assert not call.dropout, "config refuses dropout"
+    assert call.sliced is None, "config refuses slices"
     q_buad, k_bugd, v_bugd = heads
-    if q_buad.untyped_storage().nbytes() > q_buad.nbytes:
-        q_buad = q_buad.clone()  # a view would keep the keys and values a second time
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    sight = RingSight.of(context.rank, context.size, q_buad.shape[1], scores, documents)
-    given = q_buad.transpose(1, 2), own_2bgud, sinks_a, kernels, context, sight
+    sight = RingSight.of(context.rank, context.size, q_buad.shape[1], call.scores, call.documents)
+    given = alone(q_buad).transpose(1, 2), own_2bgud, call.sinks_a, call.kernels, context, sight
     return apply(_RingAttention, *given).transpose(1, 2)
 
 

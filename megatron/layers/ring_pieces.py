@@ -31,7 +31,7 @@ Seen: TypeAlias = Literal["nothing", "everything", "causal", "some"]
 
 
 class Piece(NamedTuple):
-    """Queries of this rank, and keys of the rank whose keys are here.
+    """Queries of this rank, and keys that it holds in this step of the ring.
 
     Attributes:
         queries: their indices among the rank's queries.
@@ -93,10 +93,10 @@ class RingSight:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The steps in which some rank sees something, ascending from 0, the own keys.
+        """The steps in which some rank sees something, ascending.
 
-        In step i a rank has the keys of the rank i places before. The result is the same on all
-        ranks.
+        Step 0 is that of a rank's own keys. In step i a rank has the keys of the rank i places
+        before. The result is the same on all ranks.
         """
         if self.scores.window is None and self.documents is None:
             return tuple(range(self.size))

@@ -21,6 +21,7 @@ from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.check import check
 from megatron.schedules.costs import Time
 from megatron.schedules.lower import Program, lower
@@ -38,9 +39,9 @@ class PipelineRunner:
     """One rank of a pipeline over the caller's own modules.
 
     ``step`` runs an iteration by the plan and leaves gradients in ``.grad``, as ``loss.backward()``
-    of the unsplit model would. The caller sees to optimizer, clipping and replicas. Every rank of
-    the pipeline makes a runner. If ranks make several runners, all make them in the same order. A
-    method is called on all ranks together.
+    of the unsplit model would. The caller's code runs optimizer, clipping and replicas. Every rank
+    of the pipeline makes a runner. If ranks make several runners, all make them in the same order.
+    A method is called on all ranks together.
 
     Args:
         plan: by ``megatron.library.plans.plan``, ``from_torch_csv`` or ``Plan.from_text``.
@@ -130,9 +131,8 @@ class PipelineRunner:
     def _run(self, program: Program, tokens: Tensor, labels: Tensor, *, training: bool) -> Tensor:
         batch = self._microbatches(tokens, labels)
         shape = (batch[0].samples, tokens.shape[1], self._hidden_size)
-        communicator = Communicator(
-            self._groups, self.plan, self._passes, self._lane, shape, self._dtype
-        )
+        tensors = UnitTensors([shape], self._dtype, self._dtype)
+        communicator = Communicator(self._groups, self.plan, self._passes, self._lane, tensors)
         self._passes.begin(batch, 0, training=training, predicts_ahead=False)
         for part in (self._embedding, self._head):
             if part is not None:

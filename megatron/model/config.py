@@ -55,9 +55,9 @@ class ModelConfig:
             longer ones.
         beta_fast: turns in such a sample from which YaRN keeps a frequency.
         beta_slow: turns up to which YaRN divides a frequency in full.
-        mscale: weight by which YaRN lengthens rotated channels.
-        mscale_all_dim: weight by which that lengthening is divided.
-        yarn_exact_range: YaRN's interpolation begins and ends between pairs.
+        mscale: weight of log(factor) in the length that YaRN gives rotated channels.
+        mscale_all_dim: the same weight in the divisor of that length.
+        yarn_exact_range: the ends of YaRN's interpolation are not rounded to whole pairs.
         multi_latent_attention: queries, keys and values are made of narrow vectors.
         q_lora_rank: width of the one for queries; ``None``: queries are made of the input.
         kv_lora_rank: width of the one for keys and values.
@@ -116,8 +116,8 @@ class ModelConfig:
         moe_router_pre_softmax: the router's softmax is over all experts, not over the chosen ones.
         moe_router_num_groups: number of groups of experts.
         moe_router_group_topk: number of groups from which a token may choose experts.
-        moe_router_group_best: experts whose scores together are a group's; ``None``:
-            ``moe_router_topk / moe_router_group_topk``.
+        moe_router_group_best: number of a group's best experts whose scores add up to the
+            score of the group; ``None``: ``moe_router_topk / moe_router_group_topk``.
         moe_router_topk_scaling_factor: factor of the weights of chosen experts.
         moe_router_load_balancing_type: what balances the experts; several may do so together.
         moe_aux_loss_coeff: coefficient of the balancing loss, or one for each type.

@@ -41,8 +41,9 @@ class OwnedParameter:
             other ranks of the tensor axis hold the other summands, which must be summed before the
             sum over the replicas.
         axis: the ranks over which the gradient is summed. They hold the same boxes and have
-            different tokens. ``None``: all ranks of the job's axis ``gradients``. Parameters of
-            which ranks hold different boxes, such as experts, name fewer ranks.
+            different tokens. ``None``: all ranks of the job's axis ``gradients``. If these ranks
+            hold different boxes of a parameter, as of experts, the parameter names only those with
+            the same boxes.
         matrices: number of equal matrices that lie one below the other in the tensor; this rank
             holds a part of each. A stack of experts has one matrix for each expert of the rank.
     """

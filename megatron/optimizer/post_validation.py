@@ -46,7 +46,7 @@ class PostValidatedStep:
         self._open: _OpenStep | None = None
 
     def guess(self, rates: Rates, own: GlobalState, loss_scale: float = 1.0) -> None:
-        """Step on the sum so far, unless the sum already shows that this step would be wrong.
+        """Step on the sums of this and all earlier ranks, unless they show that this is wrong.
 
         Args:
             rates: of the step.

@@ -13,10 +13,10 @@ Shapes: b batch, s tokens of a sequence, u = s / c tokens that a rank has, k tok
 z = 2c chunks, a heads, d channels of a head, w features of several tensors side by side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +30,26 @@ ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p"]
 attention, exchange heads for tokens, or exchange heads with their neighbours and pass keys and
 values on from one set of neighbours to the next."""
 
-CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
+
+class ExchangeFacts(NamedTuple):
+    """The facts about an exchange that code outside of attention asks for.
+
+    Attributes:
+        has_ring: keys and values pass along a ring of ranks. A ring forms the probabilities part by
+            part, so nothing may be dropped, and it passes on keys of a pass's own tokens only.
+        has_heads: ranks exchange heads for tokens. An exchange with both has two levels.
+    """
+
+    has_ring: bool = False
+    has_heads: bool = False
+
+
+CONTEXT_EXCHANGES: Final[Mapping[ContextExchange, ExchangeFacts]] = {
+    "all_gather": ExchangeFacts(),
+    "p2p": ExchangeFacts(has_ring=True),
+    "a2a": ExchangeFacts(has_heads=True),
+    "a2a+p2p": ExchangeFacts(has_ring=True, has_heads=True),
+}
 
 
 class ContextAxes(NamedTuple):
@@ -210,12 +229,13 @@ def context_parallel(
         make: returns a lane for a ring of so many ranks.
     """
     axis, heads, ring = axes
-    if exchange == "a2a+p2p":
-        levels = ContextParallel(heads, "a2a"), ContextParallel(ring, "p2p", make(ring.size))
-        return ContextParallel(axis, exchange, levels=levels)
-    if exchange != "p2p":
+    facts = CONTEXT_EXCHANGES[exchange]
+    if not facts.has_ring:
         return ContextParallel(axis, exchange)
-    return ContextParallel(axis, exchange, make(axis.size))
+    if not facts.has_heads:
+        return ContextParallel(axis, exchange, make(axis.size))
+    levels = ContextParallel(heads, "a2a"), ContextParallel(ring, "p2p", make(ring.size))
+    return ContextParallel(axis, exchange, levels=levels)
 
 
 WHOLE_SEQUENCES: Final = ContextParallel(ConnectedAxis("context", 0, (0,)))

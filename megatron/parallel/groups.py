@@ -194,6 +194,29 @@ def make_groups(
     return connect_grid(grid, rank, device, ends, connect, links)
 
 
+_AXES: Final[Mapping[str, tuple[AxisName, str]]] = {
+    "world": ("world", CONTROL),
+    "tensor": ("tensor", "tensor"),
+    "tensor_sums": ("tensor", CONTROL),
+    "context": ("context", "context"),
+    "context_heads": ("context_heads", "context_heads"),
+    "context_ring": ("context_ring", "context_ring"),
+    "data": ("data", CONTROL),
+    "gradients": ("data", "gradients"),
+    "experts": ("experts", "experts"),
+    "expert_tensor": ("expert_tensor", "expert_tensor"),
+    "expert_gradients": ("expert_data", "gradients"),
+    "partial_gradients": ("tensor", "gradients"),
+    "pipeline": ("pipeline", CONTROL),
+    "row": ("tensor", "vocabulary"),
+    "column": ("pipeline", "vocabulary"),
+    "transfers": ("pipeline", "transfers"),
+    "world_hosts": ("world", STATE),
+    "pipeline_hosts": ("pipeline", STATE),
+}
+"""The fields of ``Groups`` that are axes of the grid: the axis, and the use of its group."""
+
+
 def connect_grid(
     grid: Grid,
     rank: int,
@@ -207,55 +230,56 @@ def connect_grid(
     ``connect`` is called in the same order on every rank, once for every group. Axes with the same
     ranks and the same use share a group; a link never shares its group.
     """
-    made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = {}
-
-    def axis(name: str, use: str, tiling: Tiling) -> ConnectedAxis:
-        several = tuple(ranks for ranks in tiling if len(ranks) > 1)
-        if several and (use, several) not in made:
-            made[use, several] = connect(use, several)
-        for ranks in several:
-            if rank in ranks:
-                return ConnectedAxis(name, ranks.index(rank), ranks, made[use, several])
-        return ConnectedAxis(name, 0, (rank,))
-
-    pipelines, world = grid.groups("pipeline"), grid.groups("world")
-    tensor = grid.groups("tensor")
+    idle, connections = _idle(grid, links), _Connections(rank, connect)
+    axes = {
+        asked: connections.axis(name, use, () if asked in idle else grid.groups(name))
+        for asked, (name, use) in _AXES.items()
+    }
+    pipelines = grid.groups("pipeline")
     at_ends = tuple(tuple(ranks[end] for end in sorted(set(ends))) for ranks in pipelines)
-    spread = grid.spreads_experts  # else no code asks for the groups of experts
-
-    def of_experts(name: AxisName) -> Tiling:
-        return grid.groups(name) if spread else ()
-
-    levels = grid.context_heads_size > 1
-
-    def of_levels(name: AxisName) -> ConnectedAxis:
-        return axis(name, name, grid.groups(name) if levels else ())
-
     return Groups(
         device=device,
         grid=grid,
-        world=axis("world", CONTROL, world),
-        tensor=axis("tensor", "tensor", tensor),
-        tensor_sums=axis("tensor", CONTROL, tensor),
-        context=axis("context", "context", grid.groups("context")),
-        context_heads=of_levels("context_heads"),
-        context_ring=of_levels("context_ring"),
-        data=axis("data", CONTROL, grid.groups("data")),
-        gradients=axis("data", "gradients", grid.groups("data")),
-        experts=axis("experts", "experts", of_experts("experts")),
-        expert_tensor=axis("expert_tensor", "expert_tensor", of_experts("expert_tensor")),
-        expert_gradients=axis("expert_data", "gradients", of_experts("expert_data")),
-        partial_gradients=axis("tensor", "gradients", tensor),
-        pipeline=axis("pipeline", CONTROL, pipelines),
         vocabulary=grid.axis("vocabulary", rank),
-        row=axis("tensor", "vocabulary", tensor),
-        column=axis("pipeline", "vocabulary", pipelines),
-        transfers=axis("pipeline", "transfers", () if links else pipelines),
-        world_hosts=axis("world", STATE, world),
-        pipeline_hosts=axis("pipeline", STATE, pipelines),
-        ends=axis("ends", "ends", at_ends),
+        ends=connections.axis("ends", "ends", at_ends),
         links=_connected_links(rank, pipelines, links, connect),
+        **axes,
     )
+
+
+def _idle(grid: Grid, links: Sequence[Link]) -> set[str]:
+    """Return the fields of ``Groups`` whose groups no code of this job asks for."""
+    idle = set[str]()
+    if not grid.spreads_experts:
+        idle |= {"experts", "expert_tensor", "expert_gradients"}
+    if grid.context_heads_size == 1:
+        idle |= {"context_heads", "context_ring"}
+    return idle | {"transfers"} if links else idle
+
+
+@dataclass
+class _Connections:
+    """The groups of one rank's axes; each is made for the first axis that needs it.
+
+    Attributes:
+        rank: the rank.
+        connect: makes a group.
+        made: the groups so far, by use and ranks.
+    """
+
+    rank: int
+    connect: Connect
+    made: dict[tuple[str, Tiling], dist.ProcessGroup | None] = field(default_factory=dict)
+
+    def axis(self, name: str, use: str, tiling: Tiling) -> ConnectedAxis:
+        """Return the axis of ``tiling`` on which the rank is; alone if it is on none."""
+        several = tuple(ranks for ranks in tiling if len(ranks) > 1)
+        if several and (use, several) not in self.made:
+            self.made[use, several] = self.connect(use, several)
+        for ranks in several:
+            if self.rank in ranks:
+                return ConnectedAxis(name, ranks.index(self.rank), ranks, self.made[use, several])
+        return ConnectedAxis(name, 0, (self.rank,))
 
 
 def _connected_links(

@@ -60,9 +60,9 @@ class Placement:
         return any(len(set(where)) > 1 for where in self._spread("data"))
 
     def together(self, axis: AxisName) -> int:
-        """Return how many ranks of a group of an axis share a machine; the fewest of any group.
+        """Return the fewest ranks that a group of an axis has in one of its machines.
 
-        In each of its machines a group has this many network adapters for a collective.
+        So a group has at least this many network adapters in each of its machines.
         """
         return min(min(Counter(where).values()) for where in self._spread(axis))
 

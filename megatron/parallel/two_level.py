@@ -27,7 +27,8 @@ class TwoLevels:
 
     Attributes:
         row: the tensor-parallel ranks of this pipeline rank.
-        column: the pipeline ranks with this rank's place in their rows.
+        column: the ranks of the pipeline that have the place in their rows that this rank has in
+            its row.
         wants_parts: whether the ranks that receive a sum need only their parts of it, as with
             sequence parallelism; otherwise each needs the whole sum.
     """

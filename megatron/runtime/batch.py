@@ -53,7 +53,7 @@ class HostMicrobatch(Protocol):
 
     @property
     def valid_share(self) -> float | None:
-        """Number of predictions in whole samples that count, per rank that shares the samples.
+        """Number of predictions that count in whole samples, for each rank that shares them.
 
         ``None``: every sample is whole on one rank.
         """

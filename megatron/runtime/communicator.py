@@ -8,7 +8,7 @@ Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocab
 have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.layers.slices import SequenceSlice
 from megatron.layers.vocabulary.output_s import Merged, merge_some_statistics
-from megatron.model.mtp import width_ahead
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import Lane, Pending
@@ -26,7 +24,7 @@ from megatron.parallel.links import Link, in_rounds
 from megatron.parallel.two_level import TwoLevels
 from megatron.runtime.observer import Observer
 from megatron.runtime.rank_passes import Passes
-from megatron.runtime.units import shapes_of
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.needs import Comm, CommKind, participants
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import Barrier, Payload
@@ -92,11 +90,7 @@ class Communicator:
         plan: the training plan.
         passes: this rank's passes; their store holds the data to send, and gets the received data.
         lane: where collectives run beside the passes.
-        activation_shape: [b, u, h], the shape of a microbatch's tensors between stages.
-        dtype: of activations.
-        sequence_parts: parts of u tokens that every sample is cut into.
-        stream_dtype: of the tensors between stages; ``None``: ``dtype``.
-        slices: the slices of every microbatch; empty: the shape is that of a unit.
+        tensors: the shapes and types of the tensors that ranks send each other.
 
     Attributes:
         passes: the passes with the store; a barrier may call their ``merge``. May be exchanged.
@@ -109,23 +103,16 @@ class Communicator:
         plan: Plan,
         passes: Passes,
         lane: Lane,
-        activation_shape: tuple[int, int, int],
-        dtype: torch.dtype,
-        sequence_parts: int = 1,
-        stream_dtype: torch.dtype | None = None,
-        slices: Sequence[SequenceSlice] = (),
+        tensors: UnitTensors,
     ) -> None:
         self.passes = passes
         self.recorder: Observer | None = None
         self._groups = groups
         self._plan = plan
         self._lane = lane
-        self._shapes = shapes_of(activation_shape, slices)
-        self._of_parts = groups.context.size > 1 or bool(slices)
-        self._sequence_parts = sequence_parts
-        self._dtype = dtype
-        self._stream_dtype = stream_dtype or dtype
-        self._levels = TwoLevels(groups.row, groups.column, wants_parts=sequence_parts > 1)
+        self._tensors = tensors
+        wants_parts = tensors.sequence_parts > 1
+        self._levels = TwoLevels(groups.row, groups.column, wants_parts=wants_parts)
         # pipeline ranks of the first and the last stage
         self._first = plan.stages[0][0]
         self._last_stage = len(plan.stages) - 1
@@ -161,37 +148,30 @@ class Communicator:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, self._plan.unit(comm), comm.stage)
             return p2p.send(tensor, other, axis, tag)
-        buffer = self._buffer(self._shape(self._plan.unit(comm)), self._stream_dtype)
+        shape = self._tensors.stage(self._plan.unit(comm))
+        buffer = self._buffer(shape, self._tensors.stream_dtype)
         return p2p.receive(buffer, other, axis, tag)
 
-    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self._dtype, device=self._groups.device)
-
-    def _shape(self, i: int) -> tuple[int, int, int]:
-        """Return the shape [b, u, h] of the tensors between stages, in unit ``i``."""
-        return self._shapes[i % len(self._shapes)]
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._groups.device)
 
     def _ahead_shape(self, i: int) -> tuple[int, int, int]:
-        """Shape [b, w, h], on each rank, of the further embeddings for multi-token prediction."""
-        b, u, h = self._shape(i)
-        return b, width_ahead(u, self.passes.depths, of_parts=self._of_parts), h
+        return self._tensors.ahead(i, self.passes.depths)
 
     def _output_shape(self, i: int) -> tuple[int, int, int]:
-        """Shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks."""
-        b, u, h = self._shape(i)
-        return (1 + self.passes.depths) * b, u, h
+        return self._tensors.output(i, self.passes.depths)
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; barriers move their payloads one by one."""
-        parts, first, last = self._parts(), self._first, self._last
+        parts, first, last, stage = self._parts(), self._first, self._last, self._tensors.stage
         return {
             "C0": self._broadcast("x", last, self._output_shape),
             "CIF": self._at_both_ends(
-                self._reduction("partial_embedding", first, "input", self._shape),
+                self._reduction("partial_embedding", first, "input", stage),
                 self._reduction("partial_ahead", last, "ahead", self._ahead_shape),
             ),
             "CIB": self._at_both_ends(
-                self._broadcast("input_gradient", first, self._shape),
+                self._broadcast("input_gradient", first, stage),
                 self._broadcast("ahead_gradient", last, self._ahead_shape),
             ),
             **{barrier.kind: _chain(barrier, parts) for barrier in self._plan.treatment.barriers},
@@ -233,9 +213,10 @@ class Communicator:
         levels, at_root = self._levels, self._groups.pipeline.rank == root
 
         def prepare(i: int) -> Callable[[], Tensor]:
-            b, u, h = shape(i)
-            whole = self._sequence_parts * b * u, h
-            tensor = self.passes.store.get(name, i) if at_root else self._buffer(whole)
+            if at_root:
+                tensor = self.passes.store.get(name, i)
+            else:
+                tensor = self._buffer(self._tensors.of_all(shape(i)), self._tensors.dtype)
             return lambda: levels.broadcast(tensor, root)
 
         def deliver(i: int, tensor: Tensor) -> None:

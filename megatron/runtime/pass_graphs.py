@@ -86,7 +86,7 @@ class Replayed:
     """One pass of a slot: captured once, then replayed.
 
     Args:
-        graph: of the pass.
+        graph: records and replays the pass.
         work: launches it.
     """
 

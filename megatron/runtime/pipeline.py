@@ -8,12 +8,9 @@ import torch
 
 from megatron.layers.slices import SequenceSlice
 from megatron.model.stage import RankModel
-from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.sharded import ShardedOptimizer
-from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
-from megatron.runtime.buckets import described, summands
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
@@ -23,37 +20,15 @@ from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
 from megatron.runtime.replica_work import ReplicaWork
+from megatron.runtime.replication import Replication
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.buckets import with_reductions, with_updates
-from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.runtime.units import UnitTensors
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
 from megatron.simulator.simulate import Timeline
-
-
-@dataclass(frozen=True)
-class Replication:
-    """The work that a rank shares with its replicas, and with ranks that sum the same gradients.
-
-    Attributes:
-        buckets: the parameters, and where their gradients are.
-        overlap_reduce: reduce a bucket as soon as its gradients are complete; otherwise reduce all
-            buckets at the end.
-        dtype: of gradients while they are sent and summed; ``None``: the gradients' own dtype.
-        optimizer: the optimizer, if it is sharded over the replicas.
-        deferred: whether the program of an iteration takes the optimizer step of the previous
-            iteration.
-        overlap_gather: gather parameters beside passes that do not read them.
-    """
-
-    buckets: Sequence[Bucket]
-    overlap_reduce: bool = False
-    dtype: torch.dtype | None = None
-    optimizer: ShardedOptimizer | None = None
-    deferred: bool = False
-    overlap_gather: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +54,7 @@ class PipelineRank:
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
-        replication: the work shared with other ranks; needed if a program reduces gradients.
+        replication: the work shared with other ranks.
         slices: the slices of every microbatch; empty: microbatches are whole.
         new_slot: makes the graphs of passes (``StageGraphs``); ``None``: every pass launches its
             kernels without a graph.
@@ -96,20 +71,18 @@ class PipelineRank:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         seed: int,
-        costs: Costs = UNIT_COSTS,
-        replication: Replication | None = None,
-        new_slot: Callable[[], NewGraph] | None = None,
-        slices: Sequence[SequenceSlice] = (),
+        costs: Costs,
+        replication: Replication,
+        new_slot: Callable[[], NewGraph] | None,
+        slices: Sequence[SequenceSlice],
     ) -> None:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
-        assert replication is not None or sharing == 1, "gradients are reduced in buckets"
         self.model = model
         self.store = ActivationStore()
         self.position = Position()
         self._groups = groups
-        self._shape = activation_shape
-        self._dtype = dtype
+        self._tensors = UnitTensors.of(activation_shape, dtype, slices, model)
         self._seed = seed
         self._lane = make_lane(groups.device, groups.vocabulary.size, "vocabulary")
         self._replication = replication
@@ -172,7 +145,7 @@ class PipelineRank:
 
         With ``trains`` false the run will only evaluate. The loss of the microbatch is not used.
         """
-        plan, replicas = self.train_program.plan, self._replication
+        plan = self.train_program.plan
         noted = NotedRooms(self.model.shared_tensors(), self._groups.device)
         host = self._installed.host if trains and self._has_equal_microbatches else None
         running = self._install(
@@ -186,9 +159,9 @@ class PipelineRank:
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
-        work = self._replica_work(plan)
-        if trains and work is not None and replicas is not None and replicas.optimizer is not None:
-            for bucket in range(len(replicas.buckets)):  # replicas have equal weights: no change
+        if trains and self._replication.optimizer is not None:
+            work = self._replica_work(plan)
+            for bucket in range(len(self._replication.buckets)):  # equal weights: no change
                 work.gather_again(bucket).wait()
 
     @property
@@ -216,15 +189,9 @@ class PipelineRank:
             is_first: the plan is for the warm-up only. It takes no optimizer step, and captures no
                 graphs, because their kernels may not be loaded yet.
         """
-        groups, shape, dtype = self._groups, self._shape, self._dtype
-        rank = groups.pipeline.rank
-        graphs = None
-        if self._new_slot is not None and not is_first:
-            graphs = StageGraphs(self.model, self._new_slot)
-            self._graphs.add(graphs)
+        groups, rank = self._groups, self._groups.pipeline.rank
         training = self.training_program(plan, costs, with_steps=not is_first)
         host = self._host_copies(training)
-        slices = self._slices
         passes = StagePasses(
             self.model,
             plan,
@@ -232,43 +199,30 @@ class PipelineRank:
             self.store,
             self._seed,
             groups.replica,
-            graphs,
-            slices,
+            None if is_first else self._make_graphs(),
+            self._slices,
             host or noted,
         )
-        parts, stream_dtype = self.model.tensor.sequence_parts, self.model.stream_dtype
-        placeholder = PlaceholderPasses(
-            plan,
-            rank,
-            self.store,
-            shape,
-            dtype,
-            groups.device,
-            parts,
-            stream_dtype,
-            self.model.config.mtp_num_layers,
-            slices,
-            groups.context.size,
+        depths = self.model.config.mtp_num_layers
+        executor = Executor(
+            passes,
+            Communicator(groups, plan, passes, self._lane, self._tensors),
+            PlaceholderPasses(plan, rank, self.store, self._tensors, groups.device, depths),
+            self._replica_work(plan),
+            self.position,
+            groups.experts.turns,
+            host,
         )
-        communicator = Communicator(
-            groups, plan, passes, self._lane, shape, dtype, parts, stream_dtype, slices
-        )
-        return Installed(
-            costs=costs,
-            training=training,
-            evaluation=lower(evaluation_plan(plan), costs),
-            passes=passes,
-            host=host,
-            executor=Executor(
-                passes,
-                communicator,
-                placeholder,
-                self._replica_work(plan),
-                self.position,
-                groups.experts.turns,
-                host,
-            ),
-        )
+        evaluation = lower(evaluation_plan(plan), costs)
+        return Installed(costs, training, evaluation, passes, executor, host)
+
+    def _make_graphs(self) -> StageGraphs | None:
+        """Return graphs for the passes of a plan; ``None``: passes launch their kernels alone."""
+        if self._new_slot is None:
+            return None
+        graphs = StageGraphs(self.model, self._new_slot)
+        self._graphs.add(graphs)
+        return graphs
 
     def _host_copies(self, program: Program) -> HostCopies | None:
         """Return the copies of this rank in a program; ``None``: all activations stay here."""
@@ -292,35 +246,12 @@ class PipelineRank:
         The plan is as in ``replace_plan``. If optimizer steps are deferred, the program takes the
         step of the previous iteration, unless ``with_steps`` is false.
         """
-        program, replication, groups = lower(plan, costs), self._replication, self._groups
-        if replication is None:
-            return program
-        owned = [bucket.owned for bucket in replication.buckets]
-        own = described(owned, self.model, plan, groups.gradients.size)
-        everywhere = groups.pipeline.all_gather_object(own)
-        program = with_reductions(program, everywhere, overlap=replication.overlap_reduce)
-        if not (replication.deferred and with_steps):
-            return program
-        return with_updates(program, everywhere, overlap=replication.overlap_gather)
-
-    def _replica_work(self, plan: Plan) -> ReplicaWork | None:
-        replication, groups = self._replication, self._groups
-        if replication is None:
-            return None
-        axes = {"tensor": groups.partial_gradients, "ends": groups.ends}
-        within: list[list[ConnectedAxis]] = [
-            [axes[name] for name in summands(bucket.owned[0], self.model, plan)]
-            for bucket in replication.buckets
-        ]
-        return ReplicaWork(
-            replication.buckets,
-            [bucket.layout.sizes for bucket in replication.buckets],
-            [bucket.summed_over(groups.gradients) for bucket in replication.buckets],
-            self._gradient_lane,
-            replication.dtype,
-            replication.optimizer,
-            within,
+        return self._replication.in_program(
+            lower(plan, costs), self.model, self._groups, with_steps=with_steps
         )
+
+    def _replica_work(self, plan: Plan) -> ReplicaWork:
+        return self._replication.work(plan, self.model, self._groups, self._gradient_lane)
 
     def train(
         self,

@@ -5,23 +5,21 @@ that real passes left, and leave tensors of the same shapes and dtypes under the
 communication therefore still matches on both sides, whether the other rank computes or not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.layers.slices import SequenceSlice
 from megatron.layers.vocabulary.output_s import (
     HasStatistics,
     Merged,
     merge_statistics,
     statistics_dtype,
 )
-from megatron.model.mtp import width_ahead
 from megatron.runtime.store import ActivationStore
-from megatron.runtime.units import shapes_of
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
@@ -48,9 +46,7 @@ class PlaceholderState(HasStatistics):
 class PlaceholderPasses:
     """The passes of one rank in training, without their work.
 
-    The tensors have the shapes and dtypes that ``Communicator`` expects. Every token predicts
-    ``depths`` further tokens besides the next one. ``activation_shape`` and ``slices`` are as for
-    ``Communicator``.
+    Every token predicts ``depths`` further tokens besides the next one.
     """
 
     def __init__(
@@ -58,14 +54,9 @@ class PlaceholderPasses:
         plan: Plan,
         rank: int,
         store: ActivationStore,
-        activation_shape: tuple[int, int, int],
-        dtype: torch.dtype,
+        tensors: UnitTensors,
         device: torch.device,
-        sequence_parts: int = 1,
-        stream_dtype: torch.dtype | None = None,
         depths: int = 0,
-        slices: Sequence[SequenceSlice] = (),
-        context_size: int = 1,
     ) -> None:
         self.plan = plan
         self.depths = depths
@@ -82,11 +73,7 @@ class PlaceholderPasses:
             "IF": self.input_forward,
             "IB": self.input_backward,
         }
-        self._shapes, self._parts = shapes_of(activation_shape, slices), sequence_parts
-        self._of_parts = context_size > 1 or bool(slices)
-        self._dtype = dtype
-        self._stream_dtype = stream_dtype or dtype
-        self._statistics_dtype = statistics_dtype(dtype)
+        self._tensors = tensors
         self._device = device
         self._last_stage = len(plan.stages) - 1
 
@@ -128,8 +115,7 @@ class PlaceholderPasses:
         """Leave the output layer's results in F, for a rank that holds the whole layer."""
         self.store.put("state", i, None)
         self.store.put("merged", i, None)
-        b, u, h = self._shape(i)
-        gradient = self._filled(((1 + self.depths) * b, u, h), value)
+        gradient = self._filled(self._tensors.output(i, self.depths), value)
         self.store.put("output_gradient", i, gradient, self._last_stage)
 
     def recompute(self, item: Pass) -> None:
@@ -197,36 +183,27 @@ class PlaceholderPasses:
         if self.plan.treatment.gradient_pass == "T":
             self.store.put("partial_gradient", i, self._output(i, value))
 
-    def _shape(self, i: int) -> tuple[int, int, int]:
-        """Return the shape of a rank's activations in unit ``i``."""
-        return self._shapes[i % len(self._shapes)]
-
-    def _tokens(self, i: int) -> int:
-        """Return the tokens of unit ``i`` on all ranks that share its samples, n."""
-        b, u, _ = self._shape(i)
-        return self._parts * b * u
-
     def _between_stages(self, i: int, value: float) -> Tensor:
-        return torch.full(self._shape(i), value, dtype=self._stream_dtype, device=self._device)
+        return self._filled(self._tensors.stage(i), value, self._tensors.stream_dtype)
 
     def _all_tokens(self, i: int, value: float) -> Tensor:
-        return self._filled((self._tokens(i), self._shape(i)[2]), value)
+        return self._filled(self._tensors.of_all(self._tensors.stage(i)), value)
 
     def _ahead(self, i: int, value: float) -> Tensor:
-        b, u, h = self._shape(i)
-        width = width_ahead(u, self.depths, of_parts=self._of_parts)
-        return self._filled((self._parts * b * width, h), value)
+        return self._filled(self._tensors.of_all(self._tensors.ahead(i, self.depths)), value)
 
     def _output(self, i: int, value: float) -> Tensor:
-        return self._filled(((1 + self.depths) * self._tokens(i), self._shape(i)[2]), value)
+        return self._filled(self._tensors.of_all(self._tensors.output(i, self.depths)), value)
 
-    def _filled(self, shape: tuple[int, ...], value: float) -> Tensor:
-        return torch.full(shape, value, dtype=self._dtype, device=self._device)
+    def _filled(
+        self, shape: tuple[int, ...], value: float, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return torch.full(shape, value, dtype=dtype or self._tensors.dtype, device=self._device)
 
     def _statistics(self, i: int, value: float) -> Tensor:
         """Return [4, n] filled with ``value``; if C1 merges statistics, their maximum is 0."""
-        shape, dtype = (4, (1 + self.depths) * self._tokens(i)), self._statistics_dtype
-        statistics_4n = torch.full(shape, value, dtype=dtype, device=self._device)
+        n, _ = self._tensors.of_all(self._tensors.output(i, self.depths))
+        statistics_4n = self._filled((4, n), value, statistics_dtype(self._tensors.dtype))
         if not self.plan.treatment.maximum_first:
             statistics_4n[0] = 0  # the same on every rank, so that no sum is rescaled
         return statistics_4n

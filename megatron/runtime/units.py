@@ -1,16 +1,18 @@
 """Units: the slices of an iteration's microbatches, each of which the passes treat as a microbatch.
 
 Unit ``i n + s`` is slice s of microbatch i, as ``Plan.unit`` numbers them. With one slice the units
-are the microbatches themselves.
+are the microbatches themselves. ``UnitTensors`` says which tensors ranks send each other in a unit.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from megatron.layers.slices import SequenceSlice
+from megatron.model.mtp import width_ahead
+from megatron.model.stage import RankModel
 from megatron.runtime.batch import DeviceMicrobatch
 
 
@@ -64,9 +66,71 @@ def _cut_further(
     return ids_bdu[..., kept], targets_bdu[..., kept], weight_bdu[..., kept]
 
 
-def shapes_of(
-    shape_buh: tuple[int, int, int], slices: Sequence[SequenceSlice]
-) -> list[tuple[int, int, int]]:
-    """Return the shape of a rank's activations in every slice, from their shape in a microbatch."""
-    b, u, h = shape_buh
-    return [(b, part.share(u), h) for part in slices] or [shape_buh]
+def are_cut(context_size: int, slices: Sequence[SequenceSlice]) -> bool:
+    """Return whether a rank's unit has only a part of each of its samples.
+
+    The rest is on ranks that share the sequences, or in other slices.
+    """
+    return context_size > 1 or bool(slices)
+
+
+@dataclass(frozen=True)
+class UnitTensors:
+    """The shapes and types of the tensors that ranks send each other, in every unit.
+
+    Between stages a rank sends the activations of its own tokens, [b, u, h]. Passes of the
+    vocabulary move all tokens of the tensor-parallel ranks, [n, h].
+
+    Attributes:
+        shapes_buh: of the tensors between stages, in every slice of a microbatch.
+        dtype: of activations.
+        stream_dtype: of the tensors between stages.
+        sequence_parts: tensor-parallel ranks with u tokens each of every sample.
+        cut: whether a unit has parts of samples (``are_cut``).
+    """
+
+    shapes_buh: Sequence[tuple[int, int, int]]
+    dtype: torch.dtype
+    stream_dtype: torch.dtype
+    sequence_parts: int = 1
+    cut: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        shape_buh: tuple[int, int, int],
+        dtype: torch.dtype,
+        slices: Sequence[SequenceSlice],
+        model: RankModel,
+    ) -> "UnitTensors":
+        """Return the tensors of a model's stages, from the shape of a whole microbatch."""
+        b, u, h = shape_buh
+        return cls(
+            [(b, part.share(u), h) for part in slices] or [shape_buh],
+            dtype,
+            model.stream_dtype,
+            model.tensor.sequence_parts,
+            are_cut(model.context.size, slices),
+        )
+
+    def stage(self, i: int) -> tuple[int, int, int]:
+        """Return the shape of a tensor between stages, [b, u, h], in unit ``i``."""
+        return self.shapes_buh[i % len(self.shapes_buh)]
+
+    def output(self, i: int, depths: int) -> tuple[int, int, int]:
+        """Return the shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks.
+
+        Every token predicts D = ``depths`` further tokens besides the next one.
+        """
+        b, u, h = self.stage(i)
+        return (1 + depths) * b, u, h
+
+    def ahead(self, i: int, depths: int) -> tuple[int, int, int]:
+        """Return the shape [b, w, h], on each rank, of the embeddings of further tokens."""
+        b, u, h = self.stage(i)
+        return b, width_ahead(u, depths, of_parts=self.cut), h
+
+    def of_all(self, shape_buh: tuple[int, int, int]) -> tuple[int, int]:
+        """Return the shape [n, h] with the tokens of all ranks, from that of one rank's part."""
+        b, u, h = shape_buh
+        return self.sequence_parts * b * u, h

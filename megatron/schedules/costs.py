@@ -48,8 +48,8 @@ class Costs:
         comms: time of a communication, by kind; absent kinds take no time. X and G may have one
             time for each hop; hop k is between stages k and k + 1. The time of RG or AG is that of
             all buckets of a rank together. O and L may have one time for each stage.
-        exchanges: times of RG and AG that replace those in ``comms``, for ranks that differ or
-            buckets with a latency.
+        exchanges: times of RG and AG in place of those in ``comms``. They say the time of each
+            pipeline rank, and a latency that each bucket adds.
         waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
             its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
             of a pair works meanwhile.

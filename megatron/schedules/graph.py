@@ -35,10 +35,9 @@ class Graph:
         members: for every communication, the ranks that take part.
         fillers: for every pass, whether no other pass waits for it: true for W, IB, and T without
             a barrier after it. Such passes can fill idle time.
-        previous: for every pass, how its unit follows the unit before it: the number of the pass of
-            the same rank, kind and chunk, and how many microbatches earlier that pass is. Searches
-            keep this order. Empty if microbatches are whole: a pass then follows itself, one
-            microbatch earlier.
+        previous: for every pass, the same pass of the unit before: its number, and by how many
+            microbatches it is earlier (0 or 1). Searches keep this order. Empty if microbatches are
+            whole: a pass then follows itself, one microbatch earlier.
         waits_after: pass number -> the communication that the rank waits for immediately after this
             pass. Only a synchronous output layer has entries: T -> the barrier after T.
         followed_by: pass number -> the only pass that may come next on the rank. Only a synchronous

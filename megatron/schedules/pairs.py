@@ -1,4 +1,4 @@
-"""Join an F and a B that stand next to each other into a pair: their exchange is then hidden.
+"""Join an F and a B that stand near each other into a pair, so that their exchange is hidden.
 
 A layer with experts on other ranks sends tokens to these ranks and waits for the results. In a pass
 that runs alone, the rank idles meanwhile. In a pair, the B works while the F waits, and the F while
@@ -53,13 +53,14 @@ class _Place(NamedTuple):
 
 
 def joined(plan: Plan, costs: Costs = UNIT_COSTS) -> Plan:
-    """Return ``plan`` with pairs wherever they make it no longer.
+    """Return ``plan`` with all pairs that do not make it longer.
 
     Pairs of one kind (which chunks, which pass first, how many passes between the two) are joined
-    on all ranks, the most frequent kind first. A kind is kept if the plan then ends no later and no
-    rank holds more. Within a kind, a pair whose ranks would wait for each other in a circle is left
-    out. In a pair, the F is put first. Other passes that stand between the two go before the pair
-    if the F comes first, and after it otherwise.
+    on all ranks. Kinds with the fewest passes between come first, and among these the most frequent
+    one. A kind is kept if the plan then ends no later and no rank holds more. Within a kind, a pair
+    whose ranks would wait for each other in a circle is left out. In a pair, the F is put first.
+    Other passes that stand between the two go before the pair if the F comes first, and after it
+    otherwise.
 
     Args:
         plan: a checked plan; its pairs stay.

@@ -30,8 +30,8 @@ class Plan:
             (multi-token prediction). If the vocabulary is split, CIF and CIB serve the first and
             the last stage.
         pairs: the rank and the F of every pair. The F is joined with the B that follows it in the
-            row: a rank runs both together, and the exchange within the one beside the work of the
-            other (``schedules.pairs``).
+            row: a rank runs both together, so that one pass computes while the other exchanges
+            tokens (``schedules.pairs``).
         slices: slices n into which every microbatch is cut along its sequence. A slice of a
             microbatch is a *unit*: every pass and every communication is of one unit.
         offloaded: number of chunks of every rank whose activations wait on the host between F and

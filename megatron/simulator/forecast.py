@@ -16,7 +16,8 @@ class Forecast:
         idle: share of the schedule in which a rank waits, averaged over the ranks.
         mfu: model FLOPs as a share of the peak of all devices, in the time of the iteration.
         peak: for every rank, the most bytes that it holds.
-        once: seconds that work done once in an iteration adds to the schedule.
+        once: seconds of work that is done once in an iteration, such as rounding weights to 8
+            bits; ``schedule`` does not include them.
     """
 
     schedule: float

@@ -12,7 +12,7 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.slice_lengths import SliceStrategy, slice_lengths
+from megatron.schedules.slice_lengths import SliceStrategy, causal_work, slice_lengths
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
@@ -39,8 +39,8 @@ class Scenario:
         request: the wanted plan, with its costs. For ``redis``, costs that are equal on all ranks
             count as the costs of an even distribution of the layers.
         output_layer: time of the forward of the whole output layer. The times of its passes are
-            computed from it and added to the costs. By default the costs themselves give the times
-            of S and T, and no stage has an output layer.
+            computed from it and added to the costs. By default no output layer is added: S and T
+            take their times from the costs, and without S and T the costs hold as they are.
         layers: transformer layers of the model, for ``redis``; by default 4 per stage.
         last_stage_layers: layers of the last stage, for ``redis``; by default they are balanced.
         replicas: number of replicas of the pipeline.
@@ -148,7 +148,8 @@ def _in_slices(scenario: Scenario, costs: Costs) -> Costs:
     n, share = scenario.request.slices, scenario.attention
     if n == 1 or not share:
         return costs
-    lengths = slice_lengths(_LONG * n, n, scenario.slices, share)
+    length = _LONG * n
+    lengths = slice_lengths(length, n, scenario.slices, causal_work(length, share))
     return costs.in_slices(lengths, dict.fromkeys(("F", "R", "B"), share))
 
 

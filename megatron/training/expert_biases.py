@@ -34,7 +34,8 @@ class ExpertBiases:
         """Change the biases after an iteration.
 
         Args:
-            loads: int64 [e], the choices of the global batch, by layer of this rank.
+            loads: for the index of each layer of this rank, how often the global batch chose each
+                of its experts, int64 [e].
         """
         self._before = {}
         for index, router in self._routers.items():

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from megatron.flags.readable import as_error
 from megatron.parallel.environment import local_world_size
-from megatron.training.guard.exits import was_terminated
+from megatron.training.exit_signals import was_terminated
 from megatron.training.rendezvous import Rendezvous, UserError
 
 T = TypeVar("T")

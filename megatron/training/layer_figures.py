@@ -79,9 +79,10 @@ class LayerFigures:
     """The figures of an iteration, the same on every rank.
 
     Attributes:
-        places: the losses of all layers.
+        places: layer and name of every loss of a layer.
         layers: the layers with experts.
-        depths: further tokens that every token predicts; their losses come first.
+        depths: further tokens that every token predicts. In the sums their losses come before those
+            of layers.
     """
 
     places: tuple[Place, ...] = ()
@@ -135,7 +136,8 @@ class LayerFigures:
     def read(self, full: GlobalState) -> tuple[tuple[float, ...], LayerReport]:
         """Return the losses of the depths, and the figures of layers, from the sums of all ranks.
 
-        The sums end with losses like the iteration's, and with imbalances.
+        Behind the iteration's own figures, the sums have the losses of the depths, those of layers,
+        and then the imbalances.
         """
         end = self.depths + len(self.places)
         losses = [full.factor * loss for loss in full.further[:end]]

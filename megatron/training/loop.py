@@ -14,12 +14,12 @@ from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
 from megatron.training.evaluations import Evaluations
+from megatron.training.exit_signals import ExitSignals
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.collector import Collector
-from megatron.training.guard.exits import AgreedExit, ExitSignals
+from megatron.training.guard.exits import AgreedExit
 from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
-from megatron.training.guard.words import samples_in_words
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.log import open_log
@@ -35,6 +35,7 @@ from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 from megatron.training.step import Finished
 from megatron.training.warm_up import warm_up
+from megatron.training.words import samples_in_words
 
 
 def train(
@@ -273,7 +274,7 @@ class _Loop:
         meter.report_memory(self.last)
         meter.report_post_validation()
         meter.report_end(self.last, self._data.train.consumed_samples)
-        self._state.pipeline.close()
+        self._state.close()
         if fault := self._checkpoints.fault:
             raise UserError(
                 f"--save: {fault}; make room in {config.checkpoint.save}, or name another folder, "

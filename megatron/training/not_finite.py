@@ -7,8 +7,8 @@ import torch
 
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.runtime.batch import DeviceMicrobatch
-from megatron.training.guard.words import ranks_in_words, samples_in_words
 from megatron.training.setup import TrainState
+from megatron.training.words import ranks_in_words, samples_in_words
 
 
 def report_not_finite(

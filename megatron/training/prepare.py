@@ -20,11 +20,12 @@ from megatron.training.agreement import (
     gpu_digests,
     run_digests,
 )
+from megatron.training.connect import connect
 from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
-from megatron.training.own_tokens import kept_tokens
+from megatron.training.own_tokens import kept_tokens, slices_of
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.must_fit import check_memory
 from megatron.training.planning.planned_run import RunPlan
@@ -33,10 +34,10 @@ from megatron.training.planning.run_plan import (
     COMPARISON_SECONDS,
     depends_on_time,
     make_run_plan,
-    settled,
 )
+from megatron.training.planning.settled import settled
 from megatron.training.rendezvous import Rendezvous
-from megatron.training.setup import TrainState, build_train_state, connect
+from megatron.training.setup import TrainState, build_train_state
 
 _PLAN_KEY: Final = "plan of rank 0"
 
@@ -47,7 +48,7 @@ class Prepared:
 
     Attributes:
         asked: the run as the flags ask for it.
-        config: the run with the treatment of the vocabulary that its plan has taken.
+        config: the run with all that its plan has decided.
         grid: all ranks of the job.
         run_plan: the plan of the run.
         data: the data of the run.
@@ -78,18 +79,23 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     asked, run_plan = config, _planned(config, rank)
     config = settled(asked, run_plan)
     check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
-    place, vocab_size = grid.coordinates(rank), config.model.vocab_size
-    data = open_data(
+    data = _opened(config, grid, rank)
+    digests = run_digests(config, run_plan) | data_digests(config.train, data)
+    prepared = Prepared(asked, config, grid, run_plan, data, digests)
+    return prepared if depends_on_time(asked) else _with_advice(prepared, rank)
+
+
+def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
+    """Open the data of a rank."""
+    place = grid.coordinates(rank)
+    return open_data(
         config.data,
         config.train,
-        vocab_size,
+        config.model.vocab_size,
         place,
         kept_tokens(config, place.context),
         config.model.mtp_num_layers,
     )
-    digests = run_digests(config, run_plan) | data_digests(config.train, data)
-    prepared = Prepared(asked, config, grid, run_plan, data, digests)
-    return prepared if depends_on_time(asked) else _with_advice(prepared, rank)
 
 
 def _with_advice(prepared: Prepared, rank: int) -> Prepared:
@@ -126,12 +132,23 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
     """
     if depends_on_time(prepared.asked):
         run_plan = shared_plan(rendezvous, prepared.run_plan)
-        config = settled(prepared.asked, run_plan)
-        digests = {**prepared.digests, **run_digests(config, run_plan)}
-        prepared = replace(prepared, config=config, run_plan=run_plan, digests=digests)
-        prepared = _with_advice(prepared, rendezvous.rank)
+        prepared = _with_advice(_having_taken(prepared, run_plan, rendezvous), rendezvous.rank)
     check_agreement(rendezvous, {**prepared.digests, **gpu_digests(prepared.config, local_rank)})
     return prepared
+
+
+def _having_taken(prepared: Prepared, run_plan: RunPlan, rendezvous: Rendezvous) -> Prepared:
+    """Return what a rank has prepared, with the plan that the job takes.
+
+    If that plan has other slices than the rank's own, the rank reads other tokens, so data is
+    opened again.
+    """
+    config, data, digests = settled(prepared.asked, run_plan), prepared.data, prepared.digests
+    if slices_of(config) != slices_of(prepared.config):
+        data = _opened(config, prepared.grid, rendezvous.rank)
+        digests = {**digests, **data_digests(config.train, data)}
+    digests = {**digests, **run_digests(config, run_plan)}
+    return replace(prepared, config=config, run_plan=run_plan, data=data, digests=digests)
 
 
 def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> TrainState:

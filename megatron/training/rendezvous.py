@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig
 from megatron.parallel.environment import missing_for_meeting
-from megatron.training.guard.words import ranks_in_words
+from megatron.training.words import ranks_in_words
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,18 +1,13 @@
-"""From a configuration to a rank that can train: device, groups, plan, model, optimizer."""
+"""From a configuration and process groups to a rank that can train: model, pipeline, optimizer."""
 
-import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
@@ -36,27 +31,21 @@ from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextAxes, context_parallel
-from megatron.parallel.environment import cores_of_rank, set_nccl_environment
+from megatron.parallel.environment import cores_of_rank
 from megatron.parallel.experts import ExpertParallel, spread_experts
-from megatron.parallel.grid import Grid
-from megatron.parallel.groups import Groups, make_groups, single_rank, with_turns
+from megatron.parallel.groups import Groups, with_turns
 from megatron.parallel.lanes import make_lane
-from megatron.parallel.links import Link
-from megatron.parallel.nccl import set_launch_order
-from megatron.parallel.numa import bind_to_gpu, place_on_pci
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
-from megatron.runtime.pipeline import PipelineRank, Replication
+from megatron.runtime.pipeline import PipelineRank
+from megatron.runtime.replication import Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
 from megatron.training.own_tokens import slices_of
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
-from megatron.training.rendezvous import Rendezvous
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,7 @@ class TrainState:
         expert_biases: the biases by which experts of this rank's layers are chosen.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
+        host_link: the way to the states of the optimizer that are on the host, if any are.
     """
 
     groups: Groups
@@ -92,6 +82,13 @@ class TrainState:
     layer_figures: LayerFigures
     expert_biases: ExpertBiases
     sharded: ShardedOptimizer | None = None
+    host_link: HostLink | None = None
+
+    def close(self) -> None:
+        """Release all lanes, after the last pass and the last step."""
+        self.pipeline.close()
+        if self.host_link is not None:
+            self.host_link.close()
 
     @property
     def plan(self) -> Plan:
@@ -138,77 +135,10 @@ class TrainState:
             bucket.complete_gradients()
 
 
-def connect(
-    config: ParallelConfig,
-    grid: Grid,
-    rendezvous: Rendezvous,
-    local_rank: int,
-    ends: tuple[int, int],
-    links: tuple[Link, ...] = (),
-) -> Groups:
-    """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
-
-    The pipeline ranks ``ends`` hold copies of the embedding (see ``ends_with_copies``). With NCCL
-    each of the ``links`` between stages (see ``links_of``) is a communicator.
-    """
-    device = torch.device(config.device)
-    timeout = timedelta(minutes=config.timeout_minutes)
-    if config.backend == "nccl":
-        set_nccl_environment()  # in time for NCCL; for the driver, the caller must set it first
-    if config.device == "cuda":
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        if config.numa_binding:
-            _LOG.info(bind_to_gpu(place_on_pci(torch.cuda.get_device_properties(device))))
-    if grid.world_size == 1:
-        return single_rank(device)
-    # No device is given: otherwise PyTorch would make every group by a collective over all ranks.
-    dist.init_process_group(
-        config.backend,
-        store=dist.PrefixStore("groups", rendezvous.store),
-        rank=rendezvous.rank,
-        world_size=rendezvous.size,
-        timeout=timeout,
-    )
-    if config.backend == "gloo":
-        return make_groups(grid, device, timeout, ends)
-    # Each group makes its communicator now; later, other communicators would be in use.
-    limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    set_launch_order(limits.at_once(links, here, _of_passes(config)), multiprocessors)
-    return make_groups(grid, device, timeout, ends, links, limits)
-
-
-def _of_passes(config: ParallelConfig) -> int:
-    """Return how many collectives of passes may be under way together on a rank.
-
-    Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair the
-    exchange of one pass beside the collectives of the other.
-    """
-    grid = config.grid
-    shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
-    passes_on = grid.context_size > 1 and config.context_exchange in ("p2p", "a2a+p2p")
-    return shares + passes_on + config.experts.overlap
-
-
-def leave(groups: Groups) -> NoReturn:
-    """End this process in good order, when every rank is done.
-
-    The process ends without the interpreter's own shutdown. After that shutdown, destructors of
-    PyTorch 2.13 abort about one process in fifteen ("terminate called without an active
-    exception"), and torchrun would report a successful job as failed.
-    """
-    groups.world.barrier()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
     train, parallel, axis = config.train, config.parallel, groups.tensor
+    package = train.grouped_package
     plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
         config.model,
@@ -236,6 +166,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
+        grouped_package=load_grouped_package(package) if package is not None else None,
     )
     model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
@@ -292,7 +223,8 @@ def build_train_state(
     own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
     alone = all(bucket.summed_over(axis).size == 1 for bucket in buckets)
     updated = own if config.parallel.replicas.shard_optimizer else whole
-    make = _maker_of_optimizers(config, groups, model.kernels, updated)
+    link = _host_link(config, groups, updated)
+    make = _maker_of_optimizers(config, groups, model.kernels, link)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
         sharded = ShardedOptimizer(buckets, make, axis)
@@ -319,6 +251,7 @@ def build_train_state(
         layer_figures=LayerFigures.of(model, groups),
         expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
+        host_link=link,
     )
 
 
@@ -338,22 +271,30 @@ def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tup
     )
 
 
-def _maker_of_optimizers(
-    config: RunConfig, groups: Groups, kernels: Kernels, updated: Sequence[ParameterPart]
-) -> MakeOptimizer:
-    """Return the function that makes the optimizer, or an idle one in a run without training.
+def _host_link(
+    config: RunConfig, groups: Groups, updated: Sequence[ParameterPart]
+) -> HostLink | None:
+    """Return the way to the states on the host; ``None``: the device has all, or nobody trains.
 
-    ``updated`` are all parts that the rank updates, of which some states may be on the host.
+    ``updated`` are all parts that the rank updates.
     """
-    if config.train.skip_train:
-        return make_idle_optimizer
-    qkv, tensor = qkv_rows(config.model), groups.tensor_sums
-    if config.train.host_states is None:
-        return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
+    if config.train.host_states is None or config.train.skip_train:
+        return None
     if groups.device.type == "cuda":  # launchers give ranks one thread, as GPUs compute
         torch.set_num_threads(max(torch.get_num_threads(), cores_of_rank()))
     copied = frozenset((WORD_EMBEDDINGS,) if groups.ends.size > 1 else ())
-    link = HostLink(updated, config.train.host_states, groups.device, copied)
+    return HostLink(updated, config.train.host_states, groups.device, copied)
+
+
+def _maker_of_optimizers(
+    config: RunConfig, groups: Groups, kernels: Kernels, link: HostLink | None
+) -> MakeOptimizer:
+    """Return the function that makes the optimizer, or an idle one in a run without training."""
+    if config.train.skip_train:
+        return make_idle_optimizer
+    qkv, tensor = qkv_rows(config.model), groups.tensor_sums
+    if link is None:
+        return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
     return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -509,15 +510,13 @@ def test_treatments_that_auto_compares(
 ) -> None:
     """Each has its own padding of the vocabulary and its own layers."""
     compared = run(f"--vocab-parallel auto --make-vocab-size-divisible-by 125 {flags}")
-    assert tuple(own.vocab_parallel for own in compared.alternatives) == treatments
-    assert compared.parallel == compared.alternatives[0]
+    assert tuple(own.parallel.vocab_parallel for own in compared.alternatives) == treatments
+    assert compared.parallel == compared.alternatives[0].parallel
     for own in compared.alternatives:
-        named = run(
-            f"--vocab-parallel {own.vocab_parallel} --make-vocab-size-divisible-by 125 {flags}"
-        )
-        assert named.parallel == own
+        named = run(f"{own.words[0]} --make-vocab-size-divisible-by 125 {flags}")
+        assert (named.parallel, named.train) == (own.parallel, own.train)
         assert named.alternatives == ()
-        assert compared.with_treatment(own.vocab_parallel).parallel == own
+        assert replace(compared.taking(own), taken=(), notes=named.notes) == named
     redis = "redis" in treatments
     assert any("does not compare redis" in note for note in compared.notes) is not redis
 

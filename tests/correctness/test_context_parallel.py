@@ -16,7 +16,7 @@ from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
 from megatron.data.microbatch import Microbatch
-from megatron.layers import context_attention
+from megatron.layers import gathered_attention
 from megatron.parallel.context import ContextExchange, ContextParallel
 from megatron.runtime.batch import token_counts
 
@@ -168,7 +168,7 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
             )
         elif fault == "chunks in the order of the ranks":
             patch.setattr(
-                context_attention, "chunks_of", lambda rank, size: (2 * rank, 2 * rank + 1)
+                gathered_attention, "chunks_of", lambda rank, size: (2 * rank, 2 * rank + 1)
             )
         elif fault == "tokens counted on one rank":
             patch.setattr(

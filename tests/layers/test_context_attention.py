@@ -14,6 +14,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers import ring_pieces
+from megatron.layers.attention_call import AttentionCall
 from megatron.layers.context_attention import context_attention
 from megatron.parallel import collectives, p2p
 from megatron.parallel.context import (
@@ -94,14 +95,9 @@ def attend(
         patch.setattr(collectives, "all_to_all", all_to_all)
         patch.setattr(ring_pieces, "BLOCK", 2)
         patch.setattr(ring_pieces, "SCORED_BLOCK", 4)
-        output = context_attention(
-            kernels_for(CPU, dtype),
-            context,
-            *own[:3],
-            dropout=0.0,
-            scores=scores,
-            documents=Documents.of(first, lambda t: t) if apart else None,
-        )
+        documents = Documents.of(first, lambda t: t) if apart else None
+        call = AttentionCall(kernels_for(CPU, dtype), scores, documents=documents)
+        output = context_attention(context, (own[0], own[1], own[2]), call)
         sent.append(0)
         gradients = torch.autograd.grad(output, own[:3], own[3])
     return Attended(kept, (output.detach(), *gradients), (sent[0], sent[1]))
@@ -206,16 +202,8 @@ def first_value_gradient(rank: int, size: int) -> float:
     grad = torch.zeros_like(v)
     position = int(kept[0])  # with equal scores a query gives 1 / (position + 1) to each key
     grad[:, 0] = (position + 1) * (256.0 if rank == 0 else 0.6)
-    output = context_attention(
-        kernels_for(CPU, torch.bfloat16),
-        context,
-        q,
-        k,
-        v,
-        dropout=0.0,
-        scores=PLAIN,
-        documents=None,
-    )
+    call = AttentionCall(kernels_for(CPU, torch.bfloat16), PLAIN)
+    output = context_attention(context, (q, k, v), call)
     [found] = torch.autograd.grad(output, v, grad)
     return float(found[0, 0, 0, 0])
 

@@ -1,6 +1,6 @@
 """Attention of slices that ranks share is attention of whole samples, and each slice moves once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
+from megatron.layers.attention_call import AttentionCall
 from megatron.layers.context_attention import context_attention
 from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
 from megatron.parallel import p2p
@@ -59,19 +60,13 @@ def attend(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(p2p, "send", send)
-        outputs = [
-            context_attention(
-                kernels_for(CPU, dtype),
-                context,
-                *(t.requires_grad_() for t in mine[:3]),
-                dropout=0.0,
-                scores=scores,
-                documents=Documents.of(first_positions(STARTS, S), lambda t: t) if apart else None,
-                sliced=SlicedPass(part, seen),
-                layer=3,
-            )
-            for part, mine in zip(parts, own, strict=True)
-        ]
+        documents = Documents.of(first_positions(STARTS, S), lambda t: t) if apart else None
+        call = AttentionCall(kernels_for(CPU, dtype), scores, documents=documents, layer=3)
+        outputs = []
+        for part, mine in zip(parts, own, strict=True):
+            q, k, v = (t.requires_grad_() for t in mine[:3])
+            one = replace(call, sliced=SlicedPass(part, seen))
+            outputs.append(context_attention(context, (q, k, v), one))
         sent.append(0)
         for output, mine in reversed(list(zip(outputs, own, strict=True))):
             output.backward(mine[3])

@@ -22,8 +22,8 @@ from megatron.parallel.environment import (
     missing_for_meeting,
     set_nccl_environment,
 )
+from megatron.training.connect import connect
 from megatron.training.rendezvous import Rendezvous
-from megatron.training.setup import connect
 
 
 @pytest.fixture(autouse=True)

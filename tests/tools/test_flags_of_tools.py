@@ -20,7 +20,7 @@ TOOLS = (
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
     *("predictions.calibrate", "preprocess_benchmark", "replicas_at_scale"),
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
-    "vocab_recompute",
+    *("long_sequences_page", "vocab_recompute"),
 )
 BASES = ("Flags", "TokenizerFlags")
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from harness.marks import full
 
+from tools.part_of_page import PAGE
 from tools.predictions.splitting import (
     JOBS,
     VOCABULARIES,
@@ -17,7 +18,7 @@ from tools.predictions.splitting import (
     row_from,
     row_of,
 )
-from tools.splitting_page import PAGE, gain, loss_rows, replaced, summary
+from tools.splitting_page import gain, loss_rows, summary, with_tables
 
 SMALL = Job("H100", "8B", 2, 4, ("1f1b",))
 
@@ -53,9 +54,9 @@ def test_a_row_names_the_job_and_shows_the_fastest_in_bold() -> None:
 
 def test_only_the_tables_of_the_page_are_replaced() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    changed = replaced(page, "tables")
+    changed = with_tables(page, "tables")
     assert "\ntables\n" in changed
-    assert replaced(changed, "other") == replaced(page, "other")
+    assert with_tables(changed, "other") == with_tables(page, "other")
 
 
 def test_a_row_that_was_kept_is_the_same_row() -> None:

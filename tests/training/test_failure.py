@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from megatron.training import failure
+from megatron.training.exit_signals import ExitSignals
 from megatron.training.failure import (
     GRACE_SECONDS,
     SILENT_SECONDS,
@@ -23,7 +24,6 @@ from megatron.training.failure import (
     or_exit,
     say,
 )
-from megatron.training.guard.exits import ExitSignals
 from megatron.training.rendezvous import Rendezvous, UserError
 
 

@@ -22,16 +22,12 @@ from megatron.schedules.held import in_flight
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.agreement import check_agreement, run_digests
+from megatron.training.connect import connect, leave
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.planning.run_memory import held_by_ranks
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import join
-from megatron.training.setup import (
-    TrainState,
-    build_train_state,
-    connect,
-    leave,
-)
+from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
@@ -77,7 +73,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     if groups.world.rank == 0:
         measured = document(case, ranks) | _passes(state, timeline, ranks)
         result.write_text(json.dumps(measured | _promised(state, config)))
-    state.pipeline.close()
+    state.close()
     leave(groups)
 
 

@@ -25,6 +25,7 @@ from megatron.parallel.turns import Turns
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.lower import lane as lane_of
 from megatron.schedules.needs import Comm, participants
 from megatron.schedules.passes import PASS_KINDS, Pass
@@ -33,11 +34,9 @@ from tools.emulation.emulated_replicas import EmulatedBuckets
 
 T = TypeVar("T")
 
-ACTIVATION_SHAPE: Final = (1, 1, 2)
-"""[b, s, h] of an emulated activation: a number, and the time at which it was sent."""
-
-DTYPE: Final = torch.float64
-"""Exact for sums of numbers below ``MODULUS`` over any number of ranks."""
+TENSORS: Final = UnitTensors([(1, 1, 2)], torch.float64, torch.float64)
+"""An emulated activation has a number, and the time at which it was sent. The type is exact for
+sums of numbers below ``MODULUS`` over any number of ranks."""
 
 MODULUS: Final = 2**31 - 1
 _FACTOR: Final = 1_000_003
@@ -189,7 +188,7 @@ class EmulatedPasses(PlaceholderPasses):
         pacer: Pacer | None = None,
     ) -> None:
         store, device = ActivationStore(), torch.device("cpu")
-        super().__init__(plan, rank, store, ACTIVATION_SHAPE, DTYPE, device)
+        super().__init__(plan, rank, store, TENSORS, device)
         self.checksum = 0
         self._place = replica * plan.ranks + rank
         self._buckets = buckets
@@ -298,7 +297,7 @@ class EmulatedCommunicator(Communicator):
         seconds: Callable[[Comm], float],
         pacer: Pacer,
     ) -> None:
-        super().__init__(groups, plan, passes, lane, ACTIVATION_SHAPE, DTYPE)
+        super().__init__(groups, plan, passes, lane, TENSORS)
         self._seconds = seconds
         self._pacer = pacer
         self._links: dict[tuple[str | int, ...], Link] = defaultdict(lambda: Link(deque()))

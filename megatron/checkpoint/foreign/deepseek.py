@@ -31,10 +31,10 @@ from megatron.parallel.box import Shape
 
 
 class SharedByDepths(Layout):
-    """A tensor of which they store a copy for every depth of multi-token prediction.
+    """A tensor of which DeepSeek's files store a copy for every depth of multi-token prediction.
 
     Args:
-        name: name of their tensor.
+        name: name of the tensor in those files.
         copy: name of a copy; ``{}`` stands for the number of the depth's layer.
     """
 

@@ -124,13 +124,13 @@ class _Inert:
 
 @dataclass(frozen=True)
 class CoreTensor:
-    """Where one of our tensors lies within one of their tensors.
+    """Where one of our tensors lies within a tensor of Megatron-Core's checkpoint.
 
     Attributes:
-        name: name of their tensor.
-        shape: shape of their tensor.
+        name: name of Megatron-Core's tensor.
+        shape: shape of Megatron-Core's tensor.
         dtype: dtype of both tensors.
-        box: part of their tensor that becomes our tensor.
+        box: part of Megatron-Core's tensor that becomes our tensor.
         ours: shape of our tensor.
     """
 

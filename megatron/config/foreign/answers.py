@@ -86,8 +86,8 @@ class Answers:
     """The answers to many flags.
 
     Args:
-        rows: flags with answers. The first row that is for a flag, its values and a line counts.
-            Rows with patterns only count for flags that no row names whole.
+        rows: flags with answers. For a flag with its values on a command line, the first row that
+            fits is the answer. Rows with patterns are for flags that no row names in full.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:

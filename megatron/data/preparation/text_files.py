@@ -43,7 +43,7 @@ class Block:
 
 
 def blocks(path: Path, keys: Sequence[str], start: int = 0) -> Iterator[Block]:
-    """Yield the records of a file in order.
+    """Yield the records of a file in order, in blocks.
 
     Args:
         path: the file.

@@ -87,13 +87,13 @@ def _checked_ids(content: Any, path: Path, pre_tokenizers: Any, what: str) -> di
 class TikTokenizer(Tokenizer):
     """A vocabulary of the package tiktoken in Megatron-LM's (and Mistral's) JSON form.
 
-    The file is a list of ``{"rank": N, "token_bytes": base64, "token_str": text}``, bytes first.
-    The first ids are special tokens; the entry of rank N has the id N plus their number. A document
-    ends with ``</s>``.
+    The file is a list of ``{"rank": N, "token_bytes": base64, "token_str": text}``. Its first 256
+    entries are the single bytes. The first ids are special tokens; the entry of rank N has the id N
+    plus their number. A document ends with ``</s>``.
 
     Args:
-        config: with ``tokenizer_model``; as many of its first entries are read as fit into
-            ``vocab_size`` beside the special tokens.
+        config: with ``tokenizer_model``. The first entries of this file are read, as many as
+            ``vocab_size`` has room for beside the special tokens.
 
     Raises:
         ValueError: the file is missing or damaged, the special tokens do not fit, or there is no

@@ -139,8 +139,9 @@ class TransformerEngine:
         """Return whether a norm is rounded in the pass that forms it.
 
         The package's own norms do so by a given scale (``delayed``). cuDNN's norms do so by scales
-        of 32 numbers (``mxfp8``). By a given scale they would overwrite the largest magnitudes of
-        other norms. In all other cases the package writes the norm in 16 bits, and then rounds it.
+        of 32 numbers (``mxfp8``). With ``delayed``, cuDNN's norms would overwrite the largest
+        magnitudes of other norms, so they are not used. In all other cases the package writes the
+        norm in 16 bits, and then rounds it.
 
         Args:
             recipe: way to choose scales.
@@ -281,9 +282,9 @@ def load_transformer_engine() -> TransformerEngine:
         name: getattr(homes[_HOMES[name]] if name in _HOMES else module, name, None)
         for name in (*USED, *NORMS)
     }
-    if fault := _fault_of_names(USED, called):
+    if fault := fault_of_names(USED, called):
         raise ValueError(fault)
-    if _fault_of_names(NORMS, called):
+    if fault_of_names(NORMS, called):
         called |= dict.fromkeys(NORMS)
     return TransformerEngine(
         version=version,
@@ -296,7 +297,7 @@ def load_transformer_engine() -> TransformerEngine:
     )
 
 
-def _fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
+def fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
     """Return a line about the first missing function or arguments; ``None``: all are there."""
     for name, arguments in used.items():
         if called[name] is None:

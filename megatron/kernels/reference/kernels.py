@@ -213,12 +213,14 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, TiledOutput):
         return x_grad.to(x.dtype), weight_grad_h, bias_grad_h
 
     def rotate(self, x_bsad: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-        """Turn pairs of channels by angles (RoPE); the angles get no gradient.
+        """Turn pairs of channels by angles (RoPE), and round once, at the end.
+
+        The angles get no gradient.
 
         Args:
             x_bsad: queries or keys [b, s, a, d], of any strides.
-            cos: cosines of the angles of p pairs, statistics: [s, 1, p], or by sample [b, s, 1, p],
-                or [1, s, 1, p] if all samples share them. Results are rounded once, at the end.
+            cos: cosines of the angles of p pairs, in the dtype of statistics: [s, 1, p] or
+                [1, s, 1, p] for all samples, [b, s, 1, p] for each sample.
             sin: sines, of the shape and type of ``cos``.
             interleaved: channels 2i and 2i + 1 make a pair; otherwise i and p + i do. Channels from
                 2p on stay.

@@ -213,7 +213,7 @@ def tile_heights(rows: int, at_most: int) -> list[int]:
 
 
 def tile_rows(rows: int, at_most: int) -> int:
-    """Return the rows of a tile of logits that are not kept.
+    """Return how many rows a tile has if logits are not kept.
 
     Args:
         rows: number of rows of the shard.

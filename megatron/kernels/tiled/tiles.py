@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from megatron.kernels.reference.gradients import GradientOperations
+from megatron.kernels.accumulation import Accumulation
 
 EXPONENTIALS_AT_ONCE = 1 << 22
 """How many logits PyTorch's operations turn into exponentials at a time: 16 MiB in fp32. The work
 on such a slice takes a GPU longer than the launch of the work on the next slice."""
 
 
-class TileOperations(GradientOperations):
+class TileOperations(Accumulation):
     """The operations on one tile.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
+from megatron.kernels.grouped import GroupedKernels
 from megatron.layers.products import Kept
 from megatron.layers.scales import Role
 
@@ -72,12 +72,12 @@ class PlainGroupedProducts:
     """Products in the dtype of the activations; a factor is the slots themselves.
 
     Args:
-        kernels: of the layer.
+        kernels: of the layer, or of another package.
     """
 
     accumulates = True
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: GroupedKernels) -> None:
         self._kernels = kernels
 
     def factor(

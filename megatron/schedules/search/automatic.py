@@ -56,8 +56,8 @@ def greedy(
     Args:
         plan: gives the passes; their order does not matter.
         problem: durations and limits.
-        slack: share of its duration by which a pass may delay a more urgent pass whose start is
-            already known.
+        slack: a pass may delay a more urgent pass, whose start is known, by this share of the own
+            duration.
         filler_slack: the slack of passes that no other pass waits for.
         warm_up_slack: the slack of all passes before a rank's first B.
     """

@@ -37,8 +37,8 @@ def cooled_down(
         base: rows that run and keep the limits.
         starts: for every pass number and microbatch, its place in the order of passes.
         work: for every rank, the time that it works.
-        affords: returns whether the search may place all passes this many more times; if so, these
-            placements count as made.
+        affords: returns whether the search may place all passes as many more times as its argument
+            says; if so, these placements count as made.
     """
     passes = problem.graph.passes
     parts = (1 + max(item.chunk for item in passes)) * (1 + max(item.slice for item in passes))

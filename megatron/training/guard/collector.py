@@ -39,7 +39,7 @@ class Collector:
                 gc.enable()
 
     def settle(self) -> None:
-        """Free all garbage, and let later collections pass over the objects that remain.
+        """Free all garbage, and make later collections skip the objects that remain.
 
         Call this again after large objects were replaced: otherwise old objects that refer to each
         other would stay for ever.

@@ -8,7 +8,6 @@ next iteration, and no rank waits.
 
 import signal
 import time
-from types import FrameType
 from typing import Final, NamedTuple
 
 import torch
@@ -16,31 +15,9 @@ import torch.distributed as dist
 
 from megatron.config.guard import GuardConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.training.exit_signals import ExitSignals
 
 _NO_SIGNAL: Final = 0
-
-
-class ExitSignals:
-    """A signal handler that only notes signals, so that they do not end the process.
-
-    Attributes:
-        received: signals that have come so far.
-    """
-
-    def __init__(self, names: tuple[str, ...] = ()) -> None:
-        self.received: set[signal.Signals] = set()
-        for name in names:
-            signal.signal(signal.Signals[name], self)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal."""
-        self.received.add(signal.Signals(number))
-
-
-def was_terminated() -> bool:
-    """Return whether this process has received a SIGTERM that ``ExitSignals`` has noted."""
-    handler = signal.getsignal(signal.SIGTERM)
-    return isinstance(handler, ExitSignals) and signal.SIGTERM in handler.received
 
 
 class _Wishes(NamedTuple):

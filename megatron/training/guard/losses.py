@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron.config.guard import GuardConfig
-from megatron.training.guard.words import samples_in_words
 from megatron.training.step import Finished
+from megatron.training.words import samples_in_words
 
 SPIKE: Final = 10.0
 """A loss or norm is a spike from this many times the largest before it, as in Megatron-LM."""

@@ -11,7 +11,7 @@ from megatron.parallel.groups import Groups
 from megatron.runtime.position import Position
 from megatron.schedules.lower import Run
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm, participants
-from megatron.training.guard.words import ranks_in_words
+from megatron.training.words import ranks_in_words
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class Slow:
         part: kind and chunk of the passes.
         seconds: median time of a pass.
         by_median: ``seconds`` as a multiple of the median of all ranks.
-        by_plan: ``seconds`` as a multiple of the time that the plan expects of this rank, with the
-            scale of the median rank.
+        by_plan: measured time over planned time of this rank, divided by the median of this ratio
+            over all ranks, because a plan may have other units than seconds.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Slow:
 
 
 def compare(measured: Sequence[Times], planned: Sequence[Times]) -> list[Slow]:
-    """Return how slow every rank is in each of its parts, the slowest by plan first.
+    """Return how slow every rank is in each of its parts, the largest ``by_plan`` first.
 
     Both arguments have the times of a pass for every rank: ``measured`` in seconds, ``planned`` in
     the unit of the plan.

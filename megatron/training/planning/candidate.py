@@ -1,4 +1,4 @@
-"""A schedule that a run could take, with a treatment of the vocabulary.
+"""A schedule that a run could take, with all else that ``auto`` chooses.
 
 Candidates are compared by their seconds on the GPU of the run. Without a GPU, or on an unknown GPU,
 they are compared by FLOPs.
@@ -35,7 +35,7 @@ class Candidate:
     """A schedule that ``auto`` compares; its plan is made when it is first needed.
 
     Attributes:
-        config: the run with its treatment of the vocabulary.
+        config: the run with its treatment of the vocabulary, and whatever else ``auto`` chooses.
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
@@ -60,6 +60,17 @@ class Candidate:
     def treatment(self) -> str:
         """Treatment of the vocabulary."""
         return self.config.parallel.vocab_parallel
+
+    @property
+    def others(self) -> str:
+        """What else than schedule and treatment ``auto`` would choose, in words; may be empty."""
+        return ", ".join(own for own in self.config.taken if "--vocab-parallel" not in own)
+
+    @property
+    def named(self) -> str:
+        """All that ``auto`` would choose."""
+        others = f", {self.others}" if self.others else ""
+        return f"{self.schedule} with {self.treatment}{others}"
 
     @property
     def is_planned(self) -> bool:
@@ -188,6 +199,6 @@ class Candidate:
         held = counted(self.in_flight, "microbatch in flight")
         fault = "" if self.fits else ": too much"
         self.watch.planned(
-            f"{self.schedule} {self.treatment}",
+            self.named,
             f"time {time}, {least:.3f} times the least that it can take{memory}, {held}{fault}",
         )

@@ -1,4 +1,4 @@
-"""The table of the schedules, and treatments of the vocabulary, that ``auto`` compares on a GPU."""
+"""The table of all that ``auto`` compares on a GPU: schedules, treatments and other choices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,10 +11,17 @@ from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.race import NEAR
 
 
-def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, watch: Watch) -> str:
+def compared_lines(
+    first: Candidate,
+    compared: Sequence[Candidate],
+    gpu: Gpu,
+    watch: Watch,
+    untried: Sequence[str] = (),
+) -> str:
     """Return the table of planned candidates in order of preference, then the other candidates.
 
     ``watch`` limits the time for further plans; each gets an equal part of the time that is left.
+    ``untried`` are the words of alternatives of which no candidate was made, for lack of time.
     """
     impossible = [each for each in compared if not each.is_planned and not each.can_fit]
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
@@ -33,30 +40,32 @@ def compared_lines(first: Candidate, compared: Sequence[Candidate], gpu: Gpu, wa
         watch.show((at + 1) / len(waiting))
     watch.close("the schedules that were planned are shown")
     others.sort(key=lambda each: (not each.fits, each.time))
-    words = _words(first, others, unknown, gpu)
+    words = _words(first, others, unknown, gpu, untried)
     lines = [words, *_table([first, *others])]
     if unknown:
-        named = ", ".join(f"{_named(each)} ({TIME.write(each.least_time)})" for each in unknown)
+        named = ", ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in unknown)
         lines.append(
             f"not planned in {watch.seconds:g} s (--advice-seconds), with the least time that each "
             f"could take: {named}"
         )
     if impossible:
-        lines.append(f"no plan fits of {', '.join(map(_named, impossible))}")
+        lines.append(f"no plan fits of {', '.join(each.named for each in impossible)}")
+    if untried:
+        lines.append(f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}")
     return "\n".join(lines)
 
 
-def _named(candidate: Candidate) -> str:
-    return f"{candidate.schedule} with {candidate.treatment}"
-
-
 def _words(
-    first: Candidate, others: Sequence[Candidate], unknown: Sequence[Candidate], gpu: Gpu
+    first: Candidate,
+    others: Sequence[Candidate],
+    unknown: Sequence[Candidate],
+    gpu: Gpu,
+    untried: Sequence[str],
 ) -> str:
     """Return the sentence on how the first row was chosen.
 
     ``others`` are the other rows: first the candidates that fit, the fastest first. ``unknown`` are
-    candidates without a plan.
+    candidates without a plan; of the alternatives ``untried`` no candidate was made.
     """
     by = f"auto compares by the seconds of {gpu.name}"
     if not first.fits:
@@ -67,10 +76,10 @@ def _words(
     fastest = others[0] if others else first
     if fastest.fits and fastest.time < least:
         return (
-            f"{by}, and takes the first; its own plan shows {_named(fastest)} to be "
+            f"{by}, and takes the first; its own plan shows {fastest.named} to be "
             f"{1 - fastest.time / first.time:.1%} faster: ask for it by name"
         )
-    known = all(each.least_time >= least for each in unknown)
+    known = not untried and all(each.least_time >= least for each in unknown)
     none = "no other that fits is" if known else "of those it compared none is expected to be"
     return f"{by}, and takes the first: {none} more than {NEAR:.0%} faster"
 
@@ -89,7 +98,7 @@ def _table(rows: Sequence[Candidate]) -> Iterator[str]:
             f"{row.schedule:<12} {row.treatment:<10} {TIME.number(outcome.seconds, time):>8} "
             f"{percent(outcome.mfu):>6} {outcome.idle:>7.1%} "
             f"{MEMORY.number(max(outcome.peak), memory):>6} {row.in_flight:>9.1f}"
-            f"{''.join(_faults(row, forecast))}"
+            f"{'  ' * bool(row.others)}{row.others}{''.join(_faults(row, forecast))}"
         )
 
 

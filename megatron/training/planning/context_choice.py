@@ -5,14 +5,17 @@ the job's GPUs and links. No plan is needed for that: the exchange changes how l
 layers takes, and neither the passes nor their order.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 import torch
 
 from megatron.config.parallelism import ContextChoice
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.passes import CHUNKED_KINDS
 from megatron.simulator.units import TIME
@@ -33,33 +36,38 @@ def with_context_exchange(config: RunConfig) -> RunConfig:
     if not choices:
         return config
     if len(choices) == 1:
-        return _with(config, choices[0], f"{FLAG} takes {choices[0].exchange}: no other one goes")
+        return _with(config, choices, f"{FLAG} takes {choices[0].exchange}: no other one goes")
     if config.parallel.gpu is None or config.train.dtype == torch.float32:
         reason = "times need a known GPU and 16 bits"
-        return _with(config, choices[0], f"{FLAG} takes {choices[0].exchange}: {reason}")
-    times = {choice: _seconds(_with(config, choice)) for choice in choices}
-    best = min(times, key=times.__getitem__)
+        return _with(config, choices, f"{FLAG} takes {choices[0].exchange}: {reason}")
+    times = {choice: _seconds(_with(config, [choice])) for choice in choices}
+    best = sorted(times, key=times.__getitem__)
     told = ", ".join(f"{own.exchange} {TIME.write(time)}" for own, time in times.items())
-    return _with(
-        config, best, f"{FLAG} takes {best.exchange}; passes of a microbatch on one rank: {told}"
-    )
+    note = f"{FLAG} takes {best[0].exchange}; passes of a microbatch on one rank: {told}"
+    return _with(config, best, note)
 
 
-def _with(config: RunConfig, choice: ContextChoice, *notes: str) -> RunConfig:
-    """Return the run with one of its choices; ``config/slices.py`` refuses slices with rings."""
-    rings = "p2p" in choice.exchange
+def _with(config: RunConfig, best: Sequence[ContextChoice], *notes: str) -> RunConfig:
+    """Return the run with the first of its choices, which are in the order of preference.
 
-    def chosen(layout: ParallelConfig) -> ParallelConfig:
-        return replace(
-            layout, context_exchange=choice.exchange, context_heads_size=choice.heads_size
-        )
+    An alternative with slices has the first choice that is no ring (``config/slices.py`` refuses
+    slices with rings). Without such a choice it is dropped.
+    """
+
+    def chosen(layout: ParallelConfig) -> Iterator[ParallelConfig]:
+        for exchange, heads_size in best:
+            if layout.num_seq_splits == 1 or not CONTEXT_EXCHANGES[exchange].has_ring:
+                yield replace(layout, context_exchange=exchange, context_heads_size=heads_size)
 
     return replace(
         config,
-        parallel=chosen(config.parallel),
-        alternatives=tuple(map(chosen, config.alternatives)),
+        parallel=next(chosen(config.parallel)),
+        alternatives=tuple(
+            own._replace(parallel=parallel)
+            for own in config.alternatives
+            for parallel in islice(chosen(own.parallel), 1)
+        ),
         context_choices=(),
-        could_slice=() if rings else config.could_slice,
         notes=(*config.notes, *notes),
     )
 

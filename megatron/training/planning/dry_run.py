@@ -34,7 +34,7 @@ from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.race import chosen
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_memory import Fullest
-from megatron.training.planning.run_plan import asked, compares
+from megatron.training.planning.run_plan import all_compared, compares
 from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2
@@ -72,7 +72,7 @@ def dry_run(
     config = with_context_exchange(given)
     if given.context_choices:
         yield config.notes[-1]
-    compared = asked(config, watch=watch)
+    compared, untried = all_compared(config, watch=watch, seconds=seconds)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
         held = [(each.least_memory, each.config) for each in compared]
         least, own = min(held, key=lambda pair: pair[0].peak)
@@ -93,15 +93,15 @@ def dry_run(
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if compares(config):
-        yield compared_lines(first, compared, gpu, _for_advice(config, watch))
+        yield compared_lines(first, compared, gpu, _for_advice(config, watch), untried)
     if not found.fits:
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 
 
 def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
     """Return the run on ``gpu``, so that plans are compared by their seconds on this GPU."""
-    layouts = tuple(replace(own, gpu=gpu) for own in config.alternatives)
-    return replace(config, parallel=replace(config.parallel, gpu=gpu), alternatives=layouts)
+    known = (own._replace(parallel=replace(own.parallel, gpu=gpu)) for own in config.alternatives)
+    return replace(config, parallel=replace(config.parallel, gpu=gpu), alternatives=tuple(known))
 
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:
@@ -128,12 +128,12 @@ def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
 
 
 def _taken(config: RunConfig, first: Candidate) -> str:
-    """Return the choice of ``auto``; empty if the run names its schedule and treatment."""
+    """Return the choice of ``auto``; empty if the run leaves nothing to it."""
     if not compares(config):
         return ""
-    treatment = f" with --vocab-parallel {first.treatment}" if config.alternatives else ""
+    chosen = f" with {', '.join(first.config.taken)}" if config.alternatives else ""
     held = counted(first.in_flight, "microbatch in flight")
-    return f" takes {first.schedule}{treatment}: {held}, {TIME.write(first.time)} an iteration"
+    return f" takes {first.schedule}{chosen}: {held}, {TIME.write(first.time)} an iteration"
 
 
 def _job(config: RunConfig, gpu: Gpu) -> str:
@@ -286,7 +286,7 @@ def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
     """Return a line that says that no plan of the run fits a GPU, with the least memory of any."""
     schedule = config.parallel.pipeline_schedule
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
-    plans += " with any treatment of the vocabulary" if config.alternatives else ""
+    plans += " under any alternative of auto" if config.alternatives else ""
     return (
         f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
         f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "

@@ -5,7 +5,7 @@ of microbatches, or the activations that are kept, on the GPU or on its host. A 
 when its candidate is first asked for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
@@ -15,6 +15,7 @@ from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import ParallelConfig, RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
+from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, PAIRED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.from_block import promised
 from megatron.schedules.treatments import TREATMENTS
@@ -107,8 +108,8 @@ def _candidate(run: RunConfig, schedule: str) -> Candidate:
 def _with_logits_again(config: RunConfig) -> Iterator[Setting]:
     """Yield the run, or all runs that its ``auto`` compares, with recomputed logits."""
     config = replace(config, train=replace(config.train, vocab_recompute=True))
-    for own in config.alternatives or (config.parallel,):
-        run = config.with_treatment(own.vocab_parallel)
+    for run in config.ways:
+        own = run.parallel
         if TRAITS[own.pipeline_schedule].compares:
             for schedule in schedules_with_stages(run):
                 yield Setting(schedule, "--vocab-recompute", partial(_candidate, run, schedule))
@@ -150,13 +151,13 @@ def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     if own.offloaded is not None:  # slices beside it are not tried
         return
     layouts = list[tuple[str, ParallelConfig]]()
-    for slices, strategy in config.could_slice:
+    for slices, strategy, exchanges in config.could_slice:
         if slices != own.num_seq_splits:
             words = f" --num-seq-splits {slices}"
             if (strategy, own.seq_split_strategy) != ("uniform", "uniform"):
                 words += f" --seq-split-strategy {strategy}"
             cut = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
-            layouts.append((words, cut))
+            layouts += _exchanging(words, cut, exchanges)
     if config.could_offload:
         layouts.append((f" {OFFLOAD}", replace(own, offloaded=ALL_CHUNKS)))
     for words, parallel in layouts:
@@ -164,6 +165,18 @@ def _layouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
         if not config.train.recomputation.group:
             train = replace(config.train, recomputation=Recomputation(group=1))
             yield f"{words} {EVERY_LAYER}", replace(config, parallel=parallel, train=train)
+
+
+def _exchanging(
+    words: str, cut: ParallelConfig, exchanges: Sequence[ContextExchange]
+) -> Iterator[tuple[str, ParallelConfig]]:
+    """Yield a layout with slices; if its ranks make a ring, with each exchange that is no ring."""
+    if cut.context_size == 1 or not CONTEXT_EXCHANGES[cut.context_exchange].has_ring:
+        yield words, cut
+        return
+    for exchange in exchanges:
+        other = replace(cut, context_exchange=exchange, context_heads_size=1)
+        yield f"{words} --cp-comm-type {exchange}", other
 
 
 def _moved(run: RunConfig, schedule: str, others: str) -> Iterator[Setting]:

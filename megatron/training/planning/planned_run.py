@@ -17,15 +17,15 @@ class RunPlan:
         layers: transformer layers of every stage, in the order in which the data flows.
         costs: durations by which passes and communication were placed.
         schedule: the schedule of the plan; under ``auto`` the schedule that was chosen.
-        treatment: the treatment of the vocabulary under which the plan was made; ``None``: the
-            treatment that the run names.
+        taken: the words of the alternative of the run for which the plan was made; empty: the run
+            left nothing to its plan.
     """
 
     plan: Plan
     layers: tuple[int, ...]
     costs: Costs
     schedule: str
-    treatment: str | None = None
+    taken: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -40,4 +40,4 @@ class RunPlan:
             looks_ahead=config.model.mtp_num_layers > 0,
             offloaded=min(config.parallel.offloaded or 0, plan.chunks),
         )
-        return cls(plan, layers, request.costs, request.schedule, config.parallel.vocab_parallel)
+        return cls(plan, layers, request.costs, request.schedule, config.taken)

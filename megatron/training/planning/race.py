@@ -132,7 +132,7 @@ class _Runner:
         found = self.estimate = self.candidate.estimate(part, quick=True)
         fault = "" if self.fits else ": too much"
         self.candidate.watch.note(
-            f"{self.candidate.schedule} {self.candidate.treatment}: by "
+            f"{self.candidate.named}: by "
             f"{counted(found.planned, 'microbatch')} {TIME.write(found.seconds)} and "
             f"{MEMORY.write(found.fullest.peak)} are expected{fault}"
         )
@@ -171,7 +171,7 @@ class Race:
     def consequence(self) -> str:
         """Return the message that the time is up, with the schedules that were not compared."""
         unknown = [each.candidate for each in self._runners if not self._is_known(each)]
-        named = ", ".join(f"{each.schedule} with {each.treatment}" for each in unknown)
+        named = "; ".join(each.named for each in unknown)
         rest = f"not compared: {named}; " if unknown else ""
         return f"the best schedule so far is taken; {rest}--search-seconds N gives more time"
 

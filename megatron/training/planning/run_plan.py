@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import Alternative, ParallelConfig, RunConfig
 from megatron.model.distribution import check_no_rank_is_empty, distribute
-from megatron.schedules.catalogue import PAIRED_SCHEDULES, TRAITS, compared_schedules
+from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
@@ -65,12 +65,12 @@ def make_run_plan(
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
-    compared = asked(config, costs, watch)
-    return (chosen(compared, seconds) if compares(config) else compared[0]).run_plan
+    found = all_compared(config, costs, watch, seconds).candidates
+    return (chosen(found, seconds) if compares(config) else found[0]).run_plan
 
 
 def compares(config: RunConfig) -> bool:
-    """Whether a run leaves its schedule, or its treatment of the vocabulary, to be chosen."""
+    """Whether a run leaves its schedule, or a dimension of ``config/choices.py``, to its plan."""
     return bool(config.alternatives) or TRAITS[config.parallel.pipeline_schedule].compares
 
 
@@ -84,40 +84,48 @@ def depends_on_time(config: RunConfig) -> bool:
     return limited or (compares(config) and _gpu(config, None) is not None)
 
 
-def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
-    """Return the run with the treatment of the vocabulary that its plan has taken.
+class Compared(NamedTuple):
+    """What a run leaves to its plan.
 
-    A note tells if the run asked for pairs and the plan has none.
+    Attributes:
+        candidates: the one candidate that a run asks for, or all that ``auto`` compares.
+        untried: the words of alternatives that were not looked at, because the time was up.
     """
-    if config.parallel.experts.overlap and not run_plan.plan.pairs:
-        note = (
-            "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
-            f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
-            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, others hide more if "
-            "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "
-            "known GPU to tell what pairs hide"
-        )
-        config = replace(config, notes=(*config.notes, note))
-    if not config.alternatives or run_plan.treatment is None:
-        return config
-    note = f"--vocab-parallel auto takes {run_plan.treatment}"
-    return replace(config.with_treatment(run_plan.treatment), notes=(*config.notes, note))
+
+    candidates: list[Candidate]
+    untried: list[str]
 
 
 def asked(
     config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
 ) -> list[Candidate]:
-    """Return the one candidate that a run asks for, or all candidates that ``auto`` compares.
+    """Return the candidates of ``all_compared``, with no other limit of time than the watch's."""
+    return all_compared(config, costs, watch).candidates
 
-    The arguments are as for ``make_run_plan``.
+
+def all_compared(
+    config: RunConfig,
+    costs: Costs | None = None,
+    watch: Watch | None = None,
+    seconds: float | None = None,
+) -> Compared:
+    """Return the candidates of a run, bounded if a run on a GPU has many alternatives.
+
+    The arguments are as for ``make_run_plan``. Alternatives that change more than the treatment of
+    the vocabulary are looked at for half of the time, those with the fewest changes first, and at
+    least until one can fit. Without a known GPU they are left out: FLOPs cannot compare them.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
     """
     watch = Watch() if watch is None else watch
-    found, faults = [], list[ValueError]()
-    treatments = [own.vocab_parallel for own in config.alternatives]
-    for run in [config.with_treatment(name) for name in treatments] or [config]:
+    found, faults, untried = list[Candidate](), list[ValueError](), list[str]()
+    time = watch.left if seconds is None or watch.seconds is not None else seconds
+    looking = watch.again(None if time == inf else time / 2)
+    for run in [config.taking(own) for own in _comparable(config, costs)] or [config]:
+        if untried or (_changes(config, run) and _is_enough(found, looking)):
+            untried.append(", ".join(run.taken))
+            continue
         try:
             found += _asked(run, costs, watch)
         except ValueError as error:
@@ -126,11 +134,32 @@ def asked(
         raise faults[0]
     if compares(config):
         watch.expect(len(found))
-    return found
+    if untried:
+        looking.close(f"{counted(len(untried), 'alternative')} of auto not looked at")
+    return Compared(found, untried)
+
+
+def _comparable(config: RunConfig, costs: Costs | None) -> list[Alternative]:
+    """Return the alternatives that can be compared: by FLOPs, only those without changes."""
+    known = _gpu(config, costs) is not None
+    return [own for own in config.alternatives if known or not own.changes]
+
+
+def _changes(config: RunConfig, run: RunConfig) -> bool:
+    return any(own.changes for own in config.alternatives if own.words == run.taken)
+
+
+def _is_enough(found: Sequence[Candidate], looking: Watch) -> bool:
+    """Whether the time to look at alternatives is up, and some plan may fit.
+
+    The bounds of candidates are computed here, so that their time counts too.
+    """
+    bounds = [each.least_time for each in found if each.can_fit]
+    return bool(bounds) and looking.is_over
 
 
 def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candidate]:
-    """Return the candidates of a run whose treatment of the vocabulary is decided."""
+    """Return the candidates of a run that leaves at most its schedule to its plan."""
     name = config.parallel.pipeline_schedule
     if TRAITS[name].compares:
         return candidates(config, costs, watch)

@@ -17,7 +17,9 @@ from megatron.training.outputs import why_unwritten
 def profiler(
     config: LogConfig, rank: int, say: Callable[[str], None] = print_now
 ) -> Iterator[Callable[[], None]]:
-    """Trace iterations from ``profile_step_start`` to before ``profile_step_end``, from 1.
+    """Trace the iterations from ``profile_step_start`` to the one before ``profile_step_end``.
+
+    Iterations are numbered from 1.
 
     The traces open in Perfetto or chrome://tracing.
 

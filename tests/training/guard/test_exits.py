@@ -12,7 +12,8 @@ from harness.rank_pool import RankPool
 
 from megatron.config.guard import GuardConfig
 from megatron.parallel.groups import ConnectedAxis
-from megatron.training.guard.exits import AgreedExit, ExitSignals, was_terminated
+from megatron.training.exit_signals import ExitSignals, was_terminated
+from megatron.training.guard.exits import AgreedExit
 
 ALONE = ConnectedAxis("world", 0, (0,))
 

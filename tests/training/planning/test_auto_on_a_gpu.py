@@ -1,6 +1,7 @@
 """``auto`` on a GPU takes the plan that the GPU runs fastest, and compares treatments if asked."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from harness.marks import full
 from torch.distributed import HashStore
 from training.planning.test_dry_run import config, few, on, ranked, report
 
-from megatron.config.run_config import RunConfig
+from megatron.config.run_config import Alternative, ParallelConfig, RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
@@ -16,7 +17,8 @@ from megatron.simulator.costs.gpus import USABLE, gpu
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.compared import compared_lines
 from megatron.training.planning.race import NEAR, chosen
-from megatron.training.planning.run_plan import asked, candidates, make_run_plan, settled
+from megatron.training.planning.run_plan import asked, candidates, make_run_plan
+from megatron.training.planning.settled import settled
 from megatron.training.prepare import shared_plan
 from megatron.training.rendezvous import Rendezvous
 
@@ -35,7 +37,16 @@ def with_all_treatments(run: RunConfig) -> RunConfig:
         )
         for name in COMPARED
     )
-    return replace(run, parallel=layouts[0], alternatives=layouts)
+    return with_layouts(run, layouts)
+
+
+def with_layouts(run: RunConfig, layouts: Sequence[ParallelConfig]) -> RunConfig:
+    """The run that leaves its treatment to its plan, with a layout for each."""
+    ways = tuple(
+        Alternative((f"--vocab-parallel {own.vocab_parallel}",), 0, own, run.train)
+        for own in layouts
+    )
+    return replace(run, parallel=ways[0].parallel, alternatives=ways)
 
 
 def limited(run: RunConfig, memory: float) -> RunConfig:
@@ -129,12 +140,14 @@ def test_the_run_has_the_treatment_of_its_plan() -> None:
     run = with_all_treatments(few(config(2, "none", "1f1b")))
     found = make_run_plan(run)
     times: dict[str, Candidate] = {each.treatment: each for each in asked(run)}
-    assert found.treatment in COMPARED
-    assert times[found.treatment].time * (1 - NEAR) <= min(each.time for each in times.values())
+    taken = found.plan.treatment.name
+    assert taken in COMPARED
+    assert found.taken == (f"--vocab-parallel {taken}",)
+    assert times[taken].time * (1 - NEAR) <= min(each.time for each in times.values())
     assert shared_plan(Rendezvous(HashStore(), 0, 1), found) == found
     own = settled(run, found)
-    assert (own.parallel.vocab_parallel, own.alternatives) == (found.treatment, ())
-    assert own.notes == (f"--vocab-parallel auto takes {found.treatment}",)
+    assert (own.parallel.vocab_parallel, own.alternatives) == (taken, ())
+    assert own.notes == (f"auto takes --vocab-parallel {taken}",)
     assert make_run_plan(own) == found
     assert settled(own, found) == own
 
@@ -145,6 +158,5 @@ def test_a_treatment_that_cannot_be_is_left_out() -> None:
     run = replace(run, model=replace(run.model, num_layers=2))
     layers = LayerDistribution("explicit", counts=(1, 0, 1))
     run = with_all_treatments(run)
-    layouts = tuple(replace(own, layers=layers) for own in run.alternatives)
-    run = replace(run, parallel=layouts[0], alternatives=layouts)
+    run = with_layouts(run, [replace(own.parallel, layers=layers) for own in run.alternatives])
     assert {each.treatment for each in asked(run)} == {"vocab-1", "vocab-2", "interlaced"}

@@ -39,6 +39,10 @@ class Contender:
     is_estimated: bool = False
 
     @property
+    def named(self) -> str:
+        return f"{self.schedule} with {self.treatment}"
+
+    @property
     def time(self) -> float:
         return self.least_time * (1 + self.slack)
 

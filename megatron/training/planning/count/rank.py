@@ -26,7 +26,7 @@ from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, TensorPar
 from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
-from megatron.runtime.units import shapes_of
+from megatron.runtime.units import UnitTensors
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import OfSlice, Pass, PassKind
@@ -87,6 +87,7 @@ class CountedRank:
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
+        kernels = counted_kernels(subject.dtype)
         site = Site(
             META,
             subject.dtype,
@@ -97,7 +98,8 @@ class CountedRank:
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
-            given_kernels=counted_kernels(subject.dtype),
+            given_kernels=kernels,
+            grouped_package=kernels if subject.host_knows_slots else None,
         )
         self._model = model = RankModel(
             subject.model, part.placement, site, vocab_recompute=subject.vocab_recompute
@@ -114,7 +116,8 @@ class CountedRank:
             model, plan, rank, self._store, seed=0, slices=self._slices, host=host
         )
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
-        self._shape = (subject.samples, tokens, subject.model.hidden_size)
+        shape_buh = subject.samples, tokens, subject.model.hidden_size
+        self._tensors = UnitTensors.of(shape_buh, subject.dtype, self._slices, model)
         self._starts_bs = subject.document_starts()
 
     def _tensor(self) -> TensorParallel:
@@ -218,22 +221,13 @@ class CountedRank:
 
     def _stream(self, unit: int) -> torch.Tensor:
         """Return a unit's activations, or their gradient, as they pass from layer to layer."""
-        shape = shapes_of(self._shape, self._slices)[unit]
-        return torch.empty(shape, dtype=self._model.stream_dtype, device=META)
+        shape = self._tensors.stage(unit)
+        return torch.empty(shape, dtype=self._tensors.stream_dtype, device=META)
 
     def count(self, program: Program) -> RankCount:
         """Count all that the rank does in a program of one microbatch."""
-        model = self._model
         communicator = Communicator(
-            self._groups,
-            self._plan,
-            self._passes,
-            self._lane,
-            self._shape,
-            self._subject.dtype,
-            model.tensor.sequence_parts,
-            model.stream_dtype,
-            self._slices,
+            self._groups, self._plan, self._passes, self._lane, self._tensors
         )
         self._divide(between=False)
         with self._recorder as recorder:
@@ -330,11 +324,13 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
-    """Return the number of elements of the parameters, padding included."""
+    """Return the numbers of elements of the parameters, padding included."""
     usual = [own for own in owned if own.axis is None]
     experts = sum(own.parameter.numel() for own in owned if own.axis is not None)
     matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
-    return Parameters(matrices, sum(own.parameter.numel() for own in usual) - matrices, experts)
+    others = sum(own.parameter.numel() for own in usual) - matrices
+    largest = max((own.parameter.numel() for own in owned), default=0)
+    return Parameters(matrices, others, experts, largest)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:

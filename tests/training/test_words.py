@@ -1,6 +1,6 @@
 import pytest
 
-from megatron.training.guard.words import ranks_in_words, samples_in_words
+from megatron.training.words import ranks_in_words, samples_in_words
 
 
 @pytest.mark.parametrize(

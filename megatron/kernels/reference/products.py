@@ -1,4 +1,4 @@
-"""Sums of gradients, products in 8 bits and steps of AdamW, in PyTorch's own operations.
+"""Products of groups and in 8 bits, sums of squares and steps of AdamW, in PyTorch.
 
 Numbers of 8 bits are emulated: factors are rounded as a GPU rounds them, and multiplied in fp32.
 fp32 holds every 8-bit number exactly, and every product of two. So the results differ from a GPU's
@@ -13,38 +13,14 @@ import torch
 from torch import Tensor
 
 from megatron.kernels import grouped
+from megatron.kernels.accumulation import Accumulation
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.eight_bits import EightBits, largest_number
 from megatron.kernels.reference import optimizer
 
 
-class GradientOperations:
+class ProductOperations(Accumulation):
     """Operations without a gradient; they run in the calling thread."""
-
-    def accumulate_(self, total: Tensor, part: Tensor) -> None:
-        """``total += part``: one microbatch's gradient joins the sum over microbatches.
-
-        Args:
-            total: the sum so far, of any shape with a first dimension, with any strides.
-            part: of the same shape, in the type of activations or of ``total``.
-        """
-        total.add_(part)
-
-    def accumulate_product_(
-        self, total: Tensor, left: Tensor, right: Tensor, *, begins: bool = False
-    ) -> None:
-        """``total += left @ right``; the product may be rounded to the activations' type.
-
-        Args:
-            total: [i, j], as in ``accumulate_``.
-            left: activations [i, n].
-            right: activations [n, j].
-            begins: the sum begins with this product, and the old content of ``total`` is ignored.
-        """
-        if begins:
-            total.copy_(left @ right)
-        else:
-            self.accumulate_(total, left @ right)
 
     def wide_product(self, x_nk: Tensor, weight_jk: Tensor, dtype: torch.dtype) -> Tensor:
         """Return ``x @ weight.T`` in a wider type, of products and sums in this type.

@@ -1,0 +1,75 @@
+"""The dimensions of a run that ``auto`` leaves to its plan, and all ways that the run could go.
+
+To add a dimension, declare it in the file of its topic, and list it in ``DIMENSIONS``.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Final, NamedTuple
+
+from megatron.config.dimension import Choice
+from megatron.config.offload import HOST
+from megatron.config.recompute import RECOMPUTATION
+from megatron.config.schedule import VOCABULARY, PipelineFlags, given_flags
+from megatron.config.slices import SLICES
+from megatron.flags.groups import Flags
+
+DIMENSIONS: Final = (VOCABULARY, RECOMPUTATION, HOST, SLICES)
+"""All dimensions. Where time is short, a run is first compared with changes in the earlier ones."""
+
+
+class Way(NamedTuple):
+    """One choice in every dimension that flags leave open.
+
+    Attributes:
+        flags: the flags with these choices, none of which is ``auto``.
+        words: the words of these choices, in the order of ``DIMENSIONS``.
+        changes: the dimensions in which it is not the first choice, of those that FLOPs alone
+            cannot compare.
+    """
+
+    flags: Flags
+    words: tuple[str, ...]
+    changes: int
+
+
+def ways(flags: Flags) -> list[Way]:
+    """Return all combinations of choices, those with the fewest changes first.
+
+    If no dimension is open, the result is the flags alone.
+    """
+    opened = [own for own in DIMENSIONS if own.is_open(flags)]
+    found = []
+    for combined in product(*(_numbered(own.choices(flags)) for own in opened)):
+        chosen = [choice for _, choice in combined]
+        judged = zip(combined, opened, strict=True)
+        found.append(
+            Way(
+                flags.replaced(*(choice.group for choice in chosen)),
+                tuple(choice.words for choice in chosen),
+                sum(number > 0 for (number, _), own in judged if not own.by_flops),
+            )
+        )
+    return sorted(found, key=lambda way: way.changes)
+
+
+def _numbered(choices: Sequence[Choice]) -> list[tuple[int, Choice]]:
+    return list(enumerate(choices))
+
+
+def closed_notes(flags: Flags) -> Iterator[str]:
+    """Yield a note for each dimension that is left open, although it has a single choice."""
+    for own in DIMENSIONS:
+        if own.is_open(flags) and not own.by_flops and len(own.choices(flags)) == 1:
+            yield f"{own.flag} changes nothing: {own.closed(flags)}"
+
+
+def _belongs_to_one(flags: Flags) -> Iterator[str]:
+    """Refuse a file of a plan or of costs, which belongs to one choice in every dimension."""
+    for own in DIMENSIONS:
+        if own is not VOCABULARY and own.is_open(flags):
+            for given in given_flags(flags[PipelineFlags], "schedule_file", "measured_costs"):
+                yield f"{given} belongs to one run, and {own.flag} compares several: name one"
+
+
+CHOICE_RULES: Final = (_belongs_to_one,)

@@ -1,0 +1,74 @@
+"""The arguments of one call of attention besides its queries, keys and values.
+
+Every way to attend takes the same ``AttentionCall`` and reads what it needs there, so that a new
+argument of attention changes no signature in between.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch import Tensor
+
+from megatron.kernels.documents import Documents
+from megatron.kernels.face import Kernels
+from megatron.kernels.scores import Scores
+from megatron.layers.slice_attention import attention_of_all_tokens
+from megatron.layers.slices import SlicedPass
+
+Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Queries [b, u, a, d], keys [b, u, g, d] and values of the same u tokens; queries and keys are
+rotated by the tokens' true positions."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """How some heads attend.
+
+    Attributes:
+        kernels: compute attention.
+        scores: of all query heads; see ``Kernels.causal_attention``.
+        dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks that
+            share sequences, and on the slices.
+        documents: of whole samples; see ``Kernels.causal_attention``.
+        sinks_a: of all query heads; see ``Kernels.causal_attention``.
+        sliced: the slice that the tokens are in; ``None``: they are in whole samples.
+        layer: index of the layer in the whole model, for slices.
+    """
+
+    kernels: Kernels
+    scores: Scores
+    dropout: float = 0.0
+    documents: Documents | None = None
+    sinks_a: Tensor | None = None
+    sliced: SlicedPass | None = None
+    layer: int = -1
+
+    def of_heads(self, first: int, number: int) -> "AttentionCall":
+        """Return the call for ``number`` query heads, starting with head ``first``."""
+        sinks = None if self.sinks_a is None else self.sinks_a[first : first + number]
+        return replace(self, scores=self.scores.of_heads(first, number), sinks_a=sinks)
+
+    def seen(self, q_buad: Tensor, k_bzgd: Tensor, v_bzgd: Tensor) -> Tensor:
+        """Return attention, [b, u, a, d], of queries that see z keys, the last u their own."""
+        return self.kernels.causal_attention(
+            q_buad.transpose(1, 2),
+            k_bzgd.transpose(1, 2),
+            v_bzgd.transpose(1, 2),
+            dropout=self.dropout,
+            scores=self.scores,
+            documents=self.documents,
+            sinks_a=self.sinks_a,
+        ).transpose(1, 2)
+
+    def of_all_tokens(self, heads: Heads) -> Tensor:
+        """Return attention, [b, u, a, d], of heads of which this rank has all tokens."""
+        return attention_of_all_tokens(
+            self.kernels,
+            self.sliced,
+            self.layer,
+            heads,
+            dropout=self.dropout,
+            scores=self.scores,
+            documents=self.documents,
+            sinks_a=self.sinks_a,
+        )

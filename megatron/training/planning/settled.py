@@ -1,0 +1,36 @@
+"""A run as its plan has decided it, where the flags of the run leave something to its plan."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.catalogue import PAIRED_SCHEDULES
+from megatron.training.planning.planned_run import RunPlan
+
+
+def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
+    """Return the run with the alternative for which its plan was made, and notes on that."""
+    notes = (*config.notes, *_notes(config, run_plan))
+    if not config.alternatives:
+        return replace(config, notes=notes)
+    [own] = [each for each in config.alternatives if each.words == run_plan.taken]
+    return replace(config.taking(own), notes=notes)
+
+
+def _notes(config: RunConfig, run_plan: RunPlan) -> Iterator[str]:
+    if config.parallel.experts.overlap and not run_plan.plan.pairs:
+        yield (
+            "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
+            f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
+            f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, others hide more if "
+            "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "
+            "known GPU to tell what pairs hide"
+        )
+    if not config.alternatives:
+        return
+    note = f"auto takes {', '.join(run_plan.taken)}"
+    known = config.parallel.gpu is not None and config.train.dtype.itemsize == 2
+    if not known and any(own.changes for own in config.alternatives):
+        note += "; to compare more than treatments of the vocabulary, it needs a known GPU and 16 "
+        note += "bits"
+    yield note
