@@ -20,8 +20,7 @@ from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.kernels.eight_bits import MULTIPLE
-from megatron.layers.eight_bit_config import EightBitConfig, Recipe
-from megatron.layers.eight_bits import Format
+from megatron.layers.eight_bit_config import BLOCKS, EightBitConfig, Format, Recipe
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"
@@ -29,9 +28,6 @@ _NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "b
 _ENDS: Final = "--first-last-layers-bf16"
 LEAST_CAPABILITY: Final = (8, 9)
 """Least compute capability of GPUs whose tensor cores multiply 8 bits: Ada, Hopper and later."""
-
-_BLOCKS: Final = {"blockwise": 128, "mxfp8": 32}
-"""For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
 
 
 # The formatter is off so that the flags read as a table.
@@ -120,7 +116,7 @@ def _blocks(flags: Flags) -> Iterator[str]:
     own = flags[EightBitFlags]
     if own.fp8_format is None or asks_for_engine(flags) or experts_of(flags) is not None:
         return
-    if own.fp8_recipe in _BLOCKS:
+    if own.fp8_recipe in BLOCKS:
         yield (
             f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
             f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
@@ -198,8 +194,8 @@ def _tokens(flags: Flags) -> Iterator[str]:
 def _products(flags: Flags) -> tuple[str, int]:
     """Return a name for the products, and the number of which all sizes must be multiples."""
     recipe = flags[EightBitFlags].fp8_recipe
-    if recipe in _BLOCKS:
-        return f"products with --fp8-recipe {recipe}", _BLOCKS[recipe]
+    if recipe in BLOCKS:
+        return f"products with --fp8-recipe {recipe}", BLOCKS[recipe]
     return "products in 8 bits", MULTIPLE
 
 
@@ -227,7 +223,7 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
 def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
     """Refuse scales of blocks if Transformer Engine cannot multiply: PyTorch has no such scales."""
     recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe in _BLOCKS and (lack := lack_of_engine(flags)):
+    if asks_for_engine(flags) and recipe in BLOCKS and (lack := lack_of_engine(flags)):
         yield (
             f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe tensorwise or "
             "delayed, and PyTorch multiplies"
@@ -237,7 +233,7 @@ def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
 def _pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that PyTorch multiplies in place of Transformer Engine, by the same recipe."""
     recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe not in _BLOCKS and (lack := lack_of_engine(flags)):
+    if asks_for_engine(flags) and recipe not in BLOCKS and (lack := lack_of_engine(flags)):
         yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
 
 
@@ -253,7 +249,7 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 
 def _experts(flags: Flags) -> Iterator[str]:
     own, experts = flags[EightBitFlags], experts_of(flags)
-    if own.fp8_format and own.fp8_recipe in _BLOCKS and experts is not None:
+    if own.fp8_format and own.fp8_recipe in BLOCKS and experts is not None:
         yield (
             f"--fp8-recipe {own.fp8_recipe} with --num-experts {experts}: experts have one scale "
             "each, not one for a block: use --fp8-recipe tensorwise or delayed, or leave "

@@ -29,28 +29,15 @@ def largest_number(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class EightBits:
-    """A matrix in 8 bits.
+    """A matrix in 8 bits; or rows of g groups, or a matrix for each of them.
 
     Attributes:
-        bits_rk: the 8-bit numbers, dense. A product multiplies them by the rows of another matrix.
-        worth: fp32 []; each number of ``bits_rk`` stands for itself times the worth.
-    """
-
-    bits_rk: Tensor
-    worth: Tensor
-
-
-@dataclass(frozen=True)
-class EightBitGroups:
-    """Rows of groups, or a matrix for each of g groups, in 8 bits.
-
-    Attributes:
-        bits: the 8-bit numbers, dense.
-        worth_g: fp32; each number of a group stands for itself times the group's worth.
+        bits: the 8-bit numbers, dense. A product multiplies them by the rows of another matrix.
+        worth: fp32 [], or [g] for groups; each number stands for itself times its worth.
     """
 
     bits: Tensor
-    worth_g: Tensor
+    worth: Tensor
 
 
 def places(rows: int, groups: int) -> int:

@@ -1,12 +1,27 @@
-"""Which products of a model's linear layers are in 8 bits, as frozen data."""
+"""Which products of a model's linear layers are in 8 bits, as frozen data, and facts of recipes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from megatron.layers.eight_bits import Format
+import torch
+
+from megatron.kernels.eight_bits import E4M3, E5M2
+from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, Role
+
+Format = Literal["e4m3", "hybrid"]
+"""The 8-bit types: ``e4m3`` for all factors, or ``hybrid`` with e5m2 for gradients."""
 
 Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 """The source of scales; ``blockwise`` and ``mxfp8`` need Transformer Engine."""
+
+BLOCKS: Final[Mapping[str, int]] = {"blockwise": 128, "mxfp8": 32}
+"""For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
+
+
+def types_of(form: Format) -> dict[Role, torch.dtype]:
+    """Return the 8-bit type of each factor."""
+    return {INPUT: E4M3, WEIGHT: E4M3, GRADIENT: E5M2 if form == "hybrid" else E4M3}
 
 
 @dataclass(frozen=True)

@@ -51,15 +51,16 @@ class Scale:
 
 
 class Scaling(Protocol):
-    """Finds the scales of one layer's tensors."""
+    """Finds the scales of one layer's tensors; a layer of experts has one for each expert."""
 
-    def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
-        """Return the scale of a tensor; this may read the tensor.
+    def of(self, role: Role, x: Tensor, dtype: torch.dtype, ends_g: Tensor | None = None) -> Scale:
+        """Return the scale of a tensor, or of the experts' parts of it; this may read the tensor.
 
         Args:
             role: the tensor's role in its layer: input, weight or gradient.
-            x: the tensor.
+            x: the tensor; with experts [s, k], and the rows of one lie one after the other.
             dtype: the 8-bit type.
+            ends_g: int32, the row behind the last row of each expert; ``None``: no experts.
         """
         ...
 
@@ -68,39 +69,11 @@ class Scaling(Protocol):
         ...
 
 
-class ExpertScaling(Protocol):
-    """Finds the scales of the tensors of one layer of experts."""
-
-    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
-        """Return the scales of the experts' parts of a tensor, [g].
-
-        Args:
-            role: the tensor's role in its layer: input, weight or gradient.
-            x_sk: rows of all experts; the rows of one lie one after the other.
-            ends_g: int32, the row behind the last row of each expert.
-            dtype: the 8-bit type.
-        """
-        ...
-
-
-class OwnExpertScales:
-    """Every expert's part of a tensor is scaled by its own largest magnitude.
-
-    Args:
-        kernels: of the layer.
-    """
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-
-    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
-        """See ``ExpertScaling``."""
-        return _scale_of(self._kernels.largest_of_groups(x_sk, ends_g), dtype)
-
-
 class OwnScales:
     """Every tensor is scaled by its own largest magnitude, as in Megatron's ``tensorwise``.
 
+    Each expert's part of a tensor counts as a tensor.
+
     Args:
         kernels: of the layer.
     """
@@ -108,12 +81,17 @@ class OwnScales:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
+    def of(self, role: Role, x: Tensor, dtype: torch.dtype, ends_g: Tensor | None = None) -> Scale:
         """See ``Scaling``."""
-        return _scale_of(self._kernels.largest(x), dtype)
+        return _scale_of(_largest(self._kernels, x, ends_g), dtype)
 
     def known(self, role: Role) -> None:
         """See ``Scaling``."""
+
+
+def _largest(kernels: Kernels, x: Tensor, ends_g: Tensor | None) -> Tensor:
+    """Return the largest magnitude of a tensor, or of each expert's part of it."""
+    return kernels.largest(x) if ends_g is None else kernels.largest_of_groups(x, ends_g)
 
 
 def _scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Scale:
@@ -139,6 +117,7 @@ class DelayedScales:
         margin: exponent of a power of two by which scales are divided.
 
     Attributes:
+        kernels: of the layers.
         has_history: whether an iteration has ended, here or before a checkpoint.
     """
 
@@ -161,7 +140,7 @@ class DelayedScales:
             name: slice(end - size, end) for name, end, size in zip(names, ends, sizes, strict=True)
         }
         count = sum(sizes)
-        self._kernels = kernels
+        self.kernels = kernels
         self._takes_largest = takes_largest
         most = [largest_number(types[role]) / 2**margin for role in (INPUT, WEIGHT, GRADIENT)]
         self._most_3 = torch.tensor(most, device=device)
@@ -178,14 +157,17 @@ class DelayedScales:
         self.has_history = False
         self._records = False
 
-    def of_layer(self, name: str) -> Scaling:
-        """Return the scales of one layer."""
-        return _OfLayer(self, self._places[name].start)
+    def of_layer(self, name: str, own: range | None = None) -> Scaling:
+        """Return the scales of one layer.
 
-    def of_experts(self, name: str, own: range) -> ExpertScaling:
-        """Return the scales of this rank's experts of a layer."""
+        Args:
+            name: of the layer.
+            own: this rank's experts, for a layer of experts.
+        """
         begin = self._places[name].start
-        return _OfExperts(self, slice(begin + own.start, begin + own.stop))
+        if own is None:
+            return _OfLayer(self, begin)
+        return _OfLayer(self, slice(begin + own.start, begin + own.stop))
 
     def begin(self, *, records: bool) -> None:
         """Begin an iteration, and forget the magnitudes of an abandoned iteration.
@@ -244,50 +226,28 @@ class DelayedScales:
         if not self.has_history:
             return None
         scales, worths = self._scales_3l[role, place], self._worths_3l[role, place]
-        return Scale(scales, worths, self._seen(place, role))
+        return Scale(scales, worths, self.seen(place, role))
 
-    def of(
-        self, place: int | slice, role: Role, dtype: torch.dtype, largest: Callable[[], Tensor]
-    ) -> Scale:
-        """Return the scales of tensors.
-
-        Args:
-            place: of the layer, or of several experts of a layer.
-            role: of the tensors.
-            dtype: the 8-bit type.
-            largest: returns the largest magnitudes of the tensors.
-        """
-        known = self.known(place, role)
-        return known or _scale_of(largest(), dtype, self._seen(place, role))
-
-    def largest(self, x: Tensor, ends_g: Tensor | None = None) -> Tensor:
-        """Return the largest magnitude of a tensor, or of each expert's part of it."""
-        kernels = self._kernels
-        return kernels.largest(x) if ends_g is None else kernels.largest_of_groups(x, ends_g)
-
-    def _seen(self, place: int | slice, role: Role) -> Tensor | None:
+    def seen(self, place: int | slice, role: Role) -> Tensor | None:
+        """Return where largest magnitudes are recorded; ``None``: nowhere."""
         return self._seen_3l[role, place] if self._records else None
 
 
 @dataclass(frozen=True)
 class _OfLayer:
-    scales: DelayedScales
-    place: int
+    """See ``Scaling``: the scales of one layer, or of several experts of a layer."""
 
-    def of(self, role: Role, x: Tensor, dtype: torch.dtype) -> Scale:
+    scales: DelayedScales
+    place: int | slice
+
+    def of(self, role: Role, x: Tensor, dtype: torch.dtype, ends_g: Tensor | None = None) -> Scale:
         """See ``Scaling``."""
-        return self.scales.of(self.place, role, dtype, lambda: self.scales.largest(x))
+        known = self.known(role)
+        if known is not None:
+            return known
+        largest = _largest(self.scales.kernels, x, ends_g)
+        return _scale_of(largest, dtype, self.scales.seen(self.place, role))
 
     def known(self, role: Role) -> Scale | None:
         """See ``Scaling``."""
         return self.scales.known(self.place, role)
-
-
-@dataclass(frozen=True)
-class _OfExperts:
-    scales: DelayedScales
-    places: slice
-
-    def of(self, role: Role, x_sk: Tensor, ends_g: Tensor, dtype: torch.dtype) -> Scale:
-        """See ``ExpertScaling``."""
-        return self.scales.of(self.places, role, dtype, lambda: self.scales.largest(x_sk, ends_g))

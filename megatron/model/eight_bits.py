@@ -7,31 +7,28 @@ layer keep the dtype of the activations.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bit_config import EightBitConfig
-from megatron.layers.eight_bits import EightBitProducts, WideWeightGradients, types_of
-from megatron.layers.engine_products import EngineProducts
-from megatron.layers.experts.eight_bit_products import (
-    EightBitGroupedProducts,
-    WideGroupedWeightGradients,
-)
+from megatron.layers.eight_bit_config import EightBitConfig, types_of
+from megatron.layers.eight_bits import ByMultiplier, EightBitProducts, Multiplier
+from megatron.layers.engine_multiplier import EngineMultiplier
+from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.grouped_products import PlainGroupedProducts
+from megatron.layers.kernel_multiplier import KernelMultiplier
 from megatron.layers.linear import Linear
 from megatron.layers.products import PlainProducts
-from megatron.layers.scales import DelayedScales, ExpertScaling, OwnExpertScales, OwnScales
+from megatron.layers.scales import DelayedScales, OwnScales
 from megatron.layers.site import Site
+from megatron.layers.wide_weight_gradients import WideWeightGradients
 
 _LOG = logging.getLogger(__name__)
 
 EightBitLayer: TypeAlias = Linear | GroupedLinear
 """A layer that can multiply in 8 bits."""
-
-_InEightBits: TypeAlias = EightBitProducts | EngineProducts | EightBitGroupedProducts
 
 NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
 """Linear layers whose input is a norm, by their names in Megatron's checkpoints."""
@@ -76,58 +73,49 @@ class EightBitLayers:
         self._engine = load_transformer_engine() if config.transformer_engine else None
         if self._engine is not None:
             _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, self._engine.version)
-        self._products: list[_InEightBits] = [
-            self._of_experts(name, layer)
-            if isinstance(layer, GroupedLinear)
-            else self._of_linear(name, layer)
-            for name, layer in named.items()
-        ]
+        self._products = [self._in_eight_bits(name, layer) for name, layer in named.items()]
 
-    def _of_linear(self, name: str, layer: Linear) -> EightBitProducts | EngineProducts:
-        """Let a linear layer multiply in 8 bits, and return its strategy."""
-        config, site, engine = self._config, self._site, self._engine
-        delayed = self.delayed.of_layer(name) if self.delayed else None
-        norms_again = "layernorm" in site.recomputation.parts
-        again = norms_again and name.rpartition(".")[2] in NORM_READERS
-        products: EightBitProducts | EngineProducts
-        if engine is None:
-            scales = delayed or OwnScales(site.kernels)
-            products = EightBitProducts(
-                site.kernels, site.dtype, config.form, scales, keeps_input=again
+    def _in_eight_bits(self, name: str, layer: EightBitLayer) -> ByMultiplier[Any]:
+        """Let a layer multiply in 8 bits, and return its strategy."""
+        parts = self._site.recomputation.parts
+        if isinstance(layer, GroupedLinear):
+            forgets_active = "moe_act" in parts and "moe" not in parts
+            layer.products = grouped = EightBitGroupedProducts(
+                self._grouped_multiplier(name, layer),
+                keeps_input=layer.way == "joins" and forgets_active,
             )
-        else:
-            form, recipe = config.form, config.recipe
-            products = EngineProducts(
-                engine, site.dtype, form, recipe, site.device, delayed, keeps_input=again
-            )
-        layer.products = products
-        if config.wide_weight_gradients:
-            layer.products = WideWeightGradients(products, PlainProducts(site.kernels))
-        return products
-
-    def _of_experts(self, name: str, layer: GroupedLinear) -> EightBitGroupedProducts:
-        """Let a layer of experts multiply in 8 bits, and return its strategy."""
-        config, site = self._config, self._site
-        scales: ExpertScaling = OwnExpertScales(site.kernels)
-        if self.delayed is not None:
-            scales = self.delayed.of_experts(name, layer.own_experts)
-        matrices, parts = layer.matrices(layer.weight), site.recomputation.parts
-        forgets_active = "moe_act" in parts and "moe" not in parts
-        products = EightBitGroupedProducts(
-            site.kernels,
-            site.dtype,
-            config.form,
-            scales,
-            len(matrices),
-            matrices.shape[1],
-            site.device,
-            keeps_input=layer.way == "joins" and forgets_active,
+            return grouped
+        reads_norm = name.rpartition(".")[2] in NORM_READERS
+        layer.products = own = EightBitProducts(
+            self._multiplier(name), keeps_input="layernorm" in parts and reads_norm
         )
-        layer.products = products
-        if config.wide_weight_gradients:
-            plain = PlainGroupedProducts(site.kernels)
-            layer.products = WideGroupedWeightGradients(products, plain)
-        return products
+        return own
+
+    def _multiplier(self, name: str) -> Multiplier[Any]:
+        """Return what multiplies in a linear layer."""
+        config, site = self._config, self._site
+        delayed = self.delayed.of_layer(name) if self.delayed else None
+        found: Multiplier[Any]
+        if self._engine is None:
+            scaling = delayed or OwnScales(site.kernels)
+            found = KernelMultiplier(site.kernels, site.dtype, config.form, scaling)
+        else:
+            found = EngineMultiplier(
+                self._engine, site.dtype, config.form, config.recipe, site.device, delayed
+            )
+        if not config.wide_weight_gradients:
+            return found
+        return WideWeightGradients(found, PlainProducts(site.kernels))
+
+    def _grouped_multiplier(self, name: str, layer: GroupedLinear) -> Multiplier[Any]:
+        """Return what multiplies in a layer of experts."""
+        config, site = self._config, self._site
+        delayed = self.delayed.of_layer(name, layer.own_experts) if self.delayed else None
+        scaling, matrices = delayed or OwnScales(site.kernels), layer.matrices(layer.weight)
+        found = GroupedMultiplier(site.kernels, site.dtype, config.form, scaling, matrices)
+        if not config.wide_weight_gradients:
+            return found
+        return WideWeightGradients(found, PlainGroupedProducts(site.kernels))
 
     def begin(self, *, training: bool) -> None:
         """Begin an iteration; weights may have changed, and the last iteration may be abandoned."""

@@ -129,13 +129,13 @@ def test_products_are_those_of_pytorch(
     worth_a, worth_b = torch.tensor([0.5, 3.0], device=DEVICE).unbind()
     a, b = EightBits(drawn(32, 48).to(left), worth_a), EightBits(drawn(16, 48).to(E4M3), worth_b)
     added = drawn(16).bfloat16() if bias and out == torch.bfloat16 else None
-    theirs = torch._scaled_mm(a.bits_rk, b.bits_rk.T, a.worth, b.worth, bias=added, out_dtype=out)
+    theirs = torch._scaled_mm(a.bits, b.bits.T, a.worth, b.worth, bias=added, out_dtype=out)
     ours = kernels.eight_bit_product(a, b, out, added)
     assert ours.dtype == theirs.dtype == out
     torch.testing.assert_close(
         ours, theirs, rtol=1.6e-2 if out == torch.bfloat16 else 1e-5, atol=1e-5
     )
-    exact = 1.5 * a.bits_rk.double() @ b.bits_rk.double().T
+    exact = 1.5 * a.bits.double() @ b.bits.double().T
     if added is not None:
         exact += added
     tolerance = 2**-8 if out == torch.bfloat16 else 2**-20

@@ -7,7 +7,7 @@ import torch
 from kernels.implementations import of_a_gpu, relative_error
 from torch import Tensor
 
-from megatron.kernels.eight_bits import E4M3, E5M2, EightBitGroups, places
+from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, places
 from megatron.kernels.reference.kernels import ReferenceKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,8 +73,8 @@ def test_matrices_are_rounded_alike() -> None:
 @pytest.mark.parametrize("quick", [False, True], ids=["exact", "quick"])
 def test_rows_are_multiplied_alike(quick: bool) -> None:
     own_ends = ends(SIZES)
-    left = EightBitGroups(drawn(sum(SIZES), WIDE, seed=0).to(E5M2), scales(1))
-    right = EightBitGroups(drawn(len(SIZES), 48, WIDE, seed=2).to(E4M3), scales(3))
+    left = EightBits(drawn(sum(SIZES), WIDE, seed=0).to(E5M2), scales(1))
+    right = EightBits(drawn(len(SIZES), 48, WIDE, seed=2).to(E4M3), scales(3))
     kernels = of_a_gpu(DEVICE, torch.float32)
     given = left, right, own_ends, torch.float32
     found = kernels.grouped_eight_bit_product(*given, quick=quick)
@@ -91,7 +91,7 @@ def test_gradients_of_matrices_are_multiplied_and_added_alike() -> None:
             rows, scales(2), own_ends, dtype, straight=False, turned=True
         )
         assert turned is not None
-        factors.append(EightBitGroups(turned, scales(3)))
+        factors.append(EightBits(turned, scales(3)))
     kernels = of_a_gpu(DEVICE, torch.float32)
     grad, x = factors
     found, wanted = (

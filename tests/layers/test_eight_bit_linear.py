@@ -12,25 +12,36 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.eight_bits import EightBits
+from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients
+from megatron.layers.eight_bit_config import Format
+from megatron.layers.eight_bits import EightBitProducts
+from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import DelayedScales, OwnScales
 from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.layers.wide_weight_gradients import Both, WideWeightGradients
 
 IN, OUT = 32, 48
 FORMS = pytest.mark.parametrize("form", ["e4m3", "hybrid"])
 Work = Callable[[], None]
 
 
-def narrow_products(form: Format = "hybrid", *, keeps_input: bool = False) -> EightBitProducts:
-    scaling = OwnScales(KERNELS)
-    return EightBitProducts(KERNELS, torch.float32, form, scaling, keeps_input=keeps_input)
+def multiplier(kernels: Kernels = KERNELS, form: Format = "hybrid") -> KernelMultiplier:
+    return KernelMultiplier(kernels, torch.float32, form, OwnScales(kernels))
 
 
-def layer_of(products: EightBitProducts | WideWeightGradients, *, bias: bool = True) -> Linear:
+def narrow_products(
+    form: Format = "hybrid", *, keeps_input: bool = False
+) -> EightBitProducts[Quantised]:
+    return EightBitProducts(multiplier(form=form), keeps_input=keeps_input)
+
+
+def layer_of(
+    products: EightBitProducts[Quantised] | EightBitProducts[Both], *, bias: bool = True
+) -> Linear:
     return linear((IN, OUT), products, bias=bias)
 
 
@@ -77,7 +88,7 @@ def test_products_are_of_rounded_factors(form: Format, split: bool, again: bool)
 
 
 def test_weight_gradients_may_stay_wide() -> None:
-    layer = layer_of(WideWeightGradients(narrow_products(), PlainProducts(KERNELS)))
+    layer = layer_of(EightBitProducts(WideWeightGradients(multiplier(), PlainProducts(KERNELS))))
     y, x_grad = run(layer)
     x, grad = microbatch(0)
     exact = grad.flatten(0, 1).T @ x.detach().flatten(0, 1)
@@ -93,8 +104,7 @@ def test_the_kernels_of_a_gpu_do_the_same(split: bool) -> None:
     """Here in Triton's interpreter, with cuBLAS's demands on what is multiplied."""
     kernels, found = of_a_gpu(CPU, torch.float32), []
     for own in (KERNELS, kernels):
-        products = EightBitProducts(own, torch.float32, "hybrid", OwnScales(own))
-        layer, later = layer_of(products), list[Work]()
+        layer, later = layer_of(EightBitProducts(multiplier(own))), list[Work]()
         defer_weight_gradients(layer, later.append if split else None)
         values = [value for seed in range(2) for value in run(layer, seed)]
         while later:
@@ -154,7 +164,7 @@ class Counting(ReferenceKernels):
 
 def test_a_weight_is_quantised_once_an_iteration_and_all_else_once_a_pass() -> None:
     kernels = Counting()
-    products = EightBitProducts(kernels, torch.float32, "hybrid", OwnScales(kernels))
+    products = EightBitProducts(multiplier(kernels))
     layer = layer_of(products)
     for iteration in range(2):
         products.begin()
@@ -186,7 +196,7 @@ def test_what_is_not_finite_shows(recipe: str, fault: float, where: str) -> None
         CPU,
     )
     scaling = OwnScales(KERNELS) if recipe == "tensorwise" else delayed.of_layer("layer")
-    products = EightBitProducts(KERNELS, torch.float32, "hybrid", scaling)
+    products = EightBitProducts(KernelMultiplier(KERNELS, torch.float32, "hybrid", scaling))
     layer = layer_of(products)
     delayed.begin(records=True)
     run(layer)
@@ -220,7 +230,7 @@ def test_a_tensor_of_zeros_has_a_finite_scale() -> None:
     assert not main_grad_of(layer.weight).any()
 
 
-class Stale(EightBitProducts):
+class Stale(EightBitProducts[Quantised]):
     """Products that never notice another weight."""
 
     def begin(self) -> None:
@@ -242,7 +252,7 @@ class ScaledTwice(ReferenceKernels):
         return super().eight_bit_product(left, right, dtype, bias, quick=quick) * left.worth
 
 
-def outputs_are_right(products: EightBitProducts) -> bool:
+def outputs_are_right(products: EightBitProducts[Quantised]) -> bool:
     """Whether outputs are those of rounded factors, before and after an update."""
     layer = layer_of(products, bias=False)
     right = True
@@ -258,6 +268,5 @@ def outputs_are_right(products: EightBitProducts) -> bool:
 
 def test_faults_on_purpose_are_found() -> None:
     assert outputs_are_right(narrow_products())
-    own = OwnScales(KERNELS)
-    assert not outputs_are_right(Stale(KERNELS, torch.float32, "hybrid", own))
-    assert not outputs_are_right(EightBitProducts(ScaledTwice(), torch.float32, "hybrid", own))
+    assert not outputs_are_right(Stale(multiplier()))
+    assert not outputs_are_right(EightBitProducts(multiplier(ScaledTwice())))

@@ -16,13 +16,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bits import EightBitProducts, Format, WideWeightGradients, types_of
-from megatron.layers.engine_products import EngineProducts
+from megatron.layers.eight_bit_config import Format, Recipe, types_of
+from megatron.layers.eight_bits import EightBitProducts, Multiplier
+from megatron.layers.engine_multiplier import EngineMultiplier, Rounded
+from megatron.layers.kernel_multiplier import KernelMultiplier
 from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import forget_main_grad, main_grad_of
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
 from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.layers.wide_weight_gradients import WideWeightGradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -39,11 +42,14 @@ def package() -> Iterator[None]:
         yield
 
 
+def multiplier(recipe: Recipe, form: Format = "hybrid") -> EngineMultiplier:
+    return EngineMultiplier(load_transformer_engine(), torch.float32, form, recipe, CPU)
+
+
 def engine_products(
-    recipe: str, form: Format = "hybrid", *, keeps_input: bool = False
-) -> EngineProducts:
-    engine = load_transformer_engine()
-    return EngineProducts(engine, torch.float32, form, recipe, CPU, keeps_input=keeps_input)
+    recipe: Recipe, form: Format = "hybrid", *, keeps_input: bool = False
+) -> EightBitProducts[Rounded]:
+    return EightBitProducts(multiplier(recipe, form), keeps_input=keeps_input)
 
 
 def layer_of(
@@ -80,7 +86,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("hopper", [True, False], ids=["Hopper", "Blackwell"])
 @RECIPES
 def test_products_are_of_rounded_factors(
-    recipe: str, hopper: bool, form: Format, split: bool, again: bool
+    recipe: Recipe, hopper: bool, form: Format, split: bool, again: bool
 ) -> None:
     with installed(hopper=hopper):
         layer = layer_of(engine_products(recipe, form, keeps_input=again))
@@ -108,7 +114,8 @@ def test_products_are_of_rounded_factors(
 def test_scales_of_blocks_are_finer() -> None:
     """What is small beside the rest of its tensor, but not of its block, is not lost."""
     errors = {}
-    for recipe in ("tensorwise", "blockwise", "mxfp8"):
+    recipes: tuple[Recipe, ...] = "tensorwise", "blockwise", "mxfp8"
+    for recipe in recipes:
         layer = layer_of(engine_products(recipe), bias=False)
         x = microbatch(0)[0].detach()
         x[0, 0] *= 1e8
@@ -120,7 +127,9 @@ def test_scales_of_blocks_are_finer() -> None:
 
 @SPLIT
 def test_weight_gradients_may_stay_wide(split: bool) -> None:
-    layer = layer_of(WideWeightGradients(engine_products("mxfp8"), PlainProducts(KERNELS)))
+    layer = layer_of(
+        EightBitProducts(WideWeightGradients(multiplier("mxfp8"), PlainProducts(KERNELS)))
+    )
     later: list[Work] = []
     defer_weight_gradients(layer, later.append if split else None)
     y, _ = run(layer)
@@ -140,12 +149,11 @@ def test_delayed_scales_are_those_of_the_own_kernels(split: bool) -> None:
     for through_package in (True, False):
         scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU, length=2)
         scaling = scales.of_layer("layer")
-        products: EngineProducts | EightBitProducts = EightBitProducts(
-            KERNELS, torch.float32, "hybrid", scaling
-        )
+        own: Multiplier[Any] = KernelMultiplier(KERNELS, torch.float32, "hybrid", scaling)
         if through_package:
             engine = load_transformer_engine()
-            products = EngineProducts(engine, torch.float32, "hybrid", "delayed", CPU, scaling)
+            own = EngineMultiplier(engine, torch.float32, "hybrid", "delayed", CPU, scaling)
+        products = EightBitProducts(own)
         layer, later = layer_of(products), list[Work]()
         defer_weight_gradients(layer, later.append if split else None)
         values: list[Tensor] = []
@@ -168,7 +176,7 @@ def test_delayed_scales_are_those_of_the_own_kernels(split: bool) -> None:
 
 @SPLIT
 @RECIPES
-def test_what_is_kept_are_columns_in_8_bits(recipe: str, split: bool) -> None:
+def test_what_is_kept_are_columns_in_8_bits(recipe: Recipe, split: bool) -> None:
     layer, kept = layer_of(engine_products(recipe), bias=False), list[Tensor]()
     later: list[Work] = []
     defer_weight_gradients(layer, later.append if split else None)
@@ -218,7 +226,7 @@ class Gathering(TensorParallel):
 @SPLIT
 @pytest.mark.parametrize("way", ["columns", "rows"])
 @RECIPES
-def test_ranks_gather_before_they_round(recipe: str, way: Way, split: bool) -> None:
+def test_ranks_gather_before_they_round(recipe: Recipe, way: Way, split: bool) -> None:
     """A rank with the others' tokens has the gradient of one that has all tokens itself."""
     x, grad = (tensor.detach() for tensor in microbatch(0))
     tensor = Gathering()

@@ -19,8 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import CUDNN_NORMS, load_transformer_engine
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bits import WideWeightGradients, types_of
-from megatron.layers.engine_products import EngineProducts
+from megatron.layers.eight_bit_config import types_of
+from megatron.layers.eight_bits import EightBitProducts
+from megatron.layers.engine_multiplier import EngineMultiplier, Rounded
 from megatron.layers.linear import FactoredInput
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.norm import LayerNorm, NormKind, RMSNorm, build_norm
@@ -28,6 +29,7 @@ from megatron.layers.normed_input import read_norm
 from megatron.layers.products import PlainProducts, Products
 from megatron.layers.scales import DelayedScales
 from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.layers.wide_weight_gradients import WideWeightGradients
 from megatron.parallel.lanes import Done
 from megatron.parallel.tensor import TensorParallel
 
@@ -69,8 +71,10 @@ class Reader:
         if recipe == "delayed":
             self.scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
             scaling = self.scales.of_layer("layer")
-        self.products = EngineProducts(
-            load_transformer_engine(), torch.float32, "hybrid", recipe, CPU, scaling
+        self.products = EightBitProducts(
+            EngineMultiplier(
+                load_transformer_engine(), torch.float32, "hybrid", recipe, CPU, scaling
+            )
         )
         self.layer = narrow_linear((HIDDEN, OUT), self.products)
         self.later: list[Work] = []
@@ -259,16 +263,18 @@ class SharesTokens(TensorParallel):
     size, sequence_parts = 2, 2
 
 
-def made_of(recipe: Any, *, keeps_input: bool = False) -> EngineProducts:
+def multiplier(recipe: Any) -> EngineMultiplier:
     scaling = None
     if recipe == "delayed":
         scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
         scaling = scales.of_layer("layer")
         scales.end(lambda largest: None)
     engine = load_transformer_engine()
-    return EngineProducts(
-        engine, torch.float32, "hybrid", recipe, CPU, scaling, keeps_input=keeps_input
-    )
+    return EngineMultiplier(engine, torch.float32, "hybrid", recipe, CPU, scaling)
+
+
+def made_of(recipe: Any, *, keeps_input: bool = False) -> EightBitProducts[Rounded]:
+    return EightBitProducts(multiplier(recipe), keeps_input=keeps_input)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +306,10 @@ def test_a_norm_that_is_needed_as_it_is_comes_first() -> None:
     assert made.of_norm(x.double(), TensorParallel()) is None, "a stream in another type"
     assert made_of("delayed", keeps_input=True).of_norm(x, TensorParallel()) is None
     plain = PlainProducts(KERNELS)
-    others: tuple[Products[Any], ...] = plain, WideWeightGradients(made, plain)
+    others: tuple[Products[Any], ...] = (
+        plain,
+        EightBitProducts(WideWeightGradients(multiplier("delayed"), plain)),
+    )
     assert [each.of_norm(x, TensorParallel()) for each in others] == [None, None]
 
 
@@ -322,8 +331,8 @@ def test_the_first_iteration_knows_no_scale_and_reads_the_norm() -> None:
     norm = norm_of("RMSNorm", zero_centred=False)
     scales = DelayedScales(("layer",), types_of("hybrid"), KERNELS, CPU)
     engine = load_transformer_engine()
-    products = EngineProducts(
-        engine, torch.float32, "hybrid", "delayed", CPU, scales.of_layer("layer")
+    products = EightBitProducts(
+        EngineMultiplier(engine, torch.float32, "hybrid", "delayed", CPU, scales.of_layer("layer"))
     )
     x, part, *_ = microbatch(0)
     stream, normed = read_norm(narrow_linear((HIDDEN, OUT), products), norm, x, part)

@@ -13,7 +13,7 @@ from model.test_transformer_layer import CPU, GPT, LLAMA
 from torch import Tensor
 
 from megatron.layers.eight_bit_config import EightBitConfig
-from megatron.layers.engine_products import EngineProducts
+from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
@@ -135,7 +135,7 @@ def test_a_layer_is_the_same(
     with installed(**norms_of):
         fused = train(config, torch.float32, recomputation, split=split)
         assert calls.count == norms * MICROBATCHES, "in the first iteration scales are not known"
-        monkeypatch.setattr(EngineProducts, "of_norm", lambda *_: None)
+        monkeypatch.setattr(EngineMultiplier, "norm", lambda *_: None)
         usual = train(config, torch.float32, recomputation, split=split)
         assert calls.count == norms * MICROBATCHES
     assert fused.keys() == usual.keys()
@@ -151,7 +151,7 @@ def test_in_16_bits_it_is_no_less_exact(
     with installed():
         exact = train(config, torch.float32, is_narrow=False)
         fused = train(config, torch.bfloat16)
-        monkeypatch.setattr(EngineProducts, "of_norm", lambda *_: None)
+        monkeypatch.setattr(EngineMultiplier, "norm", lambda *_: None)
         usual = train(config, torch.bfloat16)
     assert fused.keys() == usual.keys() == exact.keys()
     for name, value in exact.items():

@@ -22,6 +22,8 @@ from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
+WIDE = replace(DELAYED, wide_weight_gradients=True)
+ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 LLAMA: dict[str, Any] = {
     "normalization": "RMSNorm",
     "swiglu": True,
@@ -51,7 +53,7 @@ def in_eight_bits(
     [
         (Layout(2, "vocab-2", "zb-h1"), DELAYED, True),
         (Layout(2, "none"), TENSORWISE, False),
-        (Layout(2, "vocab-1", "zb-v"), replace(DELAYED, wide_weight_gradients=True), False),
+        (Layout(2, "vocab-1", "zb-v"), WIDE, False),
     ],
     ids=str,
 )
@@ -73,7 +75,7 @@ def test_streams_and_memory_are_in_order(
         ("1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION),
         ("zb-v", DELAYED, Recomputation(group=1)),
         ("1f1b", DELAYED, Recomputation(group=1)),
-        ("1f1b", replace(DELAYED, wide_weight_gradients=True), NO_RECOMPUTATION),
+        ("1f1b", WIDE, NO_RECOMPUTATION),
     ],
     ids=str,
 )
@@ -92,6 +94,27 @@ def test_memory_is_what_a_dry_run_says(
 def test_memory_of_plain_layers_that_are_computed_again(gpus: GpuPool) -> None:
     config = paper_config(Layout(2, "vocab-2", "zb-h1"), 32_000, layers=4, micro_batch_size=4)
     own = memory(in_eight_bits(config, DELAYED, Recomputation(group=1)), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "eight_bits"),
+    [
+        (Layout(2, "vocab-2", replicas=2, experts=2), DELAYED),
+        (Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall"), WIDE),
+        (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), DELAYED),
+        (Layout(2, "vocab-2", "zb-h1", recomputation=ACTIVE), TENSORWISE),
+    ],
+    ids=str,
+)
+def test_memory_of_a_mixture(layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool) -> None:
+    config = paper_config(layout, 32_000, layers=4, **LLAMA)
+    mixture = replace(config.model, num_experts=8, moe_ffn_hidden_size=1024)
+    own = memory(
+        in_eight_bits(replace(config, model=mixture), eight_bits, layout.recomputation), gpus
+    )
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

@@ -9,7 +9,7 @@ from correctness.short_runs import Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
 from training.test_checkpointing import Ended, assert_same, losses
-from training.test_precision_checkpoints import prepared, whole_and_resumed
+from training.test_precision_checkpoints import ended, prepared, whole_and_resumed
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
@@ -73,6 +73,24 @@ def test_scales_are_the_same_in_every_layout(
     assert ANEW not in resumed[0].said
     expected = numbers(whole[0])[3:]
     assert numbers(resumed[0]) == pytest.approx(expected, rel=2e-4)
+
+
+def mixture_on(experts: int) -> RunConfig:
+    """Four experts on as many ranks as given."""
+    config = config_of(Layout(1, "none", "zb-h1", replicas=experts, experts=experts))
+    mixture = replace(config.model, num_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
+    return replace(config, model=replace(mixture, swiglu=True, add_bias_linear=False))
+
+
+def test_scales_of_experts_go_to_other_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    """Experts on 2 ranks, then on 1, then on 4."""
+    whole = ended(ranks, mixture_on(2))
+    ended(ranks, mixture_on(2), 2, save=tmp_path / "2")
+    second = ended(ranks, mixture_on(1), 4, load=tmp_path / "2", save=tmp_path / "1")
+    last = ended(ranks, mixture_on(4), load=tmp_path / "1")
+    assert ANEW not in second[0].said + last[0].said
+    found = numbers(second[0]) + numbers(last[0])
+    assert found == pytest.approx(numbers(whole[0])[2:], rel=2e-4)
 
 
 def test_without_its_history_it_begins_anew_and_says_so(ranks: RankPool, tmp_path: Path) -> None:

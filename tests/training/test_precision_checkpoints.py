@@ -30,24 +30,27 @@ def prepared(layout: Layout, dtype: torch.dtype, **optimizer: Any) -> RunConfig:
     )
 
 
+def ended(
+    ranks: RankPool, config: RunConfig, exit_interval: int | None = None, **checkpoint: Any
+) -> list[Ended]:
+    """Run to the end, or to a multiple of an iteration; return what the ranks left."""
+    config = replace(
+        config,
+        train=replace(config.train, exit_interval=exit_interval),
+        checkpoint=CheckpointConfig(**checkpoint),
+    )
+    found = ranks.run(run_on_rank, config.parallel.grid.world_size, config=config)
+    assert all(isinstance(own, Ended) for own in found), found
+    return found
+
+
 def whole_and_resumed(
     ranks: RankPool, config: RunConfig, folder: Path, then: RunConfig | None = None
 ) -> tuple[list[Ended], list[Ended]]:
     """Run in one go, and in two halves, the second maybe in another configuration."""
-
-    def run(config: RunConfig, exit_interval: int | None, **checkpoint: Any) -> list[Ended]:
-        config = replace(
-            config,
-            train=replace(config.train, exit_interval=exit_interval),
-            checkpoint=CheckpointConfig(**checkpoint),
-        )
-        ended = ranks.run(run_on_rank, config.parallel.grid.world_size, config=config)
-        assert all(isinstance(own, Ended) for own in ended), ended
-        return ended
-
-    whole = run(config, None)
-    run(config, 3, save=folder)
-    return whole, run(then or config, None, load=folder)
+    whole = ended(ranks, config)
+    ended(ranks, config, 3, save=folder)
+    return whole, ended(ranks, then or config, load=folder)
 
 
 def scales(said: str) -> list[str]:

@@ -22,14 +22,15 @@ from megatron.kernels.cuda.transformer_engine import (
 )
 from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
 from megatron.kernels.face import Kernels
-from megatron.layers.eight_bits import types_of
-from megatron.layers.engine_products import EngineProducts, Rounded
-from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales, Role
-from megatron.parallel.tensor import ALONE
+from megatron.layers.eight_bit_config import Recipe, types_of
+from megatron.layers.engine_multiplier import EngineMultiplier
+from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
 TOKENS: Final = (4096, 8192)
 EPSILON: Final = 1e-5
+WITH_NORMS: Final[tuple[Recipe, ...]] = ("delayed", "mxfp8")
+"""Recipes by which norms may be rounded as they are formed."""
 
 
 def measure(scale: Scale) -> Section:
@@ -47,7 +48,7 @@ def measure(scale: Scale) -> Section:
         for recipe, make in by_package.items():
             theirs, off = _products_of(scale, recipe, make(), n, h)
             own, errors = own | theirs, errors | off
-        for recipe in ("delayed", "mxfp8"):
+        for recipe in WITH_NORMS:
             if engine and not engine.why_not(recipe) and engine.rounds_norms(recipe, n, h):
                 theirs, off = _norms(scale, kernels, engine, recipe, n, h)
                 own, errors = own | theirs, errors | off
@@ -99,20 +100,21 @@ def _products(
 
 def _by_transformer_engine(
     scale: Scale,
-) -> tuple[TransformerEngine | None, dict[str, Callable[[], EngineProducts]], list[str]]:
+) -> tuple[TransformerEngine | None, dict[Recipe, Callable[[], EngineMultiplier]], list[str]]:
     """Return the package, its products by recipe, and the reasons why other recipes are missing."""
     try:
         engine = load_transformer_engine()
     except ValueError as error:
         return None, {}, ["", f"Transformer Engine: {error}."]
-    found: dict[str, Callable[[], EngineProducts]] = {}
+    found: dict[Recipe, Callable[[], EngineMultiplier]] = {}
     said = ["", f"Transformer Engine {engine.version}."]
-    for recipe in ("tensorwise", "blockwise", "mxfp8"):
+    recipes: tuple[Recipe, ...] = "tensorwise", "blockwise", "mxfp8"
+    for recipe in recipes:
         if lack := engine.why_not(recipe):
             said.append(f"Not {recipe}: {lack}")
         else:
             found[recipe] = partial(
-                EngineProducts, engine, torch.bfloat16, "hybrid", recipe, scale.device
+                EngineMultiplier, engine, torch.bfloat16, "hybrid", recipe, scale.device
             )
     if not engine.has_cudnn_norms:
         said.append(f"Norms with mxfp8 are rounded as they are formed with {CUDNN_NORMS}=1 only.")
@@ -120,7 +122,7 @@ def _by_transformer_engine(
 
 
 def _products_of(
-    scale: Scale, recipe: str, products: EngineProducts, n: int, h: int
+    scale: Scale, recipe: Recipe, multiplier: EngineMultiplier, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds and errors of the package's products, in the form of ``_products``."""
 
@@ -129,19 +131,20 @@ def _products_of(
 
     x, weight, grad = drawn(n, h), drawn(4 * h, h), drawn(n, 4 * h)
     total = torch.zeros(4 * h, h, device=scale.device)
-    x8, g8 = _both_ways(products, INPUT, x), _both_ways(products, GRADIENT, grad)
+    x8, g8 = (multiplier.factor(r, t, "both") for r, t in ((INPUT, x), (GRADIENT, grad)))
+    w8 = multiplier.weight(weight)
     works: dict[str, Callable[[], object]] = {
-        "quantise x": lambda: _both_ways(products, INPUT, x),
-        "quantise the gradient": lambda: _both_ways(products, GRADIENT, grad),
-        "x W": lambda: products.output(x8, weight, None),
-        "G W": lambda: products.input_gradient(g8, weight),
-        "G x, added": lambda: products.accumulate_(total, g8, x8, begins=False),
+        "quantise x": lambda: multiplier.factor(INPUT, x, "both"),
+        "quantise the gradient": lambda: multiplier.factor(GRADIENT, grad, "both"),
+        "x W": lambda: multiplier.output(x8, w8, None),
+        "G W": lambda: multiplier.input_gradient(g8, w8),
+        "G x, added": lambda: multiplier.accumulate_(total, g8, x8, begins=False),
     }
     seconds = dict(zip(works, laps(scale, list(works.values())), strict=True))
-    products.accumulate_(total, g8, x8, begins=True)
+    multiplier.accumulate_(total, g8, x8, begins=True)
     errors = {
-        "x W": _error(products.output(x8, weight, None), x, weight.T),
-        "G W": _error(products.input_gradient(g8, weight), grad, weight),
+        "x W": _error(multiplier.output(x8, w8, None), x, weight.T),
+        "G W": _error(multiplier.input_gradient(g8, w8), grad, weight),
         "G x": _error(total, grad.T, x),
     }
     return (
@@ -151,7 +154,7 @@ def _products_of(
 
 
 def _norms(
-    scale: Scale, kernels: Kernels, engine: TransformerEngine, recipe: str, n: int, h: int
+    scale: Scale, kernels: Kernels, engine: TransformerEngine, recipe: Recipe, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds of norms, and errors of their products, in the form of ``_products``."""
 
@@ -159,22 +162,25 @@ def _norms(
         return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
 
     def then_rounded(write: Callable[[], Tensor]) -> Callable[[], object]:
-        return lambda: _both_ways(products, INPUT, write())
+        return lambda: multiplier.factor(INPUT, write(), "both")
 
     x, weight, scale_h, bias_h = drawn(n, h), drawn(4 * h, h), drawn(h), drawn(h)
     written: dict[str, tuple[Tensor | None, Callable[[], Tensor]]] = {
         "RMSNorm": (None, partial(kernels.rms_norm, x, scale_h, EPSILON)),
         "LayerNorm": (bias_h, partial(kernels.layer_norm, x, scale_h, bias_h, EPSILON)),
     }
-    products = _knowing_scales(scale, kernels, engine, recipe, (written["LayerNorm"][1](), weight))
-    form, name = products.of_norm(x, ALONE), f"by Transformer Engine, {recipe}"
+    multiplier = _knowing_scales(
+        scale, kernels, engine, recipe, (written["LayerNorm"][1](), weight)
+    )
+    form, name = multiplier.norm(x), f"by Transformer Engine, {recipe}"
     assert form is not None
+    w8 = multiplier.weight(weight)
     seconds, errors = dict[str, float](), dict[str, float]()
     for kind, (bias, write) in written.items():
         at_once = partial(form, x, scale_h, bias, EPSILON)
         both = laps(scale, [then_rounded(write), at_once])
         seconds[f"{kind}, then rounded {name}"], seconds[f"{kind} in 8 bits {name}"] = both
-        product = products.output(at_once().factor, weight, None)
+        product = multiplier.output(at_once().factor, w8, None)
         errors[f"{kind} W {name},"] = _error(product, write(), weight.T)
     return seconds, errors
 
@@ -183,24 +189,19 @@ def _knowing_scales(
     scale: Scale,
     kernels: Kernels,
     engine: TransformerEngine,
-    recipe: str,
+    recipe: Recipe,
     seen: tuple[Tensor, Tensor],
-) -> EngineProducts:
-    """Return products with scales that an earlier iteration has left."""
+) -> EngineMultiplier:
+    """Return a multiplier with scales that an earlier iteration has left."""
     scales = DelayedScales(("layer",), types_of("hybrid"), kernels, scale.device)
     scaling = scales.of_layer("layer") if recipe == "delayed" else None
-    products = EngineProducts(engine, torch.bfloat16, "hybrid", recipe, scale.device, scaling)
+    multiplier = EngineMultiplier(engine, torch.bfloat16, "hybrid", recipe, scale.device, scaling)
     scales.begin(records=True)
     for role, tensor in zip((INPUT, WEIGHT), seen, strict=True):
-        _both_ways(products, role, tensor)
+        multiplier.factor(role, tensor, "both")
     scales.end(lambda largest: None)
     scales.begin(records=True)
-    return products
-
-
-def _both_ways(products: EngineProducts, role: Role, x: Tensor) -> Rounded:
-    """Return a factor by rows and by columns."""
-    return products.quantise(role, x, turned=True)
+    return multiplier
 
 
 def _quantised(kernels: Kernels, x: Tensor, dtype: torch.dtype) -> tuple[EightBits, EightBits]:

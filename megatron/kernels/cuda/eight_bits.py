@@ -121,8 +121,8 @@ class CudaEightBits:
         quick: bool = False,
     ) -> Tensor:
         """See ``Kernels``."""
-        size = len(left.bits_rk), len(right.bits_rk)
-        out = torch.empty(size, dtype=dtype, device=left.bits_rk.device)
+        size = len(left.bits), len(right.bits)
+        out = torch.empty(size, dtype=dtype, device=left.bits.device)
         self._multiply(out, left, right, bias, quick=quick)
         return out
 
@@ -144,4 +144,4 @@ class CudaEightBits:
     def _multiply(
         self, out: Tensor, left: EightBits, right: EightBits, bias: Tensor | None, *, quick: bool
     ) -> None:
-        eight_bit_product(out, left.bits_rk, left.worth, right.bits_rk, right.worth, bias, quick)
+        eight_bit_product(out, left.bits, left.worth, right.bits, right.worth, bias, quick)

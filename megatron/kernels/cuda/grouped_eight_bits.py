@@ -17,7 +17,7 @@ from megatron.kernels.cuda.grouped import SHARED
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
-from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBitGroups, largest_number, places
+from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number, places
 
 programs = Programs("grouped_eight_bits")
 
@@ -200,8 +200,8 @@ class CudaGroupedEightBits:
 
     def grouped_eight_bit_product(
         self,
-        left: EightBitGroups,
-        right: EightBitGroups,
+        left: EightBits,
+        right: EightBits,
         ends_g: Tensor,
         dtype: torch.dtype,
         *,
@@ -210,12 +210,12 @@ class CudaGroupedEightBits:
         """See ``Kernels``."""
         size = len(left.bits), right.bits.shape[1]
         out_sn = torch.empty(size, dtype=dtype, device=left.bits.device)
-        factors = left.bits, left.worth_g, right.bits, right.worth_g
+        factors = left.bits, left.worth, right.bits, right.worth
         grouped_eight_bit_product(out_sn, *factors, ends_g, quick)
         return out_sn
 
     def grouped_eight_bit_weight_product(
-        self, grad: EightBitGroups, x: EightBitGroups, ends_g: Tensor, dtype: torch.dtype
+        self, grad: EightBits, x: EightBits, ends_g: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """See ``Kernels``."""
         size = len(ends_g), len(grad.bits), len(x.bits)
@@ -226,8 +226,8 @@ class CudaGroupedEightBits:
     def accumulate_grouped_eight_bit_product_(
         self,
         total_goi: Tensor,
-        grad: EightBitGroups,
-        x: EightBitGroups,
+        grad: EightBits,
+        x: EightBits,
         ends_g: Tensor,
         *,
         begins: bool,
@@ -236,4 +236,4 @@ class CudaGroupedEightBits:
         multiply = (
             grouped_eight_bit_weight_product if begins else add_grouped_eight_bit_weight_product_
         )
-        multiply(total_goi, grad.bits, grad.worth_g, x.bits, x.worth_g, ends_g)
+        multiply(total_goi, grad.bits, grad.worth, x.bits, x.worth, ends_g)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megatron.kernels.eight_bits import MULTIPLE, EightBitGroups, EightBits, places
+from megatron.kernels.eight_bits import MULTIPLE, EightBits, places
 from megatron.kernels.grouped import bounds
 from megatron.kernels.reference.products import ProductOperations
 
@@ -107,8 +107,8 @@ class GroupedEightBitOperations(ProductOperations):
 
     def grouped_eight_bit_product(
         self,
-        left: EightBitGroups,
-        right: EightBitGroups,
+        left: EightBits,
+        right: EightBits,
         ends_g: Tensor,
         dtype: torch.dtype,
         *,
@@ -127,13 +127,13 @@ class GroupedEightBitOperations(ProductOperations):
         out_sn = torch.empty(size, dtype=dtype, device=left.bits.device)
         for group, (begin, end) in enumerate(bounds(ends_g)):
             if begin < end:
-                own = EightBits(left.bits[begin:end], left.worth_g[group])
-                matrix = EightBits(right.bits[group], right.worth_g[group])
+                own = EightBits(left.bits[begin:end], left.worth[group])
+                matrix = EightBits(right.bits[group], right.worth[group])
                 out_sn[begin:end] = self.eight_bit_product(own, matrix, dtype, quick=quick)
         return out_sn
 
     def grouped_eight_bit_weight_product(
-        self, grad: EightBitGroups, x: EightBitGroups, ends_g: Tensor, dtype: torch.dtype
+        self, grad: EightBits, x: EightBits, ends_g: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """Return ``grad.T @ x`` of every group's rows, [g, o, i]; a group without rows gets zeros.
 
@@ -148,7 +148,7 @@ class GroupedEightBitOperations(ProductOperations):
         for group, (first, last) in enumerate(_columns(ends_g)):
             if first < last:
                 own, other = (
-                    EightBits(each.bits[:, first:last], each.worth_g[group]) for each in (grad, x)
+                    EightBits(each.bits[:, first:last], each.worth[group]) for each in (grad, x)
                 )
                 out_goi[group] = self.eight_bit_product(own, other, dtype)
         return out_goi
@@ -156,8 +156,8 @@ class GroupedEightBitOperations(ProductOperations):
     def accumulate_grouped_eight_bit_product_(
         self,
         total_goi: Tensor,
-        grad: EightBitGroups,
-        x: EightBitGroups,
+        grad: EightBits,
+        x: EightBits,
         ends_g: Tensor,
         *,
         begins: bool,

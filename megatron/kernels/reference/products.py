@@ -123,7 +123,7 @@ class ProductOperations(Accumulation):
             bias: activations [j].
             quick: sums may have fewer bits than fp32 where that is faster, which is on Hopper.
         """
-        total = left.bits_rk.float() @ right.bits_rk.float().T
+        total = left.bits.float() @ right.bits.float().T
         total.mul_(left.worth).mul_(right.worth)
         return (total if bias is None else total.add_(bias)).to(dtype)
 

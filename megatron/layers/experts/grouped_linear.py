@@ -22,11 +22,11 @@ from megatron.kernels.autograd import apply, once_differentiable
 from megatron.layers.experts.grouped_products import (
     GroupedProducts,
     PlainGroupedProducts,
-    Side,
 )
 from megatron.layers.experts.route import Route
 from megatron.layers.main_grad import has_main_grad, take_main_grad
 from megatron.layers.products import Kept
+from megatron.layers.scales import GRADIENT, INPUT, Role
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Holding, OfExperts
 from megatron.layers.weight_gradients import Defer
@@ -134,7 +134,7 @@ class _KeptSlots(torch.autograd.Function):
         ctx: Any, x_zi: Tensor, route: Route, early: list[Any], layer: GroupedLinear
     ) -> Tensor:
         tensors, _ = route.taken_apart()
-        factor, kept = layer.products.factor("input", x_zi, route.ends, keeps=True)
+        factor, kept = layer.products.factor(INPUT, x_zi, route.ends, keeps=True)
         ctx.save_for_backward(*tensors, *kept)
         early += ctx, factor
         return x_zi.view_as(x_zi)
@@ -168,10 +168,10 @@ class _GroupedLinear(torch.autograd.Function):
         else:
             keeps = not spreads or route.keeps_arrived
             slots = route.dispatch(x) if spreads else x
-            factor, kept = layer.products.factor("input", slots, route.ends, keeps=keeps)
+            factor, kept = layer.products.factor(INPUT, slots, route.ends, keeps=keeps)
             ctx.save_for_backward(*tensors, *(kept if keeps else (x,)))
             del slots  # a factor in 8 bits does not need them
-        y_zo = layer.products.output(factor, layer.matrices(weight), route.ends)
+        y_zo = layer.products.output(factor, layer.matrices(weight))
         return y_zo if spreads else route.combine(y_zo)
 
     @staticmethod
@@ -185,23 +185,21 @@ class _GroupedLinear(torch.autograd.Function):
         x_grad = weight_grad = None
         waits, now = ctx.defer is not None, ctx.defer is None and ctx.needs_input_grad[1]
         keeps = waits and (spreads or route.keeps_arrived)
-        factor, kept_grad = layer.products.factor(
-            "gradient", grad_zo, route.ends, keeps=keeps or now
-        )
+        factor, kept_grad = layer.products.factor(GRADIENT, grad_zo, route.ends, keeps=keeps or now)
         del grad_zo  # as the slots of the forward
         if ctx.needs_input_grad[0]:
-            x_grad = layer.products.input_gradient(factor, layer.matrices(weight), route.ends)
+            x_grad = layer.products.input_gradient(factor, layer.matrices(weight))
             x_grad = route.combine(x_grad) if spreads else x_grad
-        x = _Waiting("input", kept, of_slots=not spreads or route.keeps_arrived)
+        x = _Waiting(INPUT, kept, of_slots=not spreads or route.keeps_arrived)
         if waits:
-            wanted = _Waiting("gradient", kept_grad if keeps else (grad,), of_slots=keeps)
+            wanted = _Waiting(GRADIENT, kept_grad if keeps else (grad,), of_slots=keeps)
             ctx.defer(_later(layer, route, wanted, x))
         elif now:
             of_input = x.factor(layer.products, route)
             if has_main_grad(ctx.weight):
-                _add_product(layer, factor, of_input, route.ends)
+                _add_product(layer, factor, of_input)
             else:
-                product_eoi = layer.products.weight_gradient(factor, of_input, route.ends)
+                product_eoi = layer.products.weight_gradient(factor, of_input)
                 weight_grad = product_eoi.flatten(0, 1)
         return x_grad, weight_grad, None, None, None, None
 
@@ -211,20 +209,20 @@ class _Waiting:
     """A factor of a weight gradient, as it waits for W.
 
     Attributes:
-        side: the layer's input, or the gradient of its output.
+        role: the layer's input, or the gradient of its output.
         kept: what is kept of slots (see ``GroupedProducts``), or the tokens alone.
         of_slots: whether it is of slots.
     """
 
-    side: Side
+    role: Role
     kept: Kept
     of_slots: bool
 
     def factor(self, products: GroupedProducts, route: Route) -> Any:
         """Make the factor; tokens become slots again."""
         if self.of_slots:
-            return products.again(self.side, self.kept, route.ends)
-        return products.for_weight(self.side, route.dispatch(self.kept[0]), route.ends)
+            return products.again(self.role, self.kept, route.ends)
+        return products.for_weight(self.role, route.dispatch(self.kept[0]), route.ends)
 
 
 def _later(layer: GroupedLinear, route: Route, grad: _Waiting, x: _Waiting) -> Callable[[], None]:
@@ -232,12 +230,12 @@ def _later(layer: GroupedLinear, route: Route, grad: _Waiting, x: _Waiting) -> C
 
     def work() -> None:
         products = layer.products
-        _add_product(layer, grad.factor(products, route), x.factor(products, route), route.ends)
+        _add_product(layer, grad.factor(products, route), x.factor(products, route))
 
     return work
 
 
-def _add_product(layer: GroupedLinear, grad: Any, x: Any, ends_e: Tensor) -> None:
+def _add_product(layer: GroupedLinear, grad: Any, x: Any) -> None:
     """Add the gradient of the matrices to the weight's ``main_grad``, given its factors."""
     total, begins = take_main_grad(layer.weight)
-    layer.products.accumulate_(layer.matrices(total), grad, x, ends_e, begins=begins)
+    layer.products.accumulate_(layer.matrices(total), grad, x, begins=begins)

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bit_config import EightBitConfig, Recipe
-from megatron.layers.eight_bits import EightBitProducts, Format, types_of
-from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts
+from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe, types_of
+from megatron.layers.eight_bits import EightBitProducts
+from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
+from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Part, Recomputation, again
-from megatron.layers.scales import WEIGHT, DelayedScales, OwnExpertScales, OwnScales
+from megatron.layers.scales import GRADIENT, INPUT, DelayedScales, OwnScales, Scaling
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.eight_bits import EightBitLayers, linear_layers
@@ -40,20 +41,15 @@ def parts(rows: Tensor) -> tuple[Tensor, ...]:
     return own
 
 
-def grouped(scaling: OwnExpertScales | object, form: Format) -> EightBitGroupedProducts:
-    return EightBitGroupedProducts(
-        KERNELS,
-        FP32,
-        form,
-        scaling,  # type: ignore[arg-type]  # both kinds of scales follow the protocol
-        EXPERTS,
-        OUT,
-        CPU,
-    )
+def grouped(
+    scaling: Scaling, form: Format, experts: int = EXPERTS
+) -> EightBitGroupedProducts[Quantised]:
+    matrices = torch.empty(experts, OUT, IN)
+    return EightBitGroupedProducts(GroupedMultiplier(KERNELS, FP32, form, scaling, matrices))
 
 
 def of_one(
-    products: EightBitProducts, x: Tensor, grad: Tensor, weight: Tensor
+    products: EightBitProducts[Quantised], x: Tensor, grad: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, gradient of the input, and twice the weight's gradient, of a linear layer."""
     factor, kept = products.of_input(x, ALONE)
@@ -66,34 +62,37 @@ def of_one(
 
 
 def of_loop(
-    loop: list[EightBitProducts], x: Tensor, grad: Tensor, weights: Tensor
+    loop: list[KernelMultiplier], x: Tensor, grad: Tensor, weights: Tensor
 ) -> tuple[Tensor, ...]:
     """As ``of_one``, of all experts; a linear layer without tokens only rounds its weight."""
     found = []
-    for products, *given in zip(loop, parts(x), parts(grad), weights, strict=True):
-        products.begin()
+    for multiplier, *given in zip(loop, parts(x), parts(grad), weights, strict=True):
         if len(given[0]):
-            found.append(of_one(products, *given))
+            found.append(of_one(EightBitProducts(multiplier), *given))
         else:
-            products.quantise(WEIGHT, given[2])
+            multiplier.weight(given[2])
             found.append((torch.empty(0, OUT), torch.empty(0, IN), torch.zeros(OUT, IN)))
     outputs, x_grads, totals = zip(*found, strict=True)
     return torch.cat(outputs), torch.cat(x_grads), torch.stack(totals)
 
 
 def of_all(
-    layer: EightBitGroupedProducts, x: Tensor, grad: Tensor, weights: Tensor, ends: Tensor
+    layer: EightBitGroupedProducts[Quantised],
+    x: Tensor,
+    grad: Tensor,
+    weights: Tensor,
+    ends: Tensor,
 ) -> tuple[Tensor, ...]:
     """As ``of_one``, of a layer of experts."""
     layer.begin()
-    factor, kept = layer.factor("input", x, ends, keeps=True)
-    other, kept_grad = layer.factor("gradient", grad, ends, keeps=True)
+    factor, kept = layer.factor(INPUT, x, ends, keeps=True)
+    other, kept_grad = layer.factor(GRADIENT, grad, ends, keeps=True)
     total = torch.empty(EXPERTS, OUT, IN)
     for begins in (True, False):
-        factors = layer.again("gradient", kept_grad, ends), layer.again("input", kept, ends)
-        layer.accumulate_(total, *factors, ends, begins=begins)
-    assert torch.equal(layer.weight_gradient(*factors, ends) * 2, total)
-    return layer.output(factor, weights, ends), layer.input_gradient(other, weights, ends), total
+        factors = layer.again(GRADIENT, kept_grad, ends), layer.again(INPUT, kept, ends)
+        layer.accumulate_(total, *factors, begins=begins)
+    assert torch.equal(layer.weight_gradient(*factors) * 2, total)
+    return layer.output(factor, weights), layer.input_gradient(other, weights), total
 
 
 @pytest.mark.parametrize("form", ["e4m3", "hybrid"])
@@ -106,16 +105,13 @@ def test_a_layer_is_a_loop_over_linear_layers(recipe: str, form: Format) -> None
     types = types_of(form)
     ours = DelayedScales(("layer",), types, KERNELS, CPU, experts={"layer": EXPERTS}, length=2)
     theirs = DelayedScales(names, types, KERNELS, CPU, length=2)
-    own = ours.of_experts("layer", range(EXPERTS))
-    layer = grouped(own if recipe == "delayed" else OwnExpertScales(KERNELS), form)
+    own = ours.of_layer("layer", range(EXPERTS))
+    layer = grouped(own if recipe == "delayed" else OwnScales(KERNELS), form)
     loop = [
-        EightBitProducts(
-            KERNELS,
-            FP32,
-            form,
-            theirs.of_layer(name) if recipe == "delayed" else OwnScales(KERNELS),
+        KernelMultiplier(KERNELS, FP32, form, scaling)
+        for scaling in (
+            theirs.of_layer(name) if recipe == "delayed" else OwnScales(KERNELS) for name in names
         )
-        for name in names
     ]
     for iteration in range(3):
         for scales in (ours, theirs):
@@ -217,10 +213,8 @@ def test_every_rank_knows_the_scales_of_all_experts() -> None:
     pieces = ((first, range(2), x[:2], half), (second, range(2, 4), x[2:], half))
     for scales, own, rows, own_ends in (*pieces, (whole, range(4), x, ends)):
         scales.begin(records=True)
-        layer = EightBitGroupedProducts(
-            KERNELS, FP32, "hybrid", scales.of_experts("layer", own), len(own), OUT, CPU
-        )
-        layer.factor("input", rows, own_ends, keeps=False)
+        layer = grouped(scales.of_layer("layer", own), "hybrid", len(own))
+        layer.factor(INPUT, rows, own_ends, keeps=False)
     seen: list[Tensor] = []
     for scales in (first, second):
         scales.end(seen.append)

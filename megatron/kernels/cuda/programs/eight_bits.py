@@ -33,6 +33,27 @@ def _rounded(x, E5M2: tl.constexpr):
     return tl.where(size < least_normal, subnormal, normal) | sign
 
 
+@triton.jit
+def raise_to_largest(seen, x):
+    """Raise ``seen`` to the largest magnitude of a tile.
+
+    ``seen`` has the bits of a float, not below 0. Such bits are in the order of the floats,
+    infinity above all numbers and NaN above it; so an integer maximum finds the largest magnitude,
+    whatever the order of the programs.
+    """
+    largest = tl.max(tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1), 0)
+    tl.atomic_max(seen, largest, mask=largest > tl.load(seen))
+
+
+@triton.jit
+def eight_bits_of(x, scale, MOST: tl.constexpr, E5M2: tl.constexpr):
+    """Return ``x * scale`` in 8 bits, cut off at ``MOST``; infinity and NaN become NaN."""
+    scaled = x * tl.load(scale)
+    is_number = (tl.abs(x) < float("inf")) & (scaled == scaled)
+    bits = _rounded(tl.minimum(tl.maximum(scaled, -MOST), MOST), E5M2)
+    return tl.where(is_number, bits, 0x7F).to(tl.uint8)  # which is NaN in both types
+
+
 # ``seen`` and ``scale`` of some layers lie at multiples of 16 bytes, for which Triton would compile
 # another form. With delayed scaling it would do so as late as in the second iteration.
 @triton.jit(do_not_specialize=["seen", "scale"])
@@ -53,11 +74,9 @@ def quantise(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``x * scale`` in 8 bits, cut off at ``MOST``; infinity and NaN become NaN.
+    """See ``eight_bits_of`` and ``raise_to_largest``.
 
-    ``stride`` is that of the rows of ``x``; results are dense. ``seen`` has the bits of a float,
-    not below 0. Such bits are in the order of the floats, infinity above all numbers and NaN above
-    it; so an integer maximum finds the largest magnitude, whatever the order of the programs.
+    ``stride`` is that of the rows of ``x``; results are dense.
     """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
@@ -65,13 +84,9 @@ def quantise(
     source = row[:, None] * stride + column[None, :]
     x = tl.load(x_rk + source, mask=here, other=0.0).to(tl.float32)
     if SEEN:
-        largest = tl.max(tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1), 0)
-        tl.atomic_max(seen, largest, mask=largest > tl.load(seen))
+        raise_to_largest(seen, x)
     if STRAIGHT or TURNED:
-        scaled = x * tl.load(scale)
-        is_number = (tl.abs(x) < float("inf")) & (scaled == scaled)
-        bits = _rounded(tl.minimum(tl.maximum(scaled, -MOST), MOST), E5M2)
-        bits = tl.where(is_number, bits, 0x7F).to(tl.uint8)  # which is NaN in both types
+        bits = eight_bits_of(x, scale, MOST, E5M2)
         if STRAIGHT:
             place = row[:, None] * k + column[None, :]
             tl.store(straight_rk + place, bits, mask=here)

@@ -11,7 +11,7 @@ and p places of turned factors.
 import triton
 import triton.language as tl
 
-from megatron.kernels.cuda.programs.eight_bits import _rounded
+from megatron.kernels.cuda.programs.eight_bits import eight_bits_of, raise_to_largest
 
 _MULTIPLE = tl.constexpr(16)
 
@@ -74,13 +74,9 @@ def quantise_groups(
         source = row[:, None] * k + column[None, :]
         x = tl.load(x_sk + source, mask=here, other=0.0).to(tl.float32)
         if SEEN:
-            largest = tl.max(tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1), 0)
-            tl.atomic_max(seen_g + group, largest, mask=largest > tl.load(seen_g + group))
+            raise_to_largest(seen_g + group, x)
         if STRAIGHT or TURNED:
-            scaled = x * tl.load(scale_g + group)
-            is_number = (tl.abs(x) < float("inf")) & (scaled == scaled)
-            bits = _rounded(tl.minimum(tl.maximum(scaled, -MOST), MOST), E5M2)
-            bits = tl.where(is_number, bits, 0x7F).to(tl.uint8)  # which is NaN in both types
+            bits = eight_bits_of(x, scale_g + group, MOST, E5M2)
             if STRAIGHT:
                 tl.store(straight_sk + source, bits, mask=here)
             if TURNED:
