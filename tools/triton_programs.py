@@ -76,8 +76,8 @@ _ALL_WIDE = (
     "cos_bsp",
     "sin_bsp",
     "sums_k",
-    "weights_r",
-    "weights_grad_r",
+    "weights_c",
+    "weights_grad_c",
 )
 _TABLES = ("table_tc", "blocks_k2")
 _EIGHT_BITS = {

@@ -26,6 +26,9 @@ _OPTIONS: Final = {
 }
 """For each field whose flag has another name, the flag."""
 
+GROUPED: Final = "--moe-grouped-products"
+"""The flag that says what multiplies experts."""
+
 SHARED_EXPERT: Final = "--moe-shared-expert-intermediate-size"
 """The flag of the width of an expert that all tokens pass."""
 
@@ -90,6 +93,10 @@ class ExpertFlags:
         "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
         "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
         "refused.", idle_without=_EXPERTS)
+    moe_grouped_products: Literal["local", "transformer_engine", "grouped_gemm"] = flag("local",
+        "What multiplies experts in 16 bits and fp32: PyTorch and this project's kernels (local), "
+        "or the package Transformer Engine or grouped_gemm. For a package the host waits once a "
+        "layer and microbatch to learn how many tokens each expert has.", idle_without=_EXPERTS)
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each forward with a backward that stands beside it in the plan, where no iteration "
         "becomes longer: each works while tokens of the other travel to experts and back. A rank "

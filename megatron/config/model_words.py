@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from megatron.checkpoint.foreign.family import OF_TRAINING
 from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.latent_attention import LatentFlags
@@ -16,25 +17,7 @@ from megatron.config.rope_scaling import RopeScalingFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import all_declarations
 
-FREE: Final = frozenset(
-    {
-        "seq_length",
-        "attention_dropout",
-        "hidden_dropout",
-        "init_method_std",
-        "label_smoothing",
-        "z_loss_coeff",
-        "mtp_loss_scaling_factor",
-        "moe_router_load_balancing_type",
-        "moe_aux_loss_coeff",
-        "moe_z_loss_coeff",
-        "moe_router_bias_update_rate",
-        "moe_router_force_load_balancing",
-        "moe_input_jitter_eps",
-        "moe_expert_capacity_factor",
-        "moe_token_drop_policy",
-    }
-)
+FREE: Final = frozenset({"seq_length", *OF_TRAINING}) - {"moe_router_in_fp32"}
 """Fields of ``ModelConfig`` that do not have to fit the weights."""
 
 

@@ -33,6 +33,7 @@ from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_m
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes
+from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
@@ -69,12 +70,12 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
-from megatron.model.slices import SplitStrategy
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
+from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -144,7 +145,7 @@ class ParallelConfig:
     context_exchange: ContextExchange = "all_gather"
     context_heads_size: int = 1
     num_seq_splits: int = 1
-    seq_split_strategy: SplitStrategy = "uniform"
+    seq_split_strategy: SliceStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
@@ -377,5 +378,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        grouped_package=grouped_package(given),
         host_states=host_states(given),
     )

@@ -9,10 +9,11 @@ from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
+from megatron.config.slice_lengths import lengths_of_slices
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
-from megatron.model.slices import BALANCED_MULTIPLE, SplitStrategy, slice_lengths
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
+from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
@@ -28,7 +29,7 @@ class SlicesChoice(NamedTuple):
     """
 
     slices: int
-    strategy: SplitStrategy
+    strategy: SliceStrategy
     exchanges: tuple[ContextExchange, ...] = ()
 
     @property
@@ -49,10 +50,10 @@ class SliceFlags:
         "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
         "run the fastest that fits the job's GPUs by prediction, with slices of equally many FLOPs "
         "where they can be had.", reads=number_or_auto, metavar="N|auto")
-    seq_split_strategy: SplitStrategy = flag("uniform",
+    seq_split_strategy: SliceStrategy = flag("uniform",
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{BALANCED_MULTIPLE} tokens.", idle_without=f"{_SPLITS} > 1")
+        f"{TOKENS} tokens.", idle_without=f"{_SPLITS} > 1")
 # fmt: on
 
 
@@ -65,7 +66,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     try:
-        lengths = slice_lengths(model, slices, flags[SliceFlags].seq_split_strategy)
+        lengths = lengths_of_slices(model, slices, flags[SliceFlags].seq_split_strategy)
     except ValueError as error:
         yield str(error)
         return
@@ -133,7 +134,7 @@ def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
     tokens, ranks wait for the rank that has the last slice.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
-    strategies: tuple[SplitStrategy, ...] = ("balanced", "uniform")
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
     for slices in (2, 4, 8):
         for strategy in strategies:
             with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)

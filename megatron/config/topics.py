@@ -33,6 +33,11 @@ from megatron.config.graphs import (
     GRAPHS_OF_MACHINE,
     GraphFlags,
 )
+from megatron.config.grouped_products import (
+    GROUPED_DEVICE_RULES,
+    GROUPED_NOTES,
+    GROUPED_RULES,
+)
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
 from megatron.config.latent_attention import LatentFlags
 from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
@@ -112,6 +117,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *CONTEXT_RULES,
     *SLICE_RULES,
     *EXPERT_RANK_RULES,
+    *GROUPED_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
@@ -144,6 +150,7 @@ NOTES: Final[tuple[Rule, ...]] = (
     *PIPELINE_NOTES,
     *TENSOR_NOTES,
     *EXPERT_RANK_NOTES,
+    *GROUPED_NOTES,
     *GRAPH_NOTES,
     *GUARD_NOTES,
 )
@@ -162,6 +169,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
         *of_all,
         *DEVICE_RULES,
         *EIGHT_BIT_DEVICE_RULES,
+        *GROUPED_DEVICE_RULES,
         *BACKEND_RULES,
         *FILE_RULES,
         *RECORD_RULES,

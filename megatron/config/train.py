@@ -12,6 +12,7 @@ from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
 from megatron.data.config import EvaluationSet
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
 from megatron.flags.groups import Flags, faults_of
+from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.config import HostStates, Precision
@@ -199,6 +200,7 @@ class TrainConfig:
         recomputation: the activations that the backward computes again.
         captures_passes: F, B and W are captured once as CUDA graphs, and replayed.
         eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
+        grouped_package: the package that multiplies experts; ``None``: the kernels do.
         host_states: the states of the optimizer that are on the host; ``None``: there are none.
     """
 
@@ -223,6 +225,7 @@ class TrainConfig:
     fp32_precision: Precision = "highest"
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
+    grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
     host_states: HostStates | None = None
 

@@ -7,7 +7,6 @@ sequences, as in Megatron-LM.
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,12 +114,7 @@ class IndexedWriter:
     def __enter__(self) -> "IndexedWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
         try:
             if kind is None:

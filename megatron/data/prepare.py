@@ -115,17 +115,22 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, progress: Progress) -> byte
             minloglevel=2,
         )
     except RuntimeError as error:
-        if "sentences_.empty()" in str(error):
-            raise ValueError(
-                f"{corpus.paths[0]}: there is no text in it, only line ends"
-            ) from error
-        if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            raise ValueError(
-                f"a vocabulary of {vocab_size} is too small: bytes, special tokens and the "
-                f"characters of this text take {needed[1]} entries; give at least that many"
-            ) from error
+        if (fault := _fault_of_text(str(error), corpus, vocab_size)) is not None:
+            raise ValueError(fault) from error
         raise
     return _filled(model.getvalue(), vocab_size)
+
+
+def _fault_of_text(message: str, corpus: Corpus, vocab_size: int) -> str | None:
+    """Return a fault of the text in words, from sentencepiece's; ``None``: it is another fault."""
+    if "sentences_.empty()" in message:
+        return f"{corpus.paths[0]}: there is no text in it, only line ends"
+    if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"a vocabulary of {vocab_size} is too small: bytes, special tokens and the characters "
+            f"of this text take {needed[1]} entries; give at least that many"
+        )
+    return None
 
 
 def unused_pieces(model: Path) -> int:

@@ -179,13 +179,7 @@ def build_sample_indices(
     epochs = Epochs(1, separate_final=False)
     if num_samples is not None:
         epochs = Epochs.needed(tokens, seq_length, num_samples)
-    identity = json.dumps(
-        [_FORMAT, sequences.start, sequences.stop, seq_length, seed, *astuple(epochs)]
-    )
-    digest = hashlib.sha256(identity.encode())
-    digest.update(source.lengths.tobytes())
-    stem = f"{source.prefix.name}-{digest.hexdigest()[:16]}"
-    cached = IndexCache(cache, stem)
+    cached = IndexCache(cache, _name_of(source, sequences, seq_length, seed, epochs))
     if (found := cached.load()) is not None:
         return SampleIndices(**found)
     try:
@@ -198,6 +192,18 @@ def build_sample_indices(
             f"--data-cache-path: cannot write sample indices to {cache} ({error}); give a writable "
             "folder with room for them"
         ) from error
+
+
+def _name_of(
+    source: IndexedDataset, sequences: range, seq_length: int, seed: int, epochs: Epochs
+) -> str:
+    """Return the name of the indices in the cache, with a hash of all that they depend on."""
+    identity = json.dumps(
+        [_FORMAT, sequences.start, sequences.stop, seq_length, seed, *astuple(epochs)]
+    )
+    digest = hashlib.sha256(identity.encode())
+    digest.update(source.lengths.tobytes())
+    return f"{source.prefix.name}-{digest.hexdigest()[:16]}"
 
 
 def _num_samples(epochs: int, tokens: int, seq_length: int) -> int:

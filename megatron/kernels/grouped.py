@@ -9,7 +9,7 @@ Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """
 
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,27 @@ from torch.nn import functional
 
 _TYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _BYTES_AT_ONCE: Final = 16
+
+
+class GroupedKernels(Protocol):
+    """The part of ``Kernels`` about products of groups, which other packages can take over.
+
+    Arguments are as in ``Kernels``, but packages want the ends of the groups on the host.
+    """
+
+    def grouped_product(self, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:
+        """Return every row times the matrix of its group, [s, o]."""
+        ...
+
+    def grouped_weight_product(self, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> Tensor:
+        """Return the product ``grad.T @ x`` of the rows of every group, [g, o, i]."""
+        ...
+
+    def accumulate_grouped_product_(
+        self, total_goi: Tensor, grad_so: Tensor, x_si: Tensor, ends_g: Tensor, *, begins: bool
+    ) -> None:
+        """Add ``grouped_weight_product`` to a sum, or overwrite it if the sum ``begins``."""
+        ...
 
 
 def product(x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
-from megatron.layers.slices import SlicedPass, attention_of_all_tokens
+from megatron.layers.slice_attention import attention_of_all_tokens
+from megatron.layers.slices import SlicedPass
 
 Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Queries [b, u, a, d], keys [b, u, g, d] and values of the same u tokens; queries and keys are

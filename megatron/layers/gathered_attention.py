@@ -20,7 +20,8 @@ from torch import Tensor
 
 from megatron.kernels.autograd import apply, apply_all, once_differentiable
 from megatron.layers.attention_call import AttentionCall, Heads
-from megatron.layers.slices import SequenceSlice, SlicedPass, alone, seen_keys
+from megatron.layers.slice_attention import alone, seen_keys
+from megatron.layers.slices import SequenceSlice, SlicedPass
 from megatron.parallel.context import ContextParallel, chunks_of
 
 

@@ -33,7 +33,7 @@ from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
 from megatron.layers.attention_call import AttentionCall, Heads
 from megatron.layers.ring_pieces import Piece, RingSight
-from megatron.layers.slices import alone
+from megatron.layers.slice_attention import alone
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
 

@@ -12,6 +12,7 @@ import torch
 
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
+from megatron.kernels.grouped import GroupedKernels
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
@@ -41,6 +42,8 @@ class Site:
         eight_bits: the products in 8 bits; ``None``: there are none.
         given_kernels: kernels to use, also for the norms of a wide stream; ``None``: the fastest
             kernels for the device and the dtype.
+        grouped_package: multiplies the slots of experts, whose ends the host must know; ``None``:
+            the kernels multiply the slots, and the host need not know the ends.
     """
 
     device: torch.device
@@ -53,6 +56,7 @@ class Site:
     wide_stream: bool = False
     eight_bits: EightBitConfig | None = None
     given_kernels: Kernels | None = None
+    grouped_package: GroupedKernels | None = None
 
     @cached_property
     def experts(self) -> ExpertParallel:
@@ -63,6 +67,11 @@ class Site:
     def kernels(self) -> Kernels:
         """The kernels of the device and the dtype."""
         return self.given_kernels or kernels_for(self.device, self.dtype)
+
+    @property
+    def grouped_kernels(self) -> GroupedKernels:
+        """The kernels that multiply the slots of experts."""
+        return self.grouped_package or self.kernels
 
     @cached_property
     def stream_kernels(self) -> Kernels:

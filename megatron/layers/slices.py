@@ -4,24 +4,18 @@ The queries of a slice see the keys and values of earlier slices (arXiv 2406.034
 these for every microbatch, in one buffer per layer that the slices fill one after the other. The
 backward runs in descending order. A slice's backward has the gradients of all keys that its queries
 see: it returns those of its own keys, together with the summands that later slices have left, and
-leaves the others to earlier slices.
+leaves the others to earlier slices. (``slice_attention.py`` computes attention with them.)
 
-Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the slice sees, a query
-heads, g key/value heads, d channels of a head.
+Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the slice sees, g
+key/value heads, d channels of a head, e experts.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from megatron.kernels.autograd import apply_all, once_differentiable
-from megatron.kernels.documents import Documents
-from megatron.kernels.face import Kernels
-from megatron.kernels.scores import Scores
 from megatron.kernels.softmax import statistics_dtype
 
 
@@ -190,144 +184,3 @@ class SlicedPass:
     part: SequenceSlice
     seen: SeenKeys
     choices: SeenChoices = field(default_factory=SeenChoices)
-
-
-def slice_attention(
-    kernels: Kernels,
-    sliced: SlicedPass,
-    layer: int,
-    q_buad: Tensor,
-    k_bugd: Tensor,
-    v_bugd: Tensor,
-    *,
-    dropout: float,
-    scores: Scores,
-    documents: Documents | None,
-    sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return ``causal_attention`` of a slice's queries, [b, u, a, d].
-
-    Args:
-        kernels: compute attention.
-        sliced: the slice, and the keys of earlier slices, to which the slice's own are added.
-        layer: index of the layer in the whole model.
-        q_buad: queries of the slice, rotated by the tokens' true positions.
-        k_bugd: keys of the slice, rotated in the same way.
-        v_bugd: values of the slice.
-        dropout: see ``Kernels.causal_attention``; the mask depends on the slices.
-        scores: see ``Kernels.causal_attention``.
-        documents: of whole samples; see ``Kernels.causal_attention``.
-        sinks_a: see ``Kernels.causal_attention``.
-    """
-    k_bzgd, v_bzgd = seen_keys(
-        sliced, layer, (k_bugd, v_bugd), [sliced.part], None if documents else scores.window
-    )
-    return kernels.causal_attention(
-        alone(q_buad).transpose(1, 2),
-        k_bzgd.transpose(1, 2),
-        v_bzgd.transpose(1, 2),
-        dropout=dropout,
-        scores=scores,
-        documents=documents,
-        sinks_a=sinks_a,
-    ).transpose(1, 2)
-
-
-def attention_of_all_tokens(
-    kernels: Kernels,
-    sliced: SlicedPass | None,
-    layer: int,
-    heads: tuple[Tensor, Tensor, Tensor],
-    *,
-    dropout: float,
-    scores: Scores,
-    documents: Documents | None,
-    sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return causal attention of heads of which this rank has all tokens, [b, u, a, d].
-
-    The tokens are those of a slice, or of whole samples if ``sliced`` is ``None``. ``heads`` are
-    queries, keys and values. The other arguments are as for ``slice_attention``.
-    """
-    if sliced is not None:
-        return slice_attention(
-            kernels,
-            sliced,
-            layer,
-            *heads,
-            dropout=dropout,
-            scores=scores,
-            documents=documents,
-            sinks_a=sinks_a,
-        )
-    return kernels.causal_attention(
-        *(x_buad.transpose(1, 2) for x_buad in heads),
-        dropout=dropout,
-        scores=scores,
-        documents=documents,
-        sinks_a=sinks_a,
-    ).transpose(1, 2)
-
-
-def alone(q_buad: Tensor) -> Tensor:
-    """Return queries in memory of their own: a view would keep their keys a second time."""
-    return q_buad.clone() if q_buad.untyped_storage().nbytes() > q_buad.nbytes else q_buad
-
-
-def seen_keys(
-    sliced: SlicedPass,
-    layer: int,
-    own: tuple[Tensor, Tensor],
-    parts: Sequence[SequenceSlice],
-    window: int | None,
-) -> tuple[Tensor, ...]:
-    """Return the keys and the values that each of some parts of a slice sees, [b, z, g, d].
-
-    Args:
-        sliced: the slice, and the keys of earlier slices, to which the slice's own are added.
-        layer: index of the layer in the whole model.
-        own: keys and values of all tokens of the slice, [b, u, g, d].
-        parts: of the slice, ascending; each sees the keys up to its own end.
-        window: of every query; ``None``: no key is left out. Documents count positions from the
-            start of a sample, so with them no key may be left out.
-    """
-    firsts = [0 if window is None else max(0, part.first - window) for part in parts]
-    spans = [(first, part.end) for first, part in zip(firsts, parts, strict=True)]
-    return apply_all(_SeenBySlice, *own, sliced, layer, spans)
-
-
-class _SeenBySlice(torch.autograd.Function):
-    """Turns a slice's keys and values into the spans of all keys so far that its queries see."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        k_bugd: Tensor,
-        v_bugd: Tensor,
-        sliced: SlicedPass,
-        layer: int,
-        spans: Sequence[tuple[int, int]],
-    ) -> tuple[Tensor, ...]:
-        ctx.sliced, ctx.layer, ctx.spans = sliced, layer, spans
-        both_2bzgd = sliced.seen.extend(layer, sliced.part, k_bugd, v_bugd)
-        return tuple(own_bzgd[:, first:end] for first, end in spans for own_bzgd in both_2bzgd)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        sliced: SlicedPass = ctx.sliced
-        summed = _sum_of(gradients[::2], ctx), _sum_of(gradients[1::2], ctx)
-        return *sliced.seen.settle(ctx.layer, sliced.part, summed), None, None, None
-
-
-def _sum_of(gradients: Sequence[Tensor], ctx: Any) -> Tensor:
-    """Return the sum of gradients of spans, [b, z, g, d], for all keys of the slice at least."""
-    spans, part = ctx.spans, ctx.sliced.part
-    start, end = min(spans[0][0], part.first), part.end
-    if spans == [(start, end)]:
-        return gradients[0]
-    b, _, g, d = gradients[0].shape
-    total_bzgd = gradients[0].new_zeros(b, end - start, g, d)
-    for grad_bkgd, (first, behind) in zip(gradients, spans, strict=True):
-        total_bzgd[:, first - start : behind - start] += grad_bkgd
-    return total_bzgd

@@ -7,6 +7,7 @@ Megatron-Core's own functions, so losses, scales and token counts do not change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from megatron.layers.vocabulary.output_s import Merged
 from megatron.library.plans import plan as make_plan
 from megatron.library.runner import pipeline_groups
+from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import InlineLane
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor
@@ -59,7 +61,7 @@ class ForwardBackward:
     def __init__(self, schedule: str | Plan = "1f1b", **options: Any) -> None:
         self._schedule, self._options = schedule, options
         self._plans: dict[int, Plan] = {}
-        self._connected: dict[object, Any] = {}
+        self._connected: dict[object, Groups] = {}
 
     def plan(self, ranks: int, microbatches: int, chunks: int) -> Plan:
         """Return the plan of an iteration.
@@ -117,47 +119,24 @@ class ForwardBackward:
         ranks = dist.get_world_size(group)
         training = self.plan(ranks, num_microbatches, len(chunks))
         plan = evaluation_plan(training) if forward_only else training
-        device = next(parameter.device for parameter in chunks[0].parameters())
-        key = (group, device)
-        if key not in self._connected:
-            self._connected[key] = pipeline_groups(group, ranks, device)
-        groups = self._connected[key]
-        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-        reported: list[Any] = []
-
-        def forward(item: Pass, stage: int, x_sbh: Tensor | None) -> tuple[Any, Tensor]:
-            found: tuple[Any, Tensor] = core.forward_step(
-                forward_step_func,
-                iterators[item.chunk],
-                chunks[item.chunk],
-                num_microbatches,
-                x_sbh,
-                reported,
-                config,
-                state.get_context_parallel_world_size(),
-                collect_non_loss_data=collect_non_loss_data,
-                is_first_microbatch=core.check_first_val_step(
-                    first_val_step, forward_only, item.microbatch == 0
-                ),
-                current_microbatch=item.microbatch,
-                vp_stage=item.chunk if len(chunks) > 1 else None,
-                is_last_stage=stage == len(plan.stages) - 1,
-            )
-            return found
-
-        def backward(x_sbh: Tensor | None, output: Any, gradient: Tensor | None) -> Tensor | None:
-            kind = core.get_model_type(chunks[0])
-            found: Tensor | None = core.backward_step(x_sbh, output, gradient, kind, config)
-            return found
-
-        passes = CorePasses(plan, groups.pipeline.rank, forward, backward)
+        groups = self._groups(group, ranks, next(p.device for p in chunks[0].parameters()))
+        steps = _CoreSteps(
+            core,
+            plan,
+            chunks,
+            config,
+            forward_step_func,
+            data_iterator if isinstance(data_iterator, list) else [data_iterator],
+            collect_non_loss_data,
+            lambda begins: core.check_first_val_step(first_val_step, forward_only, begins),
+        )
+        passes = CorePasses(plan, groups.pipeline.rank, steps.forward, steps.backward)
         passes.frees_outputs = bool(config.deallocate_pipeline_outputs)
         dtype = config.pipeline_dtype or next(p.dtype for p in chunks[0].parameters())
         tokens = seq_length // state.get_context_parallel_world_size()
         if config.sequence_parallel:
             tokens //= state.get_tensor_model_parallel_world_size()
-        shape = tokens, micro_batch_size, config.hidden_size
-        tensors = UnitTensors([shape], dtype, dtype)
+        tensors = UnitTensors([(tokens, micro_batch_size, config.hidden_size)], dtype, dtype)
         communicator = Communicator(groups, plan, passes, InlineLane(), tensors)
         Executor(passes, communicator).run(lower(plan))
         if config.finalize_model_grads_func is not None and not forward_only:
@@ -167,7 +146,67 @@ class ForwardBackward:
                 pg_collection=pg_collection,
                 force_all_reduce=force_all_reduce,
             )
-        return reported
+        return steps.reported
+
+    def _groups(self, group: Any, ranks: int, device: torch.device) -> Groups:
+        """Return this rank's view of Megatron-Core's pipeline, which is made once."""
+        key = (group, device)
+        if key not in self._connected:
+            self._connected[key] = pipeline_groups(group, ranks, device)
+        return self._connected[key]
+
+
+@dataclass(frozen=True)
+class _CoreSteps:
+    """Megatron-Core's functions for the forward and the backward of a stage, in one iteration.
+
+    Attributes:
+        core: Megatron-Core's module of schedules.
+        plan: the plan that runs.
+        chunks: of the model, on this rank.
+        config: of the model.
+        forward_step: the user's function.
+        iterators: over data, for every chunk.
+        collects_other_data: whether the last stage's forward collects data in place of losses.
+        is_first: returns whether a pass belongs to the first microbatch, given whether it has the
+            number 0.
+        reported: the report of the loss function on every microbatch so far.
+    """
+
+    core: Any
+    plan: Plan
+    chunks: Sequence[Any]
+    config: Any
+    forward_step: Callable[..., Any]
+    iterators: Sequence[Any]
+    collects_other_data: bool
+    is_first: Callable[[bool], Any]
+    reported: list[Any] = field(default_factory=list)
+
+    def forward(self, item: Pass, stage: int, x_sbh: Tensor | None) -> tuple[Any, Tensor]:
+        """As ``CorePasses`` needs it."""
+        found: tuple[Any, Tensor] = self.core.forward_step(
+            self.forward_step,
+            self.iterators[item.chunk],
+            self.chunks[item.chunk],
+            self.plan.microbatches,
+            x_sbh,
+            self.reported,
+            self.config,
+            self.core.parallel_state.get_context_parallel_world_size(),
+            collect_non_loss_data=self.collects_other_data,
+            is_first_microbatch=self.is_first(item.microbatch == 0),
+            current_microbatch=item.microbatch,
+            vp_stage=item.chunk if len(self.chunks) > 1 else None,
+            is_last_stage=stage == len(self.plan.stages) - 1,
+        )
+        return found
+
+    def backward(self, x_sbh: Tensor | None, output: Any, gradient: Tensor | None) -> Tensor | None:
+        """As ``CorePasses`` needs it."""
+        kind = self.core.get_model_type(self.chunks[0])
+        found: Tensor | None = self.core.backward_step(x_sbh, output, gradient, kind, self.config)
+        return found
 
 
 forward_backward_func = ForwardBackward

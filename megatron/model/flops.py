@@ -1,7 +1,4 @@
-"""The FLOPs of a model, by which MFU is defined, and of the layers at every position."""
-
-import torch
-from torch import Tensor
+"""The FLOPs of a model, by which MFU is defined, and those of the layers on a part of a sample."""
 
 from megatron.model.config import ModelConfig
 
@@ -36,20 +33,23 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     return 3 * (products + attention + depths * joining + (1 + depths) * output)
 
 
-def token_flops(config: ModelConfig) -> Tensor:
-    """Return the FLOPs that all layers' forward spends on the token at each position, float64 [s].
+def layers_flops(config: ModelConfig, tokens: int) -> int:
+    """Return the FLOPs of all layers' forward on the first ``tokens`` tokens of a sample.
 
     Scores of later positions are not among them, as in kernels for causal attention.
     """
     h, layers = config.hidden_size, range(config.num_layers)
     inner = sum(_inner_width(config, layer) for layer in layers)
     products = 2 * (len(layers) * _attention_weights(config) + h * inner)
-    seen_s = torch.arange(1, config.seq_length + 1, dtype=torch.float64)
-    total_s = torch.zeros_like(seen_s)
-    for layer in layers:
-        window = config.window_of(layer)
-        total_s += seen_s if window is None else seen_s.clamp(max=window + 1)
-    return products + 2 * _score_width(config) * total_s
+    scores = sum(_causal_scores(tokens, config.window_of(layer)) for layer in layers)
+    return products * tokens + 2 * _score_width(config) * scores
+
+
+def _causal_scores(tokens: int, window: int | None) -> int:
+    """Return the number of (query, key) pairs of the first tokens without later keys."""
+    beginning = tokens if window is None else min(tokens, window + 1)
+    rest = tokens - beginning  # queries that see as many keys as the last of the beginning
+    return beginning * (beginning + 1) // 2 + rest * beginning
 
 
 def _attention_weights(config: ModelConfig) -> int:

@@ -2,12 +2,13 @@
 
 Gradients and weights travel in *batches* of whole parts. Two slots of the host's memory take turns:
 while the CPU updates the batch in one slot, the gradients of the next batch arrive in the other,
-and the weights of the batch before leave it.
+and the weights of the batch before leave it. This goes on from one optimizer to the next: a sharded
+optimizer has one for every bucket.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from megatron.parallel.lanes import InlineLane, Pending, make_lane, wait_on_host
 BATCH: Final = 1 << 24
 """Elements of a batch, if no part has more: 64 MiB of fp32 gradients, 2.7 ms at 25 GB/s."""
 
-_SLOTS: Final = 2
+SLOTS: Final = 2
 _ALIGNED: Final = 64
 """Parts begin at a multiple of this number of elements within a slot."""
 
@@ -57,6 +58,28 @@ def parts_on_host(
     return frozenset(taken)
 
 
+def slot_elements(elements: int, largest: int, batch: int = BATCH) -> int:
+    """Return the elements of a slot, if parts with so many ``elements`` travel through it.
+
+    ``largest`` is the number of elements of the largest of these parts.
+    """
+    return min(max(batch, largest), elements)
+
+
+class Fetched(Protocol):
+    """A batch whose gradients travel to the host.
+
+    Attributes:
+        steps: number of steps that the batch has taken.
+    """
+
+    steps: int
+
+    def fetch(self) -> Pending[None]:
+        """Begin to copy the gradients to the host, unless that has begun."""
+        ...
+
+
 @dataclass
 class Slot:
     """Memory of the host for the gradients and the rounded weights of a batch.
@@ -64,11 +87,14 @@ class Slot:
     Attributes:
         gradients: bytes.
         weights: bytes.
+        user: the batch whose gradients arrive here or have arrived; ``None``: they are not needed
+            any more.
         leaving: the last copy of weights from the slot to the device.
     """
 
     gradients: Tensor
     weights: Tensor
+    user: Fetched | None = None
     leaving: Pending[None] | None = None
 
     def clear(self) -> None:
@@ -108,7 +134,8 @@ class HostLink:
         assert len({part.weight.dtype for part in own if _is_rounded(part)}) <= 1
         self._states, self._is_gpu = states, device.type == "cuda"
         rooms = [_room(part) for part in own]
-        self._batch = min(max([batch, *rooms]), sum(rooms))
+        self._batch = slot_elements(sum(rooms), max(rooms, default=0), batch)
+        self._order: list[Fetched] = []
         of_gradient = max((part.gradient.itemsize for part in own), default=0)
         of_weight = max((part.weight.itemsize for part in own if _is_rounded(part)), default=0)
         self.slots = tuple(
@@ -116,12 +143,32 @@ class HostLink:
                 self._memory(self._batch * of_gradient, torch.uint8, pins=states.pins_gradients),
                 self._memory(self._batch * of_weight, torch.uint8, pins=states.pins_weights),
             )
-            for _ in range(_SLOTS)
+            for _ in range(SLOTS)
         )
         self.out, self.back = (
             make_lane(device, 2, name) if states.overlap else InlineLane()
             for name in ("gradients to the host", "weights from the host")
         )
+
+    def enter(self, batch: Fetched) -> Slot:
+        """Return the slot of a batch that travels after all batches so far."""
+        self._order.append(batch)
+        return self.slots[(len(self._order) - 1) % len(self.slots)]
+
+    def fetch_after(self, batch: Fetched) -> None:
+        """Begin to copy the gradients of the batch after ``batch``, if this step has that one yet.
+
+        Optimizers usually step in the order in which they were made. In another order, a batch may
+        lose its slot to another one. Its gradients are then copied once more, when it steps.
+        """
+        for following in self._order[self._order.index(batch) + 1 :][:1]:
+            if following.steps == batch.steps:
+                following.fetch()
+
+    def close(self) -> None:
+        """Release both lanes."""
+        self.out.close()
+        self.back.close()
 
     def _memory(self, elements: int, dtype: torch.dtype, *, pins: bool) -> Tensor:
         return torch.empty(elements, dtype=dtype, pin_memory=pins and self._is_gpu)

@@ -5,22 +5,20 @@ there, rounds them, and copies the new weights back. The update is that of the s
 CPU, over the same parts. So on CPUs the bits are those of a step without this class.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from megatron.kernels.reference.optimizer import divide
-from megatron.optimizer.host_link import HostLink, Slot
+from megatron.optimizer.host_link import HostLink
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import divisors_of
 from megatron.optimizer.optimizer import Optimizer, check_norm
 from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer
-from megatron.parallel.lanes import Pending, wait_on_host
+from megatron.parallel.lanes import Done, Pending, wait_on_host
 
 
 class _Batch:
@@ -29,22 +27,39 @@ class _Batch:
     Attributes:
         parts: on the device.
         optimizer: of the same parts on the host.
-        slot: holds the gradients and the rounded weights of ``optimizer`` for a step.
+        slot: holds the gradients and the rounded weights of ``optimizer`` for a step. Other batches
+            use it before and after.
+        steps: number of steps that the batch has taken, those included that were undone.
     """
 
-    def __init__(
-        self, parts: Sequence[ParameterPart], make: MakeOptimizer, link: HostLink, slot: Slot
-    ) -> None:
-        self.parts, self.slot = parts, slot
-        self._there = link.on_host(parts, slot)
+    def __init__(self, parts: Sequence[ParameterPart], make: MakeOptimizer, link: HostLink) -> None:
+        self.parts, self.slot, self.steps = parts, link.enter(self), 0
+        self._there = link.on_host(parts, self.slot)
         self.optimizer = make(self._there)
         self._link = link
+        self._arriving: Pending[None] = Done(None)
 
     def fetch(self) -> Pending[None]:
-        """Begin to copy the gradients to the host."""
-        return self._link.out.submit(
-            partial(self._copy, [(own.gradient, to.gradient) for own, to in self._pairs])
-        )
+        """Begin to copy the gradients to the host, unless that has begun."""
+        if self.slot.user is not self:
+            self.slot.user = self
+            pairs = [(own.gradient, to.gradient) for own, to in self._pairs]
+            self._arriving = self._link.out.submit(partial(self._copy, pairs))
+        return self._arriving
+
+    def step(self, rates: Rates, grad_norm: float, factor: float) -> None:
+        """Update the batch, while the gradients of the next batch arrive."""
+        wait_on_host(self.fetch())
+        self._link.fetch_after(self)
+        self.change(partial(self.optimizer.step, rates, grad_norm, factor))
+        self.slot.user = None
+        self.steps += 1
+
+    def change(self, work: Callable[[], None]) -> None:
+        """Let ``work`` change the batch on the host, and begin to copy its weights back."""
+        self.slot.clear()
+        work()
+        self.hand_back()
 
     def hand_back(self) -> None:
         """Begin to copy the weights to the device."""
@@ -82,42 +97,26 @@ class HostOptimizer:
         *,
         steps_again: bool,
     ) -> None:
-        self._slots, self._clip_grad, self._steps_again = link.slots, clip_grad, steps_again
+        self._clip_grad, self._steps_again = clip_grad, steps_again
         self._gradients = [part.gradient for part in parts]
-        self._batches = [
-            _Batch(own, make, link, link.slots[number % len(link.slots)])
-            for number, own in enumerate(link.batches(parts))
-        ]
+        self._batches = [_Batch(own, make, link) for own in link.batches(parts)]
         self._of = {part.name: batch.optimizer for batch in self._batches for part in batch.parts}
 
     @torch.no_grad()
     def step(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
-        """As in ``Optimizer``.
-
-        Where gradients have arrived on the host, their place is free for the batch after the next.
-        """
+        """As in ``Optimizer``."""
         check_norm(grad_norm)
-        following = iter(self._batches)
-        arriving = deque(batch.fetch() for batch in islice(following, len(self._slots)))
         for batch in self._batches:
-            wait_on_host(arriving.popleft())
-            self._change(batch, partial(batch.optimizer.step, rates, grad_norm, factor))
-            arriving.extend(batch.fetch() for batch in islice(following, 1))
+            batch.step(rates, grad_norm, factor)
         self._finish()
         if self._steps_again:
             divide(self._gradients, divisors_of(factor, grad_norm, self._clip_grad))
 
-    def _change(self, batch: _Batch, work: Callable[[], None]) -> None:
-        """Let ``work`` change a batch on the host, and begin to copy its weights to the device."""
-        batch.slot.clear()
-        work()
-        batch.hand_back()
-
     def _finish(self) -> None:
         """Let the device wait for all weights."""
-        for slot in self._slots:
-            if slot.leaving is not None:
-                slot.leaving.wait()
+        for batch in self._batches:
+            if batch.slot.leaving is not None:
+                batch.slot.leaving.wait()
 
     def tensors_of(self, name: str) -> dict[str, Tensor]:
         """As in ``Optimizer``; the tensors are on the host."""
@@ -132,7 +131,7 @@ class HostOptimizer:
     def loaded(self, steps: int) -> None:
         """As in ``Optimizer``."""
         for batch in self._batches:
-            self._change(batch, partial(batch.optimizer.loaded, steps))
+            batch.change(partial(batch.optimizer.loaded, steps))
         self._finish()
 
     def save(self) -> None:
@@ -144,7 +143,7 @@ class HostOptimizer:
     def restore(self) -> None:
         """As in ``Optimizer``."""
         for batch in self._batches:
-            self._change(batch, batch.optimizer.restore)
+            batch.change(batch.optimizer.restore)
         self._finish()
 
 

@@ -25,7 +25,7 @@ from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
 from megatron.runtime.units import UnitTensors
-from megatron.schedules.costs import UNIT_COSTS, Costs
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
 from megatron.simulator.simulate import Timeline
@@ -54,7 +54,7 @@ class PipelineRank:
         dtype: of activations.
         seed: of the run, for dropout.
         costs: assumed durations; they decide where communication is issued.
-        replication: the work shared with other ranks; needed if a program reduces gradients.
+        replication: the work shared with other ranks.
         slices: the slices of every microbatch; empty: microbatches are whole.
         new_slot: makes the graphs of passes (``StageGraphs``); ``None``: every pass launches its
             kernels without a graph.
@@ -71,14 +71,13 @@ class PipelineRank:
         activation_shape: tuple[int, int, int],
         dtype: torch.dtype,
         seed: int,
-        costs: Costs = UNIT_COSTS,
-        replication: Replication | None = None,
-        new_slot: Callable[[], NewGraph] | None = None,
-        slices: Sequence[SequenceSlice] = (),
+        costs: Costs,
+        replication: Replication,
+        new_slot: Callable[[], NewGraph] | None,
+        slices: Sequence[SequenceSlice],
     ) -> None:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         sharing = max(axis.size for axis in axes)
-        assert replication is not None or sharing == 1, "gradients are reduced in buckets"
         self.model = model
         self.store = ActivationStore()
         self.position = Position()
@@ -146,7 +145,7 @@ class PipelineRank:
 
         With ``trains`` false the run will only evaluate. The loss of the microbatch is not used.
         """
-        plan, replicas = self.train_program.plan, self._replication
+        plan = self.train_program.plan
         noted = NotedRooms(self.model.shared_tensors(), self._groups.device)
         host = self._installed.host if trains and self._has_equal_microbatches else None
         running = self._install(
@@ -160,9 +159,9 @@ class PipelineRank:
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
-        work = self._replica_work(plan)
-        if trains and work is not None and replicas is not None and replicas.optimizer is not None:
-            for bucket in range(len(replicas.buckets)):  # replicas have equal weights: no change
+        if trains and self._replication.optimizer is not None:
+            work = self._replica_work(plan)
+            for bucket in range(len(self._replication.buckets)):  # equal weights: no change
                 work.gather_again(bucket).wait()
 
     @property
@@ -247,16 +246,11 @@ class PipelineRank:
         The plan is as in ``replace_plan``. If optimizer steps are deferred, the program takes the
         step of the previous iteration, unless ``with_steps`` is false.
         """
-        program = lower(plan, costs)
-        if self._replication is None:
-            return program
         return self._replication.in_program(
-            program, self.model, self._groups, with_steps=with_steps
+            lower(plan, costs), self.model, self._groups, with_steps=with_steps
         )
 
-    def _replica_work(self, plan: Plan) -> ReplicaWork | None:
-        if self._replication is None:
-            return None
+    def _replica_work(self, plan: Plan) -> ReplicaWork:
         return self._replication.work(plan, self.model, self._groups, self._gradient_lane)
 
     def train(

@@ -11,7 +11,7 @@ from megatron.schedules.counted import counted
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import TREATMENTS
 
-_WAY_OUT: Final = "give one that tools/simulate.py --save-plan wrote"
+_WAY_OUT: Final = "give one that simulate-schedule --save-plan wrote"
 
 
 def load_plan(path: Path, ranks: int, microbatches: int, vocabulary: str, slices: int = 1) -> Plan:
@@ -116,7 +116,7 @@ def _checked(path: Path, text: str) -> Plan:
         check(plan)
     except ValueError as error:
         raise ValueError(
-            f"{path} cannot be run: mend it, or save another with tools/simulate.py --save-plan: "
+            f"{path} cannot be run: mend it, or save another with simulate-schedule --save-plan: "
             f"{error}"
         ) from error
     if plan.forward_only:

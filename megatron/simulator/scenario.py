@@ -12,7 +12,7 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.slice_lengths import SliceStrategy, slice_lengths
+from megatron.schedules.slice_lengths import SliceStrategy, causal_work, slice_lengths
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.output_layer_costs import (
     place_output_layer,
@@ -148,7 +148,8 @@ def _in_slices(scenario: Scenario, costs: Costs) -> Costs:
     n, share = scenario.request.slices, scenario.attention
     if n == 1 or not share:
         return costs
-    lengths = slice_lengths(_LONG * n, n, scenario.slices, share)
+    length = _LONG * n
+    lengths = slice_lengths(length, n, scenario.slices, causal_work(length, share))
     return costs.in_slices(lengths, dict.fromkeys(("F", "R", "B"), share))
 
 

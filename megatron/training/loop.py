@@ -274,7 +274,7 @@ class _Loop:
         meter.report_memory(self.last)
         meter.report_post_validation()
         meter.report_end(self.last, self._data.train.consumed_samples)
-        self._state.pipeline.close()
+        self._state.close()
         if fault := self._checkpoints.fault:
             raise UserError(
                 f"--save: {fault}; make room in {config.checkpoint.save}, or name another folder, "

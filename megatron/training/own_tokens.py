@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
+from megatron.config.slice_lengths import lengths_of_slices
 from megatron.layers.slices import SequenceSlice
-from megatron.model.slices import slice_lengths
 from megatron.parallel.context import own_positions_in_slices
 from megatron.runtime.units import are_cut
 
@@ -14,7 +14,7 @@ def slices_of(config: RunConfig) -> tuple[SequenceSlice, ...]:
     slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
     if slices == 1:
         return ()
-    return SequenceSlice.of_lengths(slice_lengths(config.model, slices, strategy))
+    return SequenceSlice.of_lengths(lengths_of_slices(config.model, slices, strategy))
 
 
 def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:

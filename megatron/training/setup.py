@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
@@ -66,6 +67,7 @@ class TrainState:
         expert_biases: the biases by which experts of this rank's layers are chosen.
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
+        host_link: the way to the states of the optimizer that are on the host, if any are.
     """
 
     groups: Groups
@@ -80,6 +82,13 @@ class TrainState:
     layer_figures: LayerFigures
     expert_biases: ExpertBiases
     sharded: ShardedOptimizer | None = None
+    host_link: HostLink | None = None
+
+    def close(self) -> None:
+        """Release all lanes, after the last pass and the last step."""
+        self.pipeline.close()
+        if self.host_link is not None:
+            self.host_link.close()
 
     @property
     def plan(self) -> Plan:
@@ -129,6 +138,7 @@ class TrainState:
 def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankModel:
     """Build this rank's part of the model with its initial weights."""
     train, parallel, axis = config.train, config.parallel, groups.tensor
+    package = train.grouped_package
     plan, vocabulary = run_plan.plan, groups.vocabulary
     placement = place(
         config.model,
@@ -156,6 +166,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
         eight_bits=train.eight_bits,
+        grouped_package=load_grouped_package(package) if package is not None else None,
     )
     model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
@@ -212,7 +223,8 @@ def build_train_state(
     own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
     alone = all(bucket.summed_over(axis).size == 1 for bucket in buckets)
     updated = own if config.parallel.replicas.shard_optimizer else whole
-    make = _maker_of_optimizers(config, groups, model.kernels, updated)
+    link = _host_link(config, groups, updated)
+    make = _maker_of_optimizers(config, groups, model.kernels, link)
     sharded = None
     if config.parallel.replicas.shard_optimizer:
         sharded = ShardedOptimizer(buckets, make, axis)
@@ -239,6 +251,7 @@ def build_train_state(
         layer_figures=LayerFigures.of(model, groups),
         expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
+        host_link=link,
     )
 
 
@@ -258,22 +271,30 @@ def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tup
     )
 
 
-def _maker_of_optimizers(
-    config: RunConfig, groups: Groups, kernels: Kernels, updated: Sequence[ParameterPart]
-) -> MakeOptimizer:
-    """Return the function that makes the optimizer, or an idle one in a run without training.
+def _host_link(
+    config: RunConfig, groups: Groups, updated: Sequence[ParameterPart]
+) -> HostLink | None:
+    """Return the way to the states on the host; ``None``: the device has all, or nobody trains.
 
-    ``updated`` are all parts that the rank updates, of which some states may be on the host.
+    ``updated`` are all parts that the rank updates.
     """
-    if config.train.skip_train:
-        return make_idle_optimizer
-    qkv, tensor = qkv_rows(config.model), groups.tensor_sums
-    if config.train.host_states is None:
-        return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
+    if config.train.host_states is None or config.train.skip_train:
+        return None
     if groups.device.type == "cuda":  # launchers give ranks one thread, as GPUs compute
         torch.set_num_threads(max(torch.get_num_threads(), cores_of_rank()))
     copied = frozenset((WORD_EMBEDDINGS,) if groups.ends.size > 1 else ())
-    link = HostLink(updated, config.train.host_states, groups.device, copied)
+    return HostLink(updated, config.train.host_states, groups.device, copied)
+
+
+def _maker_of_optimizers(
+    config: RunConfig, groups: Groups, kernels: Kernels, link: HostLink | None
+) -> MakeOptimizer:
+    """Return the function that makes the optimizer, or an idle one in a run without training."""
+    if config.train.skip_train:
+        return make_idle_optimizer
+    qkv, tensor = qkv_rows(config.model), groups.tensor_sums
+    if link is None:
+        return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
     return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
 
 

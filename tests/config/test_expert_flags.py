@@ -239,7 +239,11 @@ def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--moe-grouped-gemm", "multiplied at once anyway"),
+        ("--moe-grouped-gemm", "multiplied at once anyway; --moe-grouped-products says by what"),
+        (
+            "--moe-grouped-products grouped_gemm --fp8-format hybrid --fp8-recipe tensorwise",
+            "--moe-grouped-products grouped_gemm changes nothing beside --fp8-format",
+        ),
         ("--moe-token-dispatcher-type alltoall", "no expert is on another rank"),
         ("--moe-router-load-balancing-type seq_aux_loss", "without --moe-aux-loss-coeff"),
         ("--moe-router-load-balancing-type none --moe-aux-loss-coeff 0.1", "at --moe-router-load"),

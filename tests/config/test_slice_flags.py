@@ -3,13 +3,12 @@
 from itertools import accumulate
 
 import pytest
-import torch
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
-from megatron.model.flops import iteration_flops, token_flops
-from megatron.model.slices import balanced_lengths, slice_lengths
+from megatron.config.slice_lengths import lengths_of_slices
+from megatron.model.flops import iteration_flops, layers_flops
 
 BASE = (
     "--pipeline-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 8 "
@@ -44,11 +43,11 @@ def test_a_strategy_without_slices_is_noted() -> None:
         ),
         (
             "--num-seq-splits 16 --seq-split-strategy balanced",
-            "--seq-split-strategy balanced with --seq-length 1024",
+            "of 128 tokens, and --seq-length 1024 has no 16 of them: take a sequence of at least",
         ),
         (
             "--num-seq-splits 2 --seq-split-strategy balanced --seq-length 1000",
-            "--seq-split-strategy balanced with --seq-length 1000",
+            "of 128 tokens, and --seq-length 1000 has no 2 of them: take a sequence of at least",
         ),
         (
             "--num-seq-splits 512 --context-parallel-size 2",
@@ -127,28 +126,20 @@ def test_slices_beside_a_ring_are_advised_with_another_exchange(
 
 
 def test_uniform_slices_have_equally_many_tokens() -> None:
-    assert slice_lengths(run("").model, 4, "uniform") == (256,) * 4
+    assert lengths_of_slices(run("").model, 4, "uniform") == (256,) * 4
 
 
 @pytest.mark.parametrize("slices", [2, 4, 8])
 def test_balanced_slices_have_about_equal_work(slices: int) -> None:
     """No end is farther from an equal share than half of the multiple to which it is rounded."""
     model = run("--seq-length 16384 --num-layers 2").model
-    lengths = slice_lengths(model, slices, "balanced")
+    lengths = lengths_of_slices(model, slices, "balanced")
     assert sum(lengths) == model.seq_length
     assert all(length % 128 == 0 for length in lengths)
-    sums = token_flops(model).cumsum(0)
+    whole = layers_flops(model, model.seq_length)
     for number, end in enumerate(list(accumulate(lengths))[:-1], 1):
-        share = float(sums[-1]) * number / slices
-        assert sums[end - 65] <= share <= sums[end + 64]
-
-
-def test_every_slice_has_tokens_even_if_few_tokens_have_all_the_work() -> None:
-    work = torch.zeros(12, dtype=torch.float64)
-    for place in (0, 11):
-        work[place] = 1.0
-        assert min(balanced_lengths(work, 4, 2)) >= 2
-        assert sum(balanced_lengths(work, 4, 2)) == 12
+        share = whole * number / slices
+        assert layers_flops(model, end - 65) <= share <= layers_flops(model, end + 64)
 
 
 def test_flops_of_tokens_add_up_to_those_of_the_layers() -> None:
@@ -158,12 +149,13 @@ def test_flops_of_tokens_add_up_to_those_of_the_layers() -> None:
     scores = 4 * model.num_layers * model.hidden_size  # of a query and a key, with its value
     hidden = scores * (model.seq_length**2 - model.seq_length) // 2
     whole = iteration_flops(model, 1) // 3 - vocabulary
-    assert float(token_flops(model).sum()) == whole - hidden
+    assert layers_flops(model, model.seq_length) == whole - hidden
 
 
 def test_a_window_limits_the_work_of_later_tokens() -> None:
     plain, window = (
-        token_flops(run(f"--seq-length 64{w}").model) for w in ("", " --window-size 7,0")
+        [layers_flops(model, tokens + 1) - layers_flops(model, tokens) for tokens in range(64)]
+        for model in (run(f"--seq-length 64{w}").model for w in ("", " --window-size 7,0"))
     )
-    assert torch.equal(plain[:8], window[:8])
-    assert torch.equal(window[8:], window[7].expand(56))
+    assert plain[:8] == window[:8]
+    assert window[8:] == [window[7]] * 56

@@ -186,7 +186,7 @@ def train_on_rank(
     run.buffers = {own.name: own.buffer.clone() for own in model.owned_buffers()}
     run.peak_in_flight = state.pipeline.store.peak_in_flight
     run.left_in_store = len(state.pipeline.store)
-    state.pipeline.close()
+    state.close()
     return run
 
 
@@ -211,7 +211,7 @@ def gradients_on_rank(
     assert loss is not None
     loss = loss.double() * factor(on_device)
     state.groups.pipeline.all_reduce(loss)
-    state.pipeline.close()
+    state.close()
     return float(loss), gradient_pieces(state, on_device)
 
 

@@ -30,6 +30,7 @@ from correctness.test_experts import (
     trained,
 )
 from harness.rank_pool import RankPool
+from kernels.grouped_stand_ins import installed
 from reference import plain_experts, plain_loss, plain_training
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
@@ -175,6 +176,34 @@ def test_all_tokens_may_choose_one_expert(dispatcher: Any, ranks: RankPool) -> N
             change="all to the last expert",
         )
         compare(job, runs, start, wanted)
+
+
+def train_by_package(rank: int, world_size: int, **kwargs: Any) -> RankRun:
+    """Train as ``train_on_rank`` does, where a stand-in for Transformer Engine is installed."""
+    with installed() as calls:
+        run = train_on_rank(rank, world_size, **kwargs)
+        assert calls, "the package multiplies"
+    return run
+
+
+def test_experts_that_a_package_multiplies_train_the_plain_mixture(
+    ranks: RankPool, known: Known
+) -> None:
+    job = job_of(QWEN2)
+    layout = Layout(
+        1, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall", recomputation=PARTS
+    )
+    config = job.config(layout)
+    train = replace(config.train, grouped_package="transformer_engine")
+    runs = ranks.run(
+        train_by_package,
+        2,
+        config=replace(config, train=train),
+        batches=job.batches(),
+        evaluation_batches=job.batches(seed=1),
+        evaluate_after=(job.iterations - 1,),
+    )
+    compare(job, runs, *known(job, layout.replicas))
 
 
 class Turns:

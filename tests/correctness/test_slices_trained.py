@@ -225,7 +225,7 @@ def with_lengths(
     """Train with slices of given lengths; ``balanced`` ones are longer than these samples."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (own_tokens, subject):  # what a rank keeps, and what it counts
-            patch.setattr(module, "slice_lengths", lambda *_: lengths)
+            patch.setattr(module, "lengths_of_slices", lambda *_: lengths)
         return train_on_rank(rank, world_size, **arguments)
 
 

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
@@ -113,12 +112,7 @@ class Browser:
             os.close(end)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
         os.close(self._to)

@@ -75,18 +75,26 @@ def test_tokens_are_copied_into_slots_and_slots_added(
     tried.assert_close(some_nh, (want_nkh * (slot_nk < first)[:, :, None]).sum(1))
 
 
+def chosen_at_random(tried: Implementation, slots: int, choices: int) -> Tensor:
+    """The choices in slots, all different."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(choices, generator=generator)[:slots].to(tried.device)
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_an_activation_times_the_weight_of_a_slot(tried: Implementation, name: str) -> None:
-    kernels = tried.kernels
+    """With a gate, some choices have no slot on this rank: their weights have the gradient 0."""
+    kernels, choices = tried.kernels, 25 if "glu" in name else 18
     width = 1030 if name in ("gelu", "swiglu") else 5
     inner_ri = tried.activation(18, width * (2 if "glu" in name else 1)).requires_grad_()
-    weights_r = tried.statistic(18, seed=1).requires_grad_()
-    out_rf = kernels.weighted(inner_ri, weights_r, getattr(kernels, name))
-    wide_ri, wide_r = (t.detach().double().requires_grad_() for t in (inner_ri, weights_r))
-    want_rf = FORMULAS[name](wide_ri) * wide_r[:, None]
+    weights_c = tried.statistic(choices, seed=1).requires_grad_()
+    choice_r = chosen_at_random(tried, 18, choices)
+    out_rf = kernels.weighted(inner_ri, weights_c, choice_r, getattr(kernels, name))
+    wide_ri, wide_c = (t.detach().double().requires_grad_() for t in (inner_ri, weights_c))
+    want_rf = FORMULAS[name](wide_ri) * wide_c[choice_r, None]
     grad_rf = tried.activation(*want_rf.shape, seed=2)
-    got = torch.autograd.grad(out_rf, (inner_ri, weights_r), grad_rf)
-    want = torch.autograd.grad(want_rf, (wide_ri, wide_r), grad_rf.double())
+    got = torch.autograd.grad(out_rf, (inner_ri, weights_c), grad_rf)
+    want = torch.autograd.grad(want_rf, (wide_ri, wide_c), grad_rf.double())
     assert (out_rf.dtype, got[0].dtype, got[1].dtype) == (
         tried.dtype,
         tried.dtype,
@@ -100,9 +108,10 @@ def test_an_activation_times_the_weight_of_a_slot(tried: Implementation, name: s
 
 def test_another_function_is_run_by_itself(tried: Implementation) -> None:
     kernels = tried.kernels
-    inner_ri, weights_r = tried.activation(10, 6), tried.statistic(10, seed=1)
-    out_rf = kernels.weighted(inner_ri, weights_r, torch.tanh)
-    tried.assert_close(out_rf, inner_ri.double().tanh() * weights_r[:, None])
+    inner_ri, weights_c = tried.activation(10, 6), tried.statistic(12, seed=1)
+    choice_r = chosen_at_random(tried, 10, 12)
+    out_rf = kernels.weighted(inner_ri, weights_c, choice_r, torch.tanh)
+    tried.assert_close(out_rf, inner_ri.double().tanh() * weights_c[choice_r, None])
 
 
 def test_a_product_in_a_wider_type_is_not_rounded_before(tried: Implementation) -> None:

@@ -12,7 +12,8 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
-from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass, slice_attention
+from megatron.layers.slice_attention import slice_attention
+from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
 
 B, S, HEADS, GROUPS, D = 2, 24, 4, 2, 8
 STARTS = ([0, 1, 7, 20], [0, 13])

@@ -207,6 +207,27 @@ def test_copies_on_two_ranks_are_both_on_the_host(fraction: float) -> None:
         assert copied in parts_on_host(own, fraction, frozenset((copied,)))
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_gradients_of_the_next_optimizer_travel_meanwhile(in_order: bool) -> None:
+    """A sharded optimizer has one optimizer per bucket. In another order steps are right too."""
+    ours, expected = Trained(), Trained()
+    parts = list(map(ParameterPart.whole, ours.parameters))
+    link, lane = HostLink(parts, HostStates(), CPU, batch=BATCH), LateLane()
+    link.out, link.back = lane, LateLane()
+    kernels = kernels_for(CPU, torch.bfloat16)
+    made = [
+        make_with_host(CONFIG, QKV, ALONE, kernels, link, own) for own in (parts[:3], parts[3:])
+    ]
+    for number in range(3):
+        ours.draw(number)
+        for optimizer in made if in_order else reversed(made):
+            optimizer.step(RATES, 3.0, 0.3)
+            assert len(lane.waiting) == (in_order and optimizer is made[0])
+        expected.step(number)
+        for own, other in zip(ours.parameters, expected.parameters, strict=True):
+            assert torch.equal(own.parameter, other.parameter), own.name
+
+
 @contextmanager
 def never_awaited() -> Iterator[None]:
     """Let the CPU update before gradients have arrived."""

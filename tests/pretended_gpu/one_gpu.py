@@ -61,7 +61,7 @@ def train(which: str, rank: int) -> Trained:
             with counter.part("iteration"):
                 batch = to_device(case.batch(), DEVICE)
                 step.train(Iteration(number, batch, lambda _: Rates(1e-4, 1e-4, 0.1), 0))
-        state.pipeline.close()
+        state.close()
     samples = config.train.num_microbatches * config.train.micro_batch_size
     flops = iteration_flops(config.model, samples)
     return Trained(counter.parts["iteration"], flops)

@@ -118,7 +118,7 @@ def run_rank(
         step.settle()
         if valid:
             state.pipeline.evaluate(_batch(gpu, config, state))
-        state.pipeline.close()
+        state.close()
     found.forms = gpu.forms
     found.restored = restore.call_count
     found.journal = gpu.streams.journal

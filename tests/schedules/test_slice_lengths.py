@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.schedules.slice_lengths import TOKENS, slice_lengths, slice_shares
+from megatron.schedules.slice_lengths import TOKENS, causal_work, slice_lengths, slice_shares
 
 shares = st.floats(0, 1)
 
@@ -19,13 +19,21 @@ def test_balanced_slices_take_equal_times_up_to_a_multiple(
     n: int, more: int, attention: float
 ) -> None:
     blocks = n + more
-    lengths = slice_lengths(TOKENS * blocks, n, "balanced", attention)
+    work = causal_work(TOKENS * blocks, attention)
+    lengths = slice_lengths(TOKENS * blocks, n, "balanced", work)
     assert sum(lengths) == TOKENS * blocks
     assert all(length > 0 and length % TOKENS == 0 for length in lengths)
     if more > 16 * n:  # then no slice is as short as a multiple allows
         # An end moves by half a multiple at most, where a token takes 1 + attention at most.
         most = (1 + attention) / blocks
         assert all(abs(share - 1 / n) <= most for share in slice_shares(lengths, attention))
+
+
+@given(st.integers(0, 12 * TOKENS - 1))
+def test_every_slice_has_tokens_even_if_one_token_has_all_the_work(place: int) -> None:
+    lengths = slice_lengths(12 * TOKENS, 4, "balanced", lambda tokens: float(tokens > place))
+    assert min(lengths) >= TOKENS
+    assert sum(lengths) == 12 * TOKENS
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), shares)
@@ -50,4 +58,4 @@ def test_shares_count_the_keys_that_queries_read(lengths: list[int], attention: 
 )
 def test_what_cannot_be_cut_is_refused(length: int, n: int, strategy: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        slice_lengths(length, n, "uniform" if strategy == "uniform" else "balanced", 0.5)
+        slice_lengths(length, n, "uniform" if strategy == "uniform" else "balanced")

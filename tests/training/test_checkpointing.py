@@ -98,7 +98,7 @@ def run_on_rank(
         try:
             train(config, state, data)
         except UserError as error:
-            state.pipeline.close()
+            state.close()
             return str(error)
     return Ended(everything(state), out.getvalue())
 
@@ -423,7 +423,7 @@ def save_slowly(
             checkpoints.report(wait=True)
         groups.world_hosts.barrier()
         assert not checkpoints.fault
-    state.pipeline.close()
+    state.close()
     return said
 
 
@@ -458,7 +458,7 @@ def share_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int
         patched.setattr(BoxedTensor, "copied", counted)
         checkpoints.save(Progress(1, 1))
         checkpoints.report(wait=True)
-    state.pipeline.close()
+    state.close()
     assert config.checkpoint.save is not None
     file = folder.folder_of(config.checkpoint.save, 1) / f"__{rank}_0.distcp"
     return sum(written), file.stat().st_size
@@ -513,7 +513,7 @@ def end_badly(rank: int, world_size: int, *, config: RunConfig, by_data: bool) -
         pytest.raises(expected, match=f"iteration {JOB.iterations}: "),
     ):
         train(config, state, data)
-    state.pipeline.close()
+    state.close()
     assert config.checkpoint.save is not None
     return folder.complete(config.checkpoint.save)
 

@@ -73,7 +73,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     if groups.world.rank == 0:
         measured = document(case, ranks) | _passes(state, timeline, ranks)
         result.write_text(json.dumps(measured | _promised(state, config)))
-    state.pipeline.close()
+    state.close()
     leave(groups)
 
 

@@ -76,7 +76,7 @@ class Family:
         except ForeignError as error:
             raise ForeignError(f"{self.name} has no such model: {error}") from error
         mine = vars(_same_layers(model))
-        theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in _OF_TRAINING})))
+        theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
         if model.num_experts and model.router.by_sinkhorn:
             other.append("moe_router_load_balancing_type sinkhorn")
@@ -91,7 +91,7 @@ QK_NORMS: Final = {
 }
 """Their names of the norms of queries and keys, by our names."""
 
-_OF_TRAINING: Final = (
+OF_TRAINING: Final = (
     "attention_dropout",
     "hidden_dropout",
     "init_method_std",

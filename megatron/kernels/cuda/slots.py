@@ -1,7 +1,8 @@
 """Slots of tokens on a GPU: the programs as operators, and the part of ``Kernels`` about slots.
 
-Shapes: n tokens, k choices of a token, r = n k slots, g experts, b blocks of choices, h width of a
-row; f inner width of an expert, i = f or 2 f the width before its activation function.
+Shapes: n tokens, k choices of a token, c choices of all tokens, r slots, g experts, b blocks of
+choices, h width of a row; f inner width of an expert, i = f or 2 f the width before its activation
+function.
 """
 
 from collections.abc import Callable
@@ -94,14 +95,20 @@ def join(out_nh: Tensor, y_rh: Tensor, slot_nk: Tensor) -> None:
     )
 
 
-@operator("weighted(Tensor(a!) out_rf, Tensor inner_ri, Tensor weights_r, bool gelu) -> ()")
-def weighted(out_rf: Tensor, inner_ri: Tensor, weights_r: Tensor, gelu: bool) -> None:
+@operator(
+    "weighted(Tensor(a!) out_rf, Tensor inner_ri, Tensor weights_c, Tensor choice_r, bool gelu) "
+    "-> ()"
+)
+def weighted(
+    out_rf: Tensor, inner_ri: Tensor, weights_c: Tensor, choice_r: Tensor, gelu: bool
+) -> None:
     """See ``programs.weighted``; with a gate, an inner row has 2 f channels."""
     f = out_rf.shape[1]
     weighted_programs.weighted[over_rows(out_rf)](
         out_rf,
         inner_ri,
-        weights_r,
+        weights_c,
+        choice_r,
         f,
         GATED=inner_ri.shape[1] == 2 * f,
         GELU=gelu,
@@ -111,14 +118,15 @@ def weighted(out_rf: Tensor, inner_ri: Tensor, weights_r: Tensor, gelu: bool) ->
 
 
 @operator(
-    "weighted_backward(Tensor(a!) inner_grad_ri, Tensor(b!) weights_grad_r, Tensor inner_ri, "
-    "Tensor weights_r, Tensor grad_rf, bool gelu) -> ()"
+    "weighted_backward(Tensor(a!) inner_grad_ri, Tensor(b!) weights_grad_c, Tensor inner_ri, "
+    "Tensor weights_c, Tensor choice_r, Tensor grad_rf, bool gelu) -> ()"
 )
 def weighted_backward(
     inner_grad_ri: Tensor,
-    weights_grad_r: Tensor,
+    weights_grad_c: Tensor,
     inner_ri: Tensor,
-    weights_r: Tensor,
+    weights_c: Tensor,
+    choice_r: Tensor,
     grad_rf: Tensor,
     gelu: bool,
 ) -> None:
@@ -126,9 +134,10 @@ def weighted_backward(
     r, f = grad_rf.shape
     weighted_programs.weighted_backward[(r,)](
         inner_grad_ri,
-        weights_grad_r,
+        weights_grad_c,
         inner_ri,
-        weights_r,
+        weights_c,
+        choice_r,
         grad_rf,
         f,
         GATED=inner_ri.shape[1] == 2 * f,
@@ -142,25 +151,40 @@ class Weighted(torch.autograd.Function):
     """See ``SlotOperations.weighted``: one kernel forward and one backward."""
 
     @staticmethod
-    def forward(ctx: Any, inner_ri: Tensor, weights_r: Tensor, gated: bool, gelu: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        inner_ri: Tensor,
+        weights_c: Tensor,
+        choice_r: Tensor,
+        gated: bool,
+        gelu: bool,
+    ) -> Tensor:
         """[r, i] -> [r, f]."""
-        inner_ri, weights_r = inner_ri.contiguous(), weights_r.contiguous()
-        ctx.save_for_backward(inner_ri, weights_r)
+        inner_ri, weights_c = inner_ri.contiguous(), weights_c.contiguous()
+        ctx.save_for_backward(inner_ri, weights_c, choice_r)
         ctx.gelu, f = gelu, inner_ri.shape[1] // (2 if gated else 1)
         out_rf = inner_ri.new_empty(len(inner_ri), f)
-        weighted(out_rf, inner_ri, weights_r, gelu)
+        weighted(out_rf, inner_ri, weights_c, choice_r, gelu)
         return out_rf
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_rf: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the slots and of their weights."""
-        inner_ri, weights_r = ctx.saved_tensors
-        inner_grad_ri, weights_grad_r = torch.empty_like(inner_ri), torch.empty_like(weights_r)
+        inner_ri, weights_c, choice_r = ctx.saved_tensors
+        inner_grad_ri = torch.empty_like(inner_ri)
+        make = torch.empty_like if len(choice_r) == len(weights_c) else torch.zeros_like
+        weights_grad_c = make(weights_c)
         weighted_backward(
-            inner_grad_ri, weights_grad_r, inner_ri, weights_r, grad_rf.contiguous(), ctx.gelu
+            inner_grad_ri,
+            weights_grad_c,
+            inner_ri,
+            weights_c,
+            choice_r,
+            grad_rf.contiguous(),
+            ctx.gelu,
         )
-        return inner_grad_ri, weights_grad_r, None, None
+        return inner_grad_ri, weights_grad_c, None, None, None
 
 
 _FUSED: Final = {
@@ -201,10 +225,14 @@ class CudaSlots(SlotOperations):
         return out_nh
 
     def weighted(
-        self, inner_ri: Tensor, weights_r: Tensor, activation: Callable[[Tensor], Tensor]
+        self,
+        inner_ri: Tensor,
+        weights_c: Tensor,
+        choice_r: Tensor,
+        activation: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """See ``Kernels``; an activation function that no Triton program has runs in PyTorch."""
         fused = _FUSED.get(getattr(activation, "__name__", ""))
         if fused is None or getattr(activation, "__self__", None) is not self:
-            return super().weighted(inner_ri, weights_r, activation)
-        return apply(Weighted, inner_ri, weights_r, *fused)
+            return super().weighted(inner_ri, weights_c, choice_r, activation)
+        return apply(Weighted, inner_ri, weights_c, choice_r, *fused)

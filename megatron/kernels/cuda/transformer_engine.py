@@ -282,9 +282,9 @@ def load_transformer_engine() -> TransformerEngine:
         name: getattr(homes[_HOMES[name]] if name in _HOMES else module, name, None)
         for name in (*USED, *NORMS)
     }
-    if fault := _fault_of_names(USED, called):
+    if fault := fault_of_names(USED, called):
         raise ValueError(fault)
-    if _fault_of_names(NORMS, called):
+    if fault_of_names(NORMS, called):
         called |= dict.fromkeys(NORMS)
     return TransformerEngine(
         version=version,
@@ -297,7 +297,7 @@ def load_transformer_engine() -> TransformerEngine:
     )
 
 
-def _fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
+def fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
     """Return a line about the first missing function or arguments; ``None``: all are there."""
     for name, arguments in used.items():
         if called[name] is None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from megatron.kernels.eight_bits import MULTIPLE, EightBitGroups, EightBits, places
 from megatron.kernels.grouped import bounds
-from megatron.kernels.reference.gradients import GradientOperations
+from megatron.kernels.reference.products import ProductOperations
 
 
-class GroupedEightBitOperations(GradientOperations):
+class GroupedEightBitOperations(ProductOperations):
     """The part of ``Kernels`` about products of groups in 8 bits; nothing has a gradient."""
 
     def largest_of_groups(self, x_sk: Tensor, ends_g: Tensor) -> Tensor:

@@ -23,8 +23,13 @@ from megatron.kernels.scores import Scores
 from megatron.kernels.softmax import statistics_dtype
 
 BLOCK = 256
-"""Positions of a block. With a window, a block sees up to this many keys more than one query
-does."""
+"""Positions of a block, at most. With a window, a block sees up to this many keys more than one
+query does."""
+
+FEWEST = 32
+ON_A_CPU = 1 << 20
+"""Scores of a block on a CPU, if a block of ``FEWEST`` positions has no more: 4 MiB in fp32. Long
+samples have shorter blocks then. On a GPU short blocks would take more launches."""
 
 
 def scored_attention(
@@ -78,10 +83,11 @@ class _ScoredAttention(torch.autograd.Function):
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd, sinks_a)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
-        for block in _blocks(seq_length, k_bgsd, seen):
-            prob_xyk, _, _ = block.probabilities(block.queries(q_basd), block.keys(k_bgsd), sinks_a)
-            used_xyk, _ = _drop(prob_xyk, dropout)
+        for block in _blocks(q_basd, k_bgsd, seen):
+            q_xyd, k_xkd = block.queries(q_basd), block.keys(k_bgsd)
+            used_xyk = _drop(block.probabilities(q_xyd, k_xkd, sinks_a)[0], dropout)[0]
             block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
+            del used_xyk  # the next block has such a matrix of its own
         return out_basd
 
     @staticmethod
@@ -106,32 +112,59 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of queries, keys, values and sinks."""
     batch, groups, seq_length, size = k_bgsd.shape
-    queries = q_basd.shape[2]
-    dq_basd = q_basd.new_empty(batch, queries, q_basd.shape[1], size).transpose(1, 2)
+    dq_basd = q_basd.new_empty(batch, q_basd.shape[2], q_basd.shape[1], size).transpose(1, 2)
     wide = statistics_dtype(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
     dsinks_a = None if sinks_a is None else torch.zeros_like(sinks_a, dtype=wide)
-    for block in _blocks(queries, k_bgsd, seen):
+    for block in _blocks(q_basd, k_bgsd, seen):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
-        k_xkd = block.keys(k_bgsd)
-        prob_xyk, slope_xyk, sunk_xy1 = block.probabilities(q_xyd, k_xkd, sinks_a)
-        used_xyk, factor_xyk = _drop(prob_xyk, dropout)
-        dprob_xyk = (grad_xyd @ block.keys(v_bgsd).mT).to(wide)
-        if factor_xyk is not None:
-            dprob_xyk *= factor_xyk
-        if dsinks_a is not None and sunk_xy1 is not None:
-            dsinks_a += block.sinks_gradient(prob_xyk, dprob_xyk, sunk_xy1)
-        dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, wide)
-        dscore_xyk *= seen.scores.scale_of(size) if slope_xyk is None else slope_xyk
-        dscore_xyk = dscore_xyk.to(q_xyd.dtype)
+        k_xkd, v_xkd = block.keys(k_bgsd), block.keys(v_bgsd)
+        dscore_xyk, used_xyk, dsunk_a = _scores_gradient(
+            block, q_xyd, grad_xyd, (k_xkd, v_xkd), sinks_a, dropout
+        )
         block.write(dscore_xyk @ k_xkd, dq_basd)
         dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
-        dv_xsd[:, block.first_key : block.end] += used_xyk.to(grad_xyd.dtype).mT @ grad_xyd
+        dv_xsd[:, block.first_key : block.end] += used_xyk.mT @ grad_xyd
+        del dscore_xyk, used_xyk  # the next block has such matrices of its own
+        if dsinks_a is not None and dsunk_a is not None:
+            dsinks_a += dsunk_a
     dk_bgsd, dv_bgsd = (
         t_xsd.to(k_bgsd.dtype).unflatten(0, (batch, groups)) for t_xsd in (dk_xsd, dv_xsd)
     )
     dsinks_a = None if sinks_a is None or dsinks_a is None else dsinks_a.to(sinks_a.dtype)
     return dq_basd, dk_bgsd, dv_bgsd, dsinks_a
+
+
+def _scores_gradient(
+    block: "_Block",
+    q_xyd: Tensor,
+    grad_xyd: Tensor,
+    seen: tuple[Tensor, Tensor],
+    sinks_a: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradient of a block's products of queries and keys, and the weights of values.
+
+    Both are [x, y, k], in the type of queries. The third result is the gradient of the sinks.
+
+    Args:
+        block: some positions.
+        q_xyd: their queries.
+        grad_xyd: the gradient of their outputs.
+        seen: the keys and the values that they see, [x, k, d].
+        sinks_a: see ``scored_attention``.
+        dropout: see ``scored_attention``.
+    """
+    k_xkd, v_xkd = seen
+    prob_xyk, slope_xyk, sunk_xy1 = block.probabilities(q_xyd, k_xkd, sinks_a)
+    used_xyk, factor_xyk = _drop(prob_xyk, dropout)
+    dprob_xyk = (grad_xyd @ v_xkd.mT).to(prob_xyk.dtype)
+    if factor_xyk is not None:
+        dprob_xyk *= factor_xyk
+    dsunk_a = None if sunk_xy1 is None else block.sinks_gradient(prob_xyk, dprob_xyk, sunk_xy1)
+    dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, prob_xyk.dtype)
+    dscore_xyk *= block.seen.scores.scale_of(q_xyd.shape[-1]) if slope_xyk is None else slope_xyk
+    return dscore_xyk.to(q_xyd.dtype), used_xyk.to(q_xyd.dtype), dsunk_a
 
 
 @dataclass(frozen=True)
@@ -192,13 +225,9 @@ class _Block:
             score_xyk = tanh_xyk * cap
             slope_xyk = tanh_xyk.square_().neg_().add_(1).mul_(scale)
         score_xrqk = score_xyk.unflatten(1, (-1, self.end - self.start))
-        distance_qk = self._distances(q_xyd.device)
         if scores.slopes_a:
-            score_xrqk = self._biased(score_xrqk, distance_qk)
-        hidden_qk = distance_qk < 0
-        if scores.window is not None:
-            hidden_qk |= distance_qk > scores.window
-        score_xrqk.masked_fill_(self._hidden_elsewhere(hidden_qk), -torch.inf)
+            score_xrqk = self._biased(score_xrqk)
+        score_xrqk.masked_fill_(self._hidden(q_xyd.device), -torch.inf)
         if sinks_a is None:
             prob_xyk: Tensor = score_xrqk.softmax(-1).flatten(1, 2)
             return prob_xyk, slope_xyk, None
@@ -219,25 +248,34 @@ class _Block:
         lost_gr: Tensor = lost_xr.unflatten(0, (-1, self.groups)).sum(0)
         return -lost_gr.flatten()
 
-    def _distances(self, device: torch.device) -> Tensor:
-        """Return the distance from each key to each query of the block, [q, k]."""
-        keys_k = torch.arange(self.first_key, self.end, device=device)
-        return keys_k[self.start - self.first_key :, None] - keys_k
+    def _positions(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the positions of the queries, [q, 1], and of the keys that the block sees, [k]."""
+        keys_k = torch.arange(self.first_key, self.end, device=device, dtype=dtype)
+        return keys_k[self.start - self.first_key :, None], keys_k
 
-    def _hidden_elsewhere(self, hidden_qk: Tensor) -> Tensor:
-        """Return ``hidden_qk``, and hide the keys of other documents too, to fit [x, r, q, k]."""
+    def _hidden(self, device: torch.device) -> Tensor:
+        """Return which keys a query does not see, to fit [x, r, q, k].
+
+        Positions are compared, not subtracted: a matrix of distances has eight bytes where a score
+        has four.
+        """
+        own_q1, keys_k = self._positions(device, torch.int64)
+        hidden_qk = keys_k > own_q1
+        if self.seen.scores.window is not None:
+            hidden_qk |= keys_k < own_q1 - self.seen.scores.window
         if self.seen.documents is None:
             return hidden_qk
         first_bq1 = self.seen.documents.first_bs[:, self.start : self.end, None]
-        keys_k = torch.arange(self.first_key, self.end, device=hidden_qk.device)
         hidden_bqk = hidden_qk | (keys_k < first_bq1)
         return hidden_bqk.repeat_interleave(self.groups, 0).unsqueeze(1)
 
-    def _biased(self, score_xrqk: Tensor, distance_qk: Tensor) -> Tensor:
+    def _biased(self, score_xrqk: Tensor) -> Tensor:
+        """Return scores of ALiBi; up to 2^24 positions, distances in fp32 are exact."""
         slopes_a = slopes_on(self.seen.scores.slopes_a, score_xrqk.device, score_xrqk.dtype)
         slopes_gr11 = slopes_a.view(self.groups, -1, 1, 1)
         score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
-        distance_qk = distance_qk.to(score_xrqk.dtype)
+        own_q1, keys_k = self._positions(score_xrqk.device, score_xrqk.dtype)
+        distance_qk = own_q1 - keys_k
         biased_bgrqk = torch.addcmul(score_bgrqk, slopes_gr11, distance_qk, value=-1)
         return biased_bgrqk.flatten(0, 1)
 
@@ -250,13 +288,18 @@ def _softmax_with_sink(score_xrqk: Tensor, sink_xr11: Tensor) -> tuple[Tensor, T
     return exp_xrqk.div_(total_xrq1), sunk_xrq1.div_(total_xrq1)
 
 
-def _blocks(queries: int, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
+def _blocks(q_basd: Tensor, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
     """Yield the blocks of all positions that have queries, in order."""
     groups, seq_length = k_bgsd.shape[1:3]
-    first_query = seq_length - queries
-    for start in range(first_query, seq_length, BLOCK):
-        end = min(start + BLOCK, seq_length)
-        yield _Block(start, end, seen.first_key(start), first_query, groups, seen)
+    start = first_query = seq_length - q_basd.shape[2]
+    while start < seq_length:
+        first_key, length = seen.first_key(start), BLOCK
+        if q_basd.device.type == "cpu":
+            of_query = q_basd.shape[0] * q_basd.shape[1] * (start + BLOCK - first_key)
+            length = max(FEWEST, min(BLOCK, ON_A_CPU // of_query // FEWEST * FEWEST))
+        end = min(start + length, seq_length)
+        yield _Block(start, end, first_key, first_query, groups, seen)
+        start = end
 
 
 def slopes_on(slopes_a: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

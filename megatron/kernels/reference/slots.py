@@ -3,8 +3,8 @@
 ``spread`` copies tokens into their slots, and ``join`` adds the slots of every token up. Each is
 the adjoint of the other.
 
-Shapes: n tokens, k choices of a token, r = n k slots, e experts, h any width; f inner width of an
-expert, i = f or 2 f the width before its activation function.
+Shapes: n tokens, k choices of a token, c choices of all tokens, r slots, e experts, h any width; f
+inner width of an expert, i = f or 2 f the width before its activation function.
 """
 
 from collections.abc import Callable
@@ -66,21 +66,26 @@ class SlotOperations:
         return sums_nh
 
     def weighted(
-        self, inner_ri: Tensor, weights_r: Tensor, activation: Callable[[Tensor], Tensor]
+        self,
+        inner_ri: Tensor,
+        weights_c: Tensor,
+        choice_r: Tensor,
+        activation: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Return an activation function of every slot, times the slot's weight.
+        """Return an activation function of every slot, times the weight of the slot's choice.
 
         Only the arguments are kept for the backward, which computes the function again.
 
         Args:
             inner_ri: slots.
-            weights_r: statistics.
+            weights_c: statistics, a weight for each choice; a choice without a slot has no effect.
+            choice_r: int64, the choice in every slot; all differ.
             activation: an activation function of these kernels.
 
         Returns:
             [r, f], in the type of ``inner_ri``.
         """
-        return apply(Weighted, inner_ri, weights_r, activation)
+        return apply(Weighted, inner_ri, weights_c, choice_r, activation)
 
 
 class Weighted(torch.autograd.Function):
@@ -88,22 +93,29 @@ class Weighted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inner_ri: Tensor, weights_r: Tensor, activation: Callable[[Tensor], Tensor]
+        ctx: Any,
+        inner_ri: Tensor,
+        weights_c: Tensor,
+        choice_r: Tensor,
+        activation: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """[r, i] -> [r, f]."""
-        ctx.save_for_backward(inner_ri, weights_r)
+        ctx.save_for_backward(inner_ri, weights_c, choice_r)
         ctx.activation = activation
+        weights_r = weights_c.index_select(0, choice_r)
         return (activation(inner_ri) * weights_r[:, None]).to(inner_ri.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_rf: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the slots and of their weights."""
-        inner_ri, weights_r = ctx.saved_tensors
+        """Gradients of the slots and of the weights."""
+        inner_ri, weights_c, choice_r = ctx.saved_tensors
+        weights_r = weights_c.index_select(0, choice_r)
         inner_ri = inner_ri.detach().requires_grad_()
         with torch.enable_grad():
             active_rf = ctx.activation(inner_ri)
         weights_grad_r = (grad_rf.to(weights_r.dtype) * active_rf.detach()).sum(-1)
         scaled_rf = (grad_rf * weights_r[:, None]).to(active_rf.dtype)
         (inner_grad_ri,) = torch.autograd.grad(active_rf, inner_ri, scaled_rf)
-        return inner_grad_ri, weights_grad_r, None
+        weights_grad_c = torch.zeros_like(weights_c).index_copy_(0, choice_r, weights_grad_r)
+        return inner_grad_ri, weights_grad_c, None, None

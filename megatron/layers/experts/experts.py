@@ -64,7 +64,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self._ranks, self._kernels = site.experts, site.kernels
-        self._number = router.experts
+        self._number, self._host_knows = router.experts, site.grouped_package is not None
         self.router = Router(router, shape.hidden_size, site)
         self.experts = _TwoLayers(shape, router.experts, activation, site)
         self.shared_experts: MLP | None = None
@@ -94,7 +94,14 @@ class Experts(nn.Module):
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
         experts_buk, _, kept_buk = choice
-        route = route_of(experts_buk, self._number, self._ranks, self._kernels, kept_buk)
+        route = route_of(
+            experts_buk,
+            self._number,
+            self._ranks,
+            self._kernels,
+            kept_buk,
+            host_knows=self._host_knows,
+        )
         beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
         if self.experts.linear_fc2.bias is not None:
             biases_buh = weighted_biases(
@@ -135,11 +142,11 @@ class _TwoLayers(nn.Module):
         inner_z = self.linear_fc1(x_buh, route)
         if self.linear_fc1.bias is not None:
             bias_ei = self.linear_fc1.bias.view(self.linear_fc1.experts, -1)
-            inner_z = with_biases(inner_z, bias_ei, route.ends, self._kernels)
-        weights_z = apply(_OfSlots, weights_buk, route)
+            inner_z = with_biases(inner_z, bias_ei, route.ends.to(inner_z.device), self._kernels)
+        weights_c = apply(_BroughtWeights, weights_buk, route)
 
         def weighted(inner: Tensor) -> Tensor:
-            return self._kernels.weighted(inner, weights_z, self._activation)
+            return self._kernels.weighted(inner, weights_c, route.choices, self._activation)
 
         weighted_zf = weighted(inner_z)
         forgets = self._forgets_active
@@ -148,17 +155,17 @@ class _TwoLayers(nn.Module):
         return y_buh
 
 
-class _OfSlots(torch.autograd.Function):
-    """The weight of every slot, given the weights of this rank's choices."""
+class _BroughtWeights(torch.autograd.Function):
+    """The weights that come to this rank, given the weights of its own tokens' choices."""
 
     @staticmethod
     def forward(ctx: Any, weights_buk: Tensor, route: Route) -> Tensor:
         tensors, ctx.route_of = route.taken_apart()
         ctx.save_for_backward(*tensors)
-        return route.dispatch_weights(weights_buk)
+        return route.bring_weights(weights_buk)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_z: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_c: Tensor) -> tuple[Tensor | None, ...]:
         route: Route = ctx.route_of(*ctx.saved_tensors)
-        return route.combine_weights(grad_z.contiguous()), None
+        return route.return_weights(grad_c.contiguous()), None

@@ -77,7 +77,7 @@ class GroupedLinear(nn.Module):
         ranks, own = site.experts, site.experts.own_experts(experts)
         self.all_experts, self.own_experts = experts, own
         self.experts, self.way = len(own), way
-        self.products: GroupedProducts = PlainGroupedProducts(site.kernels)
+        self.products: GroupedProducts = PlainGroupedProducts(site.grouped_kernels)
         outputs, inputs = out_features, in_features
         if way == "spreads":
             assert outputs % (ranks.tensor_size * fused) == 0, (outputs, ranks.tensor_size, fused)
@@ -170,6 +170,7 @@ class _GroupedLinear(torch.autograd.Function):
             slots = route.dispatch(x) if spreads else x
             factor, kept = layer.products.factor("input", slots, route.ends, keeps=keeps)
             ctx.save_for_backward(*tensors, *(kept if keeps else (x,)))
+            del slots  # a factor in 8 bits does not need them
         y_zo = layer.products.output(factor, layer.matrices(weight), route.ends)
         return y_zo if spreads else route.combine(y_zo)
 
@@ -187,6 +188,7 @@ class _GroupedLinear(torch.autograd.Function):
         factor, kept_grad = layer.products.factor(
             "gradient", grad_zo, route.ends, keeps=keeps or now
         )
+        del grad_zo  # as the slots of the forward
         if ctx.needs_input_grad[0]:
             x_grad = layer.products.input_gradient(factor, layer.matrices(weight), route.ends)
             x_grad = route.combine(x_grad) if spreads else x_grad

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-from megatron.kernels.face import Kernels
+from megatron.kernels.grouped import GroupedKernels
 from megatron.layers.products import Kept
 
 Side: TypeAlias = Literal["input", "gradient"]
@@ -66,10 +66,10 @@ class PlainGroupedProducts:
     """Products in the dtype of the activations; a factor is the tensor itself.
 
     Args:
-        kernels: of the layer.
+        kernels: of the layer, or of another package.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: GroupedKernels) -> None:
         self._kernels = kernels
 
     def factor(

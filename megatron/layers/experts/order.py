@@ -23,7 +23,8 @@ class Order(NamedTuple):
         choice_z: int64, the choice in every slot: the token's index times k, plus the index of the
             choice among the token's k choices.
         slot_bsk: int64, the slot of every choice.
-        ends: int32 [e], the end of every expert's slots: the index after its last slot.
+        ends: int32 [e], the end of every expert's slots: the index after its last slot. Usually
+            on the device; on the host if whoever multiplies the slots wants that.
     """
 
     choice_z: Tensor
@@ -53,6 +54,10 @@ class Order(NamedTuple):
         """
         own_z = self.choice_z[:slots].clone()  # a view would keep the slots of all experts alive
         return Order(own_z, self.slot_bsk, self.ends[:experts])
+
+    def known_to_host(self) -> "Order":
+        """Return the order with its ends on the host, which waits for the device."""
+        return self._replace(ends=self.ends.cpu())
 
     @property
     def times(self) -> Tensor:

@@ -7,11 +7,11 @@ the site's ``ExpertParallel``; here its steps are joined with the local order of
 is the other; the same holds for weights.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, k choices of a token,
-z slots of this rank, h any width, E experts of a layer.
+z slots of this rank, c choices that come to it, h any width, E experts of a layer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -35,7 +35,11 @@ class Route(Protocol):
 
     @property
     def ends(self) -> Tensor:
-        """The end of the slots of each of this rank's experts, int32."""
+        """The end of the slots of each of this rank's experts, int32; see ``Order``."""
+        ...
+
+    def known_to_host(self) -> "Route":
+        """Return the route with ``ends`` on the host, which waits for the device."""
         ...
 
     @property
@@ -58,12 +62,21 @@ class Route(Protocol):
         """Return the sums of all slots of this rank's tokens, on any rank, [b, u, h]."""
         ...
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
-        """Return the weight of every slot, [z]."""
+    @property
+    def choices(self) -> Tensor:
+        """The choice in every slot, int64 [z]: which of the weights that come here is its own."""
         ...
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
-        """Return a number for every choice of this rank's tokens, [b, u, k]: sums over ranks."""
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
+        """Return the weights that come to this rank from all ranks, [c]."""
+        ...
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """Return a number for every choice of this rank's tokens, [b, u, k]: sums over ranks.
+
+        Args:
+            y_c: a number for every weight that has come; it may be changed.
+        """
         ...
 
 
@@ -73,6 +86,8 @@ def route_of(
     ranks: ExpertParallel,
     kernels: Kernels,
     kept_buk: Tensor | None = None,
+    *,
+    host_knows: bool = False,
 ) -> Route:
     """Return the route of a microbatch; all ranks that share the experts call it.
 
@@ -84,7 +99,19 @@ def route_of(
         kept_buk: bool, the choices that are not dropped; ``None``: all. A dropped choice has no
             slot if the host waits for numbers of slots anyway, because experts are spread over
             ranks. Otherwise its slot stays, and the caller gives it the weight 0.
+        host_knows: the ends of slots come to the host, which waits for the device.
     """
+    route = _route_of(experts_buk, experts, ranks, kernels, kept_buk)
+    return route.known_to_host() if host_knows else route
+
+
+def _route_of(
+    experts_buk: Tensor,
+    experts: int,
+    ranks: ExpertParallel,
+    kernels: Kernels,
+    kept_buk: Tensor | None,
+) -> Route:
     drops = kept_buk is not None and ranks.size > 1
     groups = experts + drops  # dropped choices form the last group
     if kept_buk is not None and drops:
@@ -121,6 +148,10 @@ class Gathering:
         """See ``Route``."""
         return self.order.ends
 
+    def known_to_host(self) -> Route:
+        """See ``Route``."""
+        return replace(self, order=self.order.known_to_host())
+
     @property
     def keeps_arrived(self) -> bool:
         """See ``Route``."""
@@ -139,13 +170,18 @@ class Gathering:
         """See ``Route``."""
         return self.ranks.reduce(self.order.join(y_zh, self.kernels))
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+    @property
+    def choices(self) -> Tensor:
         """See ``Route``."""
-        return self.order.slots_of(self.ranks.gather(weights_buk))
+        return self.order.choice_z
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.ranks.reduce(self.order.choices_of(y_z))
+        return self.ranks.gather(weights_buk).flatten()
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.ranks.reduce(y_c.view(self.order.slot_bsk.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +210,10 @@ class Exchange:
         """See ``Route``."""
         return self.arrived.ends
 
+    def known_to_host(self) -> Route:
+        """See ``Route``."""
+        return replace(self, arrived=self.arrived.known_to_host())
+
     def taken_apart(self) -> tuple[tuple[Tensor, ...], Callable[..., Route]]:
         """See ``Route``."""
         journey, ranks, kernels = self.journey, self.ranks, self.kernels
@@ -190,21 +230,26 @@ class Exchange:
 
     def combine(self, y_zh: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.leaving.join(self._from_slots(y_zh), self.kernels)
+        rows = self._home(self.arrived.choices_of(y_zh).flatten(0, 2))
+        return self.leaving.join(rows, self.kernels)
 
-    def dispatch_weights(self, weights_buk: Tensor) -> Tensor:
+    @property
+    def choices(self) -> Tensor:
         """See ``Route``."""
-        return self.arrived.slots_of(self._sent(self.leaving.slots_of(weights_buk)))
+        return self.arrived.choice_z
 
-    def combine_weights(self, y_z: Tensor) -> Tensor:
+    def bring_weights(self, weights_buk: Tensor) -> Tensor:
         """See ``Route``."""
-        return self.leaving.choices_of(self._from_slots(y_z))
+        return self._sent(self.leaving.slots_of(weights_buk))
+
+    def return_weights(self, y_c: Tensor) -> Tensor:
+        """See ``Route``."""
+        return self.leaving.choices_of(self._home(y_c))
 
     def _sent(self, rows: Tensor) -> Tensor:
         return self.ranks.send_to_experts(rows, self.journey)
 
-    def _from_slots(self, of_slots: Tensor) -> Tensor:
-        rows = self.arrived.choices_of(of_slots).flatten(0, 2)
+    def _home(self, rows: Tensor) -> Tensor:
         return self.ranks.send_home(rows, self.journey)
 
 

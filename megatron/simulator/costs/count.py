@@ -191,11 +191,13 @@ class Parameters:
         others: elements in embeddings, norms and biases.
         experts: elements in matrices of experts that are spread over ranks; other ranks have the
             same experts than have the same other parameters.
+        largest: elements of the largest parameter.
     """
 
     matrices: int = 0
     others: int = 0
     experts: int = 0
+    largest: int = 0
 
     @property
     def all(self) -> int:
@@ -208,6 +210,7 @@ class Parameters:
             self.matrices + times * more.matrices,
             self.others + times * more.others,
             self.experts + times * more.experts,
+            max(self.largest, more.largest),
         )
 
 

@@ -32,7 +32,7 @@ class RankMemory:
         communicators: number of the rank's NCCL communicators.
         outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
             them.
-        on_host: bytes of the optimizer's states in the memory of the host.
+        on_host: bytes in the memory of the host: the optimizer's states, and slots for copies.
     """
 
     count: RankCount

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TextIO
 
 from megatron.config.records import RecordConfig
@@ -70,12 +69,7 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.close(failed=True)
 

@@ -1,11 +1,13 @@
 """The memory of every rank of a run on GPUs, from the count of the code."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.optimizer.host_link import SLOTS, slot_elements
 from megatron.parallel.communicators import communicators
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.lower import lower
@@ -130,16 +132,19 @@ def share_on_host(config: RunConfig) -> float:
 
 
 def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool) -> float:
-    """Return the bytes of masters and moments on a rank's host, without its slots for copies.
+    """Return the bytes of masters and moments on a rank's host, and of the slots for copies.
 
-    With ``keeps_copy`` the rank has a copy of them, to undo steps.
+    With ``keeps_copy`` the rank has a copy of masters and moments, to undo steps.
     """
     if config.train.host_states is None:
         return 0.0
-    count = count_step_on_host(config)
-    master = 4.0 if config.train.dtype == torch.float32 else 0.0  # a weight is its own on a device
-    state = (count.state + master) * (1 + keeps_copy)
-    return share_on_host(config) * per_element(config, parameters, state, state)
+    count, dtype = count_step_on_host(config), config.train.dtype
+    own_master = dtype == torch.float32  # a weight is its own master on a device
+    state = (count.state + 4.0 * own_master) * (1 + keeps_copy)
+    elements = share_on_host(config) * per_element(config, parameters, 1.0, 1.0)
+    weight = 0 if own_master else dtype.itemsize
+    in_slots = SLOTS * (count.gradient + weight)
+    return state * elements + in_slots * slot_elements(ceil(elements), parameters.largest)
 
 
 def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:

@@ -65,6 +65,17 @@ def test_bytes_beside_products_are_few(name: str, splits: bool) -> None:
     assert 1 < beside / least_bytes(name, splits=splits) < 1.15
 
 
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "split"])
+def test_each_step_beside_the_products_is_one_launch(splits: bool) -> None:
+    """Sorting takes three; weights of choices are read where the activation is multiplied."""
+    found = [each.name for each in launches("Qwen3 30B-A3B", splits=splits) if not each.flops]
+    first = found.index("count_choices")
+    sort = ["count_choices", "cumsum", "place_choices"]
+    steps = ["spread", "weighted", "join", "spread", "weighted_backward", "join"]
+    assert found[first : first + 9] == sort + steps
+    assert found.count("spread") == (4 if splits else 3)
+
+
 def test_gradients_of_weights_are_added_in_their_products() -> None:
     """An addition of its own would move 10 bytes for each of the experts' weights."""
     found = launches("Mixtral 8x7B", splits=False)

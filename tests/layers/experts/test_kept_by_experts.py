@@ -29,10 +29,14 @@ class CountedCalls(ReferenceKernels):
         return super().grouped_product(x_si, weight_gio, ends_g)
 
     def weighted(
-        self, inner_ri: Tensor, weights_r: Tensor, activation: Callable[[Tensor], Tensor]
+        self,
+        inner_ri: Tensor,
+        weights_c: Tensor,
+        choice_r: Tensor,
+        activation: Callable[[Tensor], Tensor],
     ) -> Tensor:
         self.calls["activation"] += 1
-        return super().weighted(inner_ri, weights_r, activation)
+        return super().weighted(inner_ri, weights_c, choice_r, activation)
 
 
 def keeping() -> tuple[list[Tensor], saved_tensors_hooks]:

@@ -103,14 +103,17 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
         x_buh, experts_buk, weights = tokens_of(rank, choices)
         kept_buk = experts_buk >= 0 if "dropped" in choices else None
         route = route_of(experts_buk.clamp(min=0), EXPERTS, ranks, KERNELS, kept_buk)
-        slots, of_slots = route.dispatch(x_buh), route.dispatch_weights(weights)
+        slots, brought = route.dispatch(x_buh), route.bring_weights(weights)
+        of_slots = brought[route.choices]
         own, ends = ranks.own_experts(EXPERTS), route.ends.tolist()
         bounds = list(zip([0, *ends], ends, strict=False))
         numbers = torch.cat(
             [torch.full((b - a, 1), float(e + 1)) for e, (a, b) in zip(own, bounds, strict=True)]
         )
         combined = route.combine(slots**2 * numbers / ranks.tensor_size)
-        of_weights = route.combine_weights(of_slots / ranks.tensor_size)
+        returned = torch.zeros_like(brought)
+        returned[route.choices] = of_slots / ranks.tensor_size
+        of_weights = route.return_weights(returned)
     return Visit(
         own,
         [slots[a:b] for a, b in bounds],

@@ -1,9 +1,9 @@
 """Triton programs of an activation function times one weight per row, and of the gradients.
 
-Arithmetic is fp32.
+Arithmetic is fp32. Rows are slots: each has a choice of its own, which has the weight.
 
-Shapes: r rows, f channels of the result; an inner row has f channels, or with a gate 2 f, the gate
-first.
+Shapes: r rows, c choices (at least r), f channels of the result; an inner row has f channels, or
+with a gate 2 f, the gate first.
 """
 
 import triton
@@ -26,13 +26,20 @@ def _plain(x, GELU: tl.constexpr):
 
 @triton.jit
 def weighted(
-    out_rf, inner_rf, weights_r, f, GATED: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr
+    out_rf,
+    inner_rf,
+    weights_c,
+    choice_r,
+    f,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """``function(gate) * up * weight``, or without a gate ``function(x) * weight``."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < f
-    weight = tl.load(weights_r + row)
+    weight = tl.load(weights_c + tl.load(choice_r + row))
     if GATED:
         first = inner_rf + 2 * row * f + channel
         value, _ = gate_of(tl.load(first, mask=inside, other=0.0).to(tl.float32), GELU)
@@ -47,9 +54,10 @@ def weighted(
 @triton.jit
 def weighted_backward(
     inner_grad_rf,
-    weights_grad_r,
+    weights_grad_c,
     inner_rf,
-    weights_r,
+    weights_c,
+    choice_r,
     grad_rf,
     f,
     GATED: tl.constexpr,
@@ -58,7 +66,7 @@ def weighted_backward(
 ):
     """Gradients of a row and of its weight, which is the sum of ``grad * function``."""
     row = tl.program_id(0).to(tl.int64)
-    weight = tl.load(weights_r + row)
+    weight = tl.load(weights_c + tl.load(choice_r + row))
     kind = inner_grad_rf.dtype.element_ty
     total = tl.zeros([BLOCK], tl.float32)
     for offset in range(0, f, BLOCK):
@@ -80,4 +88,4 @@ def weighted_backward(
             value, slope = _plain(x, GELU)
             total += grad * value
             tl.store(inner_grad_rf + place, (scaled * slope).to(kind), mask=inside)
-    tl.store(weights_grad_r + row, tl.sum(total, 0))
+    tl.store(weights_grad_c + tl.load(choice_r + row), tl.sum(total, 0))

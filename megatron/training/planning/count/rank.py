@@ -87,6 +87,7 @@ class CountedRank:
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
+        kernels = counted_kernels(subject.dtype)
         site = Site(
             META,
             subject.dtype,
@@ -97,7 +98,8 @@ class CountedRank:
             recomputation=part.recomputation,
             wide_stream=subject.wide_stream,
             eight_bits=subject.eight_bits,
-            given_kernels=counted_kernels(subject.dtype),
+            given_kernels=kernels,
+            grouped_package=kernels if subject.host_knows_slots else None,
         )
         self._model = model = RankModel(
             subject.model, part.placement, site, vocab_recompute=subject.vocab_recompute
@@ -322,11 +324,13 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
-    """Return the number of elements of the parameters, padding included."""
+    """Return the numbers of elements of the parameters, padding included."""
     usual = [own for own in owned if own.axis is None]
     experts = sum(own.parameter.numel() for own in owned if own.axis is not None)
     matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
-    return Parameters(matrices, sum(own.parameter.numel() for own in usual) - matrices, experts)
+    others = sum(own.parameter.numel() for own in usual) - matrices
+    largest = max((own.parameter.numel() for own in owned), default=0)
+    return Parameters(matrices, others, experts, largest)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:

@@ -33,6 +33,7 @@ from megatron.training.planning.count.launches import launch_of, tensors_of
 T = TypeVar("T")
 
 META: Final = torch.device("meta")
+_HOST: Final = torch.device("cpu")
 
 GRANULE: Final = 512
 """Bytes; PyTorch's allocator on CUDA rounds sizes up to multiples of them."""
@@ -40,6 +41,9 @@ GRANULE: Final = 512
 
 _READ: Final = torch.ops.aten._local_scalar_dense.default
 """The operation by which the host reads a number of the device."""
+
+_COPY: Final = torch.ops.aten._to_copy.default
+"""The operation by which a tensor comes to another device."""
 
 _ONLY_IN_PLACE: Final = {"aten::_fused_sgd_"}
 """Operations that only change their arguments; PyTorch cannot run them on ``meta``."""
@@ -129,9 +133,13 @@ class Recorder(TorchDispatchMode):
         """Run an operation, and list it.
 
         If code asks whether a condition holds, the host waits, and the answer is yes: a loop that
-        goes on under a condition runs as often as the code allows.
+        goes on under a condition runs as often as the code allows. The host also waits for a
+        tensor that it copies from the device; the copy has no values either.
         """
         kwargs = kwargs or {}
+        if function is _COPY and args[0].is_meta and kwargs.get("device") == _HOST:
+            self.let_the_host_wait()
+            return args[0]
         if function is _READ and args[0].is_meta and args[0].dtype == torch.bool:
             self.let_the_host_wait()
             return True

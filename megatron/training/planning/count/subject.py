@@ -13,13 +13,13 @@ from torch import Tensor
 
 from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.run_config import RunConfig
+from megatron.config.slice_lengths import lengths_of_slices
 from megatron.data.config import DocumentsConfig
 from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
-from megatron.model.slices import slice_lengths
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.runtime.batch import DeviceMicrobatch
@@ -39,6 +39,7 @@ class Subject(NamedTuple):
         expert_imbalance: as in ``DryRun``.
         offloads: whether the bytes that may wait on the host are counted.
         slices: tokens of every slice of a sample; empty: microbatches are whole.
+        host_knows_slots: the host learns how many tokens each expert has.
     """
 
     model: ModelConfig
@@ -60,6 +61,7 @@ class Subject(NamedTuple):
     documents: DocumentsConfig | None
     offloads: bool = False
     slices: tuple[int, ...] = ()
+    host_knows_slots: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
@@ -89,9 +91,10 @@ class Subject(NamedTuple):
             context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offloaded is not None,
-            slices=slice_lengths(config.model, slices, parallel.seq_split_strategy)
+            slices=lengths_of_slices(config.model, slices, parallel.seq_split_strategy)
             if slices > 1
             else (),
+            host_knows_slots=train.grouped_package is not None,
         )
 
     def grid(self, ranks: int) -> Grid:

@@ -71,6 +71,21 @@ def test_more_rows_take_longer_to_arrive() -> None:
     assert grown == MIXTURE.num_layers * (2 * hidden + weights) // 2
 
 
+@pytest.mark.parametrize("ranks", [1, RANKS])
+def test_a_package_that_multiplies_makes_the_host_wait_once_more_in_every_layer(ranks: int) -> None:
+    """The kernels need no numbers from the host, and launches are counted as theirs."""
+    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(ranks, 1, "alltoall")})
+    by_package = replace(run, train=replace(run.train, grouped_package="grouped_gemm"))
+    own, other = (counted(each, (2,))[0].passes for each in (run, by_package))
+    further: dict[PassKind, int] = {"F": MIXTURE.num_layers, "B": 0}
+    for kind, waits in further.items():
+        steps = [
+            [s for work, _ in each[kind, 0].parts for s in work.steps] for each in (own, other)
+        ]
+        assert steps[1].count(HOST_WAIT) - steps[0].count(HOST_WAIT) == waits
+        assert [s for s in steps[1] if s != HOST_WAIT] == [s for s in steps[0] if s != HOST_WAIT]
+
+
 def test_the_host_waits_for_every_assumed_round_of_sinkhorn() -> None:
     """Beside the waits, rounds are launches; without sinkhorn the host never waits."""
     balanced = replace(

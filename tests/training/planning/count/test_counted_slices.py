@@ -11,10 +11,10 @@ from training.planning.count.test_composition import facts
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.slices import SplitStrategy
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
+from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.count import PassCount
 from megatron.simulator.costs.counted_costs import BY_FLOPS, costs_of
 from megatron.training.planning.count.rank import CountedRank, Part
@@ -107,7 +107,7 @@ def test_the_first_slice_takes_the_buffer_of_keys_and_the_last_one_to_come_frees
 @pytest.mark.parametrize("strategy", ["uniform", "balanced"])
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 def test_nothing_is_left_when_all_slices_are_through(
-    treatment: str, strategy: SplitStrategy
+    treatment: str, strategy: SliceStrategy
 ) -> None:
     run, plan = sliced(treatment)
     run = replace(run, parallel=replace(run.parallel, seq_split_strategy=strategy))

@@ -1,4 +1,4 @@
-"""Sums of gradients, products in 8 bits and steps of AdamW, in PyTorch's own operations.
+"""Products of groups and in 8 bits, sums of squares and steps of AdamW, in PyTorch.
 
 Numbers of 8 bits are emulated: factors are rounded as a GPU rounds them, and multiplied in fp32.
 fp32 holds every 8-bit number exactly, and every product of two. So the results differ from a GPU's
@@ -19,7 +19,7 @@ from megatron.kernels.eight_bits import EightBits, largest_number
 from megatron.kernels.reference import optimizer
 
 
-class GradientOperations(Accumulation):
+class ProductOperations(Accumulation):
     """Operations without a gradient; they run in the calling thread."""
 
     def wide_product(self, x_nk: Tensor, weight_jk: Tensor, dtype: torch.dtype) -> Tensor:

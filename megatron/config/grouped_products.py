@@ -1,0 +1,62 @@
+"""Which package multiplies the slots of experts: the rules about --moe-grouped-products."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from megatron.config.eight_bits import FORMAT, EightBitFlags
+from megatron.config.experts import GROUPED, ExpertFlags, experts_of
+from megatron.config.parallelism import on_cuda
+from megatron.config.precision import activation_dtype
+from megatron.flags.groups import Flags
+from megatron.kernels.cuda.grouped_packages import TYPES, PackageName, load_grouped_package
+
+_BRINGS: Final = {
+    "transformer_engine": "pip install --no-build-isolation transformer_engine[pytorch]",
+    "grouped_gemm": "pip install --no-build-isolation grouped_gemm",
+}
+"""For each package a command that may install it."""
+
+
+def grouped_package(flags: Flags) -> PackageName | None:
+    """Return the package that multiplies the slots of experts; ``None``: the kernels do."""
+    asked = flags[ExpertFlags].moe_grouped_products
+    if asked == "local" or experts_of(flags) is None or _in_eight_bits(flags):
+        return None
+    return asked
+
+
+def _in_eight_bits(flags: Flags) -> bool:
+    return flags[EightBitFlags].fp8_format is not None
+
+
+def _type(flags: Flags) -> Iterator[str]:
+    package = grouped_package(flags)
+    if package is not None and activation_dtype(flags) not in TYPES[package]:
+        yield f"{GROUPED} {package}: that package multiplies bf16 only: add --bf16, or leave it out"
+
+
+def _of_device(flags: Flags) -> Iterator[str]:
+    package = grouped_package(flags)
+    if package is None:
+        return
+    if not on_cuda(flags):
+        yield f"{GROUPED} {package}: that package multiplies on GPUs only: leave it out"
+        return
+    try:
+        load_grouped_package(package)
+    except ValueError as error:
+        yield (
+            f"{GROUPED} {package}: {error}; {_BRINGS[package]} may bring it, or leave it out, and "
+            "this project's kernels multiply"
+        )
+
+
+def _beside_eight_bits(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertFlags].moe_grouped_products
+    if own != "local" and experts_of(flags) is not None and _in_eight_bits(flags):
+        yield f"{GROUPED} {own} changes nothing beside {FORMAT}: kernels multiply experts in 8 bits"
+
+
+GROUPED_RULES: Final = (_type,)
+GROUPED_DEVICE_RULES: Final = (_of_device,)
+GROUPED_NOTES: Final = (_beside_eight_bits,)
