@@ -27,16 +27,16 @@ from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
 
 
-def width_ahead(tokens: int, depths: int, *, of_parts: bool) -> int:
+def width_ahead(tokens: int, depths: int, *, cut: bool) -> int:
     """Return w, the embeddings of following tokens that ``tokens`` of a sample read.
 
     Args:
         tokens: u.
         depths: D.
-        of_parts: whether the tokens are a part of every sample, of which the rest is in other
+        cut: whether the tokens are a part of every sample, of which the rest is in other
             passes or on other context-parallel ranks.
     """
-    return depths * tokens if of_parts else tokens + depths - 1
+    return depths * tokens if cut else tokens + depths - 1
 
 
 class MultiTokenPrediction(nn.Module):

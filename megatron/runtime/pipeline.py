@@ -15,7 +15,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
-from megatron.runtime.offload import HostBuffers, HostCopies, NotedRooms
+from megatron.runtime.offload import HostBuffers, HostCopies, NotedRooms, TakesActivations
 from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
@@ -189,32 +189,33 @@ class PipelineRank:
             is_first: the plan is for the warm-up only. It takes no optimizer step, and captures no
                 graphs, because their kernels may not be loaded yet.
         """
-        groups, rank = self._groups, self._groups.pipeline.rank
         training = self.training_program(plan, costs, with_steps=not is_first)
         host = self._host_copies(training)
-        passes = StagePasses(
-            self.model,
-            plan,
-            rank,
-            self.store,
-            self._seed,
-            groups.replica,
-            None if is_first else self._make_graphs(),
-            self._slices,
-            host or noted,
-        )
-        depths = self.model.config.mtp_num_layers
+        passes = self._stage_passes(plan, None if is_first else self._make_graphs(), host or noted)
         executor = Executor(
             passes,
-            Communicator(groups, plan, passes, self._lane, self._tensors),
-            PlaceholderPasses(plan, rank, self.store, self._tensors, groups.device, depths),
+            Communicator(self._groups, plan, passes, self._lane, self._tensors),
+            self._placeholder_passes(plan),
             self._replica_work(plan),
             self.position,
-            groups.experts.turns,
+            self._groups.experts.turns,
             host,
         )
         evaluation = lower(evaluation_plan(plan), costs)
         return Installed(costs, training, evaluation, passes, executor, host)
+
+    def _stage_passes(
+        self, plan: Plan, graphs: StageGraphs | None, host: TakesActivations | None
+    ) -> StagePasses:
+        rank, replica = self._groups.pipeline.rank, self._groups.replica
+        return StagePasses(
+            self.model, plan, rank, self.store, self._seed, replica, graphs, self._slices, host
+        )
+
+    def _placeholder_passes(self, plan: Plan) -> PlaceholderPasses:
+        rank, device = self._groups.pipeline.rank, self._groups.device
+        depths = self.model.config.mtp_num_layers
+        return PlaceholderPasses(plan, rank, self.store, self._tensors, device, depths)
 
     def _make_graphs(self) -> StageGraphs | None:
         """Return graphs for the passes of a plan; ``None``: passes launch their kernels alone."""

@@ -128,7 +128,7 @@ class UnitTensors:
     def ahead(self, i: int, depths: int) -> tuple[int, int, int]:
         """Return the shape [b, w, h], on each rank, of the embeddings of further tokens."""
         b, u, h = self.stage(i)
-        return b, width_ahead(u, depths, of_parts=self.cut), h
+        return b, width_ahead(u, depths, cut=self.cut), h
 
     def of_all(self, shape_buh: tuple[int, int, int]) -> tuple[int, int]:
         """Return the shape [n, h] with the tokens of all ranks, from that of one rank's part."""

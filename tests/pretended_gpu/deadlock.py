@@ -1,10 +1,10 @@
 """Run what the hosts of all ranks have issued, as devices would: does everybody come to an end?
 
 A stream does one step after the other. A communication occupies its stream until all who take part
-have started it, and its communicator has one at a time. In NCCL's implicit order it starts when all
-those that its host has issued before have started, whatever communicator they are on. A device may
-take only so much at a time, and then holds up its host; at worst the host issues nothing more
-before all but its transfers are done.
+have started it, and its communicator has one at a time, or a batch of transfers. In NCCL's implicit
+order it starts when all those that its host has issued before have started, whatever communicator
+they are on. A device may take only so much at a time, and then holds up its host; at worst the host
+issues nothing more before all but its transfers are done.
 """
 
 from collections import Counter, defaultdict, deque
@@ -75,7 +75,7 @@ class _Device:
         self._issued = 0
         self._queues: dict[str, deque[int]] = defaultdict(deque)
         self._done: Mark = {}
-        self._under_way: dict[str, Key] = {}
+        self._under_way: dict[str, list[int]] = defaultdict(list)
         self._started: set[int] = set()
         counts: Counter[Key] = Counter()
         for place, step in enumerate(journal):
@@ -123,7 +123,9 @@ class _Device:
         key = self.keys[place]
         if place not in self._started and self._may_start(place, done):
             self._started.add(place)
-            self._under_way[step.issued.group] = key
+            if not self._is_joined(place):
+                self._under_way[step.issued.group].clear()
+            self._under_way[step.issued.group].append(place)
             starting.append(key)
             if not step.issued.on_host:
                 self._to_start.remove(place)
@@ -133,9 +135,15 @@ class _Device:
         issued = self._of(place)
         if issued.on_host:
             return True
-        last = self._under_way.get(issued.group)
         is_next = not self._implicit or self._to_start[0] == place
-        return is_next and (last is None or last in done)
+        before = self._under_way[issued.group]
+        return is_next and (self._is_joined(place) or all(self.keys[own] in done for own in before))
+
+    def _is_joined(self, place: int) -> bool:
+        """Whether others of its batch have started."""
+        issued = self._of(place)
+        before = self._under_way[issued.group]
+        return issued.batch > 0 and any(self._of(own).batch == issued.batch for own in before)
 
     def _reached(self, mark: Mark) -> bool:
         return all(self._done.get(stream, 0) >= number for stream, number in mark.items())

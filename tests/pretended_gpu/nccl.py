@@ -7,7 +7,8 @@ collectives of a communicator share one stream, as PyTorch's NCCL groups have on
 tensors on CPUs are gloo's, and between hosts.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from pretended_gpu.gpu import PretendedGpu
@@ -52,6 +53,7 @@ class PretendedNccl(dist.ProcessGroup):
         self._rank = rank
         self._size = size
         self._count = 0
+        self._batch = 0
 
     def rank(self) -> int:
         """This rank."""
@@ -105,6 +107,16 @@ class PretendedNccl(dist.ProcessGroup):
         """Everybody's part for everybody."""
         return self._issue("all_to_all", -1, [tensor], [output], options.asyncOp)
 
+    def start_together(self, transfers: "list[Transfer]") -> list[PretendedWork]:
+        """Start sending and receiving at once."""
+        self._batch = self._count + 1
+        works = [
+            (self.send if own.op is dist.isend else self.recv)([own.tensor], own.group_peer, 0)
+            for own in transfers
+        ]
+        self._batch = 0
+        return works
+
     def _issue(
         self,
         kind: str,
@@ -125,6 +137,20 @@ class PretendedNccl(dist.ProcessGroup):
             stream = f"{self._name} collectives"
         if not on_host:
             gpu.streams.wait(stream, gpu.streams.mark(caller))
-        issued = Issued(self._name, kind, peer, shape, str(tensors[0].dtype), on_host)
+        issued = Issued(self._name, kind, peer, shape, str(tensors[0].dtype), on_host, self._batch)
         gpu.use(name, stream, reads, writes, issued)
         return PretendedWork(gpu, gpu.streams.mark(stream), tensors)
+
+
+class Transfer(NamedTuple):
+    """In place of ``dist.P2POp``, which wants groups that PyTorch has made."""
+
+    op: Callable[..., Any]
+    tensor: Tensor
+    group: PretendedNccl
+    group_peer: int
+
+
+def start_together(transfers: list[Transfer]) -> list[PretendedWork]:
+    """In place of ``dist.batch_isend_irecv``; the transfers are of one communicator."""
+    return transfers[0].group.start_together(transfers)

@@ -38,6 +38,7 @@ class Issued(NamedTuple):
         shape: of the tensor.
         dtype: of the tensor.
         on_host: it is between hosts, and the device has no part in it.
+        batch: transfers of a communicator with the same number start together; 0: it starts alone.
     """
 
     group: str
@@ -46,6 +47,7 @@ class Issued(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""
     on_host: bool = False
+    batch: int = 0
 
     @property
     def is_transfer(self) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
+import torch.distributed as dist
 from pretended_gpu.deadlock import name_of
 from pretended_gpu.gpu import DEVICE, PretendedGpu
-from pretended_gpu.nccl import PretendedNccl
+from pretended_gpu.nccl import PretendedNccl, Transfer, start_together
 from pretended_gpu.order import Issued, Step
 from torch import Tensor
 
@@ -178,6 +179,8 @@ def _alone() -> Iterator[None]:
         patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),
         patch.object(GatheringExperts, "own_slots", lambda self, last, slots: slots // self.size),
         patch.object(ExchangingExperts, "journey", journey),
+        patch.object(dist, "P2POp", Transfer),
+        patch.object(dist, "batch_isend_irecv", start_together),
     ):
         yield
 

@@ -99,6 +99,25 @@ def test_an_unanswered_receive_holds_up_no_send_of_another_link(implicit: bool) 
     assert len(stuck(shared, implicit=implicit)) == 3  # the send and its receiver get stuck too
 
 
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_ring_turns_if_each_rank_sends_and_receives_at_once(ranks: int, implicit: bool) -> None:
+    def ring(batch: int) -> list[list[Step]]:
+        return [
+            asynchronous(
+                *[
+                    Issued("ring", kind, (rank + way) % ranks, batch=batch and batch + turn)
+                    for turn in range(2)
+                    for kind, way in (("send", 1), ("receive", -1))
+                ]
+            )
+            for rank in range(ranks)
+        ]
+
+    assert stuck(ring(1), implicit=implicit) == []
+    assert len(stuck(ring(0), implicit=implicit)) == 4 * ranks  # nothing ends
+
+
 def test_in_host_order_a_message_waits_for_no_collective_that_is_queued() -> None:
     """Rank 0 has a collective in its lane behind one that rank 2 has not come to."""
     first, second = Issued("vocabulary", "reduce", 0), Issued("tensor of 0+1", "reduce", 0)

@@ -373,6 +373,7 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
             "all_gather reduce_scatter",
         ),
         (Layout(1, "none", context=2, exchange="a2a"), "all_to_all"),
+        (Layout(2, "vocab-2", "zb-h1", context=2, exchange="p2p"), "receive send"),
     ],
     ids=str,
 )

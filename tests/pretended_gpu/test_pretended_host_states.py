@@ -1,0 +1,75 @@
+"""States of the optimizer on the host, on GPUs that are not there: order, lifetimes and memory."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from correctness.short_runs import Job, Layout
+from cuda_path import needs_pretended_gpus
+from harness.marks import full
+from pretended_gpu.paper_memory import memory, paper_config
+from pretended_gpu.pool import GpuPool
+from pretended_gpu.rank import Findings, run_rank
+from pretended_gpu.sound import assert_sound
+from reference.plain_gpt import GPTOptions
+
+from megatron.config.run_config import RunConfig
+from megatron.optimizer.config import HostStates
+from megatron.optimizer.host_optimizer import HostOptimizer
+from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
+
+pytestmark = needs_pretended_gpus
+
+JOB = Job(GPTOptions(num_layers=2, vocab_size=64), microbatches=3)
+
+
+def with_states(config: RunConfig, states: HostStates) -> RunConfig:
+    return replace(config, train=replace(config.train, host_states=states))
+
+
+def run(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank, valid=False)
+
+
+def run_without_waiting_for_weights(config: RunConfig, rank: int) -> Findings:
+    with patch.object(HostOptimizer, "_finish", lambda self: None):
+        return run_rank(config, rank, iterations=2, valid=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "states"),
+    [
+        (Layout(2, "vocab-2"), torch.bfloat16, HostStates(overlap=True)),
+        full(Layout(2, "none"), torch.float32, HostStates(overlap=True)),
+        full(Layout(2, "vocab-2"), torch.bfloat16, HostStates(0.5)),
+        full(
+            Layout(2, "vocab-1", "zb-h1"),
+            torch.bfloat16,
+            HostStates(overlap=True, pins_gradients=False, pins_weights=False),
+        ),
+    ],
+    ids=str,
+)
+def test_copies_are_sound(
+    layout: Layout, dtype: torch.dtype, states: HostStates, gpus: GpuPool
+) -> None:
+    """Streams are ordered wherever weights and gradients are copied, and nothing grows."""
+    config = with_states(JOB.config(layout, dtype), states)
+    assert_sound(gpus.map(run, config, ranks=layout.world_size))
+
+
+def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
+    config = with_states(JOB.config(Layout(1, "none"), torch.bfloat16), HostStates(overlap=True))
+    [found] = gpus.map(run_without_waiting_for_weights, config, ranks=1)
+    assert any("which it does not wait for" in fault for fault in found.faults), found.faults
+
+
+@pytest.mark.full
+def test_memory_is_what_a_dry_run_says(gpus: GpuPool) -> None:
+    config = with_states(
+        paper_config(Layout(2, "vocab-2"), 32_000, layers=2), HostStates(overlap=True)
+    )
+    own = memory(config, gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
