@@ -22,7 +22,7 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import flag
-    from tools.part_of_page import PartFlags, put, replaced
+    from tools import part_of_page
     from tools.predictions.kept import kept
     from tools.predictions.long_sequences import (
         GPU,
@@ -103,8 +103,8 @@ def table(rows: Rows) -> str:
 
 
 @dataclass(frozen=True)
-class RowFlags:
-    """Rows."""
+class PageFlags(part_of_page.PartFlags):
+    """Tables."""
 
     only_kept: bool = flag(
         False, "Make no row: show those that are kept.", needs="--keep", lack="has no rows to show"
@@ -113,15 +113,15 @@ class RowFlags:
 
 def main() -> None:
     """Predict all rows, and print or write the table."""
-    flags = read(None, __doc__, PartFlags, RowFlags)
-    part, only_kept = flags[PartFlags], flags[RowFlags].only_kept
+    flags = read(None, __doc__, PageFlags)[PageFlags]
     rows = {
         (job, name): row
         for job in JOBS
         for name in LENGTHS
-        if (row := told(job, name, part.keep, only_kept=only_kept)) is not None
+        if (row := told(job, name, flags.keep, only_kept=flags.only_kept)) is not None
     }
-    put(table(rows), partial(replaced, tool=TOOL), update=part.update)
+    write = partial(part_of_page.replaced, tool=TOOL)
+    part_of_page.put(table(rows), write, update=flags.update)
 
 
 if __name__ == "__main__":

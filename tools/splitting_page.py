@@ -11,6 +11,7 @@ such predictions is called a tie.
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from tools.part_of_page import PartFlags, put, replaced
+    from tools import part_of_page
     from tools.predictions.kept import kept
     from tools.predictions.splitting import (
         JOBS,
@@ -108,16 +109,21 @@ def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
 
 def with_tables(page: str, tables: str) -> str:
     """Return a page with its tables replaced."""
-    return replaced(page, tables, "splitting_page.py")
+    return part_of_page.replaced(page, tables, "splitting_page.py")
+
+
+@dataclass(frozen=True)
+class PageFlags(part_of_page.PartFlags):
+    """Tables."""
 
 
 def main() -> None:
     """Predict all rows with two processes, and print or write the tables."""
-    flags = read(None, __doc__, PartFlags)[PartFlags]
+    flags = read(None, __doc__, PageFlags)[PageFlags]
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
         tables = table(jobs, list(pool.map(partial(told, keep=flags.keep), jobs)))
-    put(tables, with_tables, update=flags.update)
+    part_of_page.put(tables, with_tables, update=flags.update)
 
 
 if __name__ == "__main__":

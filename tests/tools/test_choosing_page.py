@@ -91,6 +91,7 @@ def test_the_page_has_the_introduction_and_every_vocabulary() -> None:
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         *(f"## V = {name}" for name in SIZES),
         SPLITTING,
+        "## Long samples",
     ]
 
 

@@ -120,8 +120,8 @@ def all_compared(
     """
     watch = Watch() if watch is None else watch
     found, faults, untried = list[Candidate](), list[ValueError](), list[str]()
-    time = watch.left if seconds is None or watch.seconds is not None else seconds
-    looking = watch.again(None if time == inf else time / 2)
+    time = seconds if watch.seconds is None else watch.seconds
+    looking = watch.again(None if time is None else time / 2)
     for run in [config.taking(own) for own in _comparable(config, costs)] or [config]:
         if untried or (_changes(config, run) and _is_enough(found, looking)):
             untried.append(", ".join(run.taken))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE, gpu
+from megatron.training import prepare
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.dry_run import dry_run
@@ -142,6 +144,27 @@ def test_what_was_taken_is_what_trains_on_every_rank() -> None:
     assert found.plan.slices == own.parallel.num_seq_splits
     assert own.notes[-1] == f"auto takes {', '.join(found.taken)}"
     assert make_run_plan(own) == found
+
+
+def test_a_rank_reads_its_data_anew_for_other_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own search was cut, and rank 0 has taken another number of slices."""
+    opened = with_gpus(run(f"{SLICES} --pipeline-schedule 1f1b"))
+    whole, halves = (each.run_plan for each in asked(opened)[:2])
+
+    def read(config: RunConfig, *of_rank: object) -> str:
+        return f"data of {config.parallel.num_seq_splits}"
+
+    monkeypatch.setattr(prepare, "_opened", read)
+    monkeypatch.setattr(prepare, "data_digests", lambda train, data: {"training data": data})
+    own = settled(opened, whole)
+    data = cast("Any", "data that is open")
+    ready = prepare.Prepared(opened, own, own.parallel.grid, whole, data, {})
+    job = Rendezvous(HashStore(), 0, 1)
+    assert prepare._having_taken(ready, whole, job).data == data
+    found = prepare._having_taken(ready, halves, job)
+    assert found.config.parallel.num_seq_splits == 2
+    assert found.digests["training data"] == "data of 2"
+    assert found.data == cast("Any", "data of 2")
 
 
 def test_flops_compare_treatments_only() -> None:
