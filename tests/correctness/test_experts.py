@@ -242,7 +242,7 @@ def compare(job: Job, runs: list[RankRun], start: Parameters, wanted: Training) 
     assert gradients.keys() == wanted.first_gradients.keys()
     assert max(errors(gradients, wanted.first_gradients).values()) < 1e-5
     final = {key: value.double() for key, value in assemble([r.final for r in runs]).items()}
-    assert max(errors(final, wanted.parameters).values()) < 1e-4
+    assert max(errors(final, wanted.parameters).values()) < 1e-5
     biases = {key: value for own in runs for key, value in own.buffers.items()}
     assert {key.removesuffix(".router.expert_bias") for key in biases} == wanted.biases.keys()
     for key, bias_e in wanted.biases.items():
