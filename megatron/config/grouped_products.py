@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+import torch
+
 from megatron.config.eight_bits import FORMAT, EightBitFlags
 from megatron.config.experts import GROUPED, ExpertFlags, experts_of
 from megatron.config.parallelism import on_cuda
@@ -32,7 +34,12 @@ def _in_eight_bits(flags: Flags) -> bool:
 def _type(flags: Flags) -> Iterator[str]:
     package = grouped_package(flags)
     if package is not None and activation_dtype(flags) not in TYPES[package]:
-        yield f"{GROUPED} {package}: that package multiplies bf16 only: add --bf16, or leave it out"
+        can = {torch.bfloat16: "--bf16", torch.float16: "--fp16"}
+        asked = " or ".join(can[dtype] for dtype in TYPES[package])
+        yield (
+            f"{GROUPED} {package}: that package does not multiply this type, or rounds it to TF32: "
+            f"add {asked}, or leave it out"
+        )
 
 
 def _of_device(flags: Flags) -> Iterator[str]:
@@ -54,7 +61,7 @@ def _of_device(flags: Flags) -> Iterator[str]:
 def _beside_eight_bits(flags: Flags) -> Iterator[str]:
     own = flags[ExpertFlags].moe_grouped_products
     if own != "local" and experts_of(flags) is not None and _in_eight_bits(flags):
-        yield f"{GROUPED} {own} changes nothing beside {FORMAT}: kernels multiply experts in 8 bits"
+        yield f"{GROUPED} {own} changes nothing beside {FORMAT}: kernels multiply all experts then"
 
 
 GROUPED_RULES: Final = (_type,)

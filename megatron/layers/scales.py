@@ -148,10 +148,10 @@ class DelayedScales:
         # column.
         self._state_l3h = torch.zeros(count, ROLES, length + 1, device=device)
         self._scales_l3 = self._state_l3h[..., -1].fill_(1.0)
-        # The scales of a layer's experts, in one role, are contiguous.
         # For every row of the state the number of its layer, which all experts of a layer share.
         layers = [layer for layer, size in enumerate(sizes) for _ in range(size)]
         self._layer_l3 = torch.tensor(layers, device=device)[:, None].expand(-1, ROLES)
+        # The scales of a layer's experts, in one role, are contiguous.
         self._scales_3l, self._worths_3l = torch.ones(2, ROLES, count, device=device)
         self._seen_3l = torch.zeros_like(self._worths_3l)
         self.has_history = False

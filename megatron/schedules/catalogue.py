@@ -139,7 +139,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "hanayo": Schedule(
         title="Hanayo",
-        description="waves down the ranks and up again, v / 2 of them",
+        description="a microbatch goes down the ranks and up again, in v / 2 such waves",
         paper="arXiv 2308.15762",
         block=lambda p, m, v: hanayo(p, v),
         promise=lambda p, m, v: p,
@@ -149,7 +149,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "1f1b-v": Schedule(
         title="1F1B-V",
-        description="1F1B in a V shape, two thirds of its memory",
+        description="1F1B in a V shape, with two thirds of the memory of 1F1B",
         paper="arXiv 2405.15362",
         block=lambda p, m, v: one_f_one_b_v(p),
         promise=lambda p, m, v: 2 * p / 3 + 1,
@@ -158,21 +158,21 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "zb-h1": Schedule(
         title="ZB-H1",
-        description="zero bubble, memory of 1F1B",
+        description="B and W apart, memory of 1F1B; a small bubble is left",
         paper="arXiv 2401.10241",
         block=lambda p, m, v: zb_h1(p),
         promise=lambda p, m, v: p,
     ),
     "zb-h2": Schedule(
         title="ZB-H2",
-        description="zero bubble, twice the memory",
+        description="no bubble, twice the memory; shorter than `zb-h1` if iterations overlap",
         paper="arXiv 2401.10241",
         block=lambda p, m, v: zb_h2(p),
         promise=lambda p, m, v: 2 * p - 1,
     ),
     "zb-1p": Schedule(
         title="ZB-1p",
-        description="searched with the costs, within p",
+        description="found by a search that knows the time of each pass; at most p in flight",
         paper="arXiv 2401.10241",
         block=lambda p, m, v: zb_h1(p),
         promise=lambda p, m, v: p,
@@ -180,7 +180,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "zb-2p": Schedule(
         title="ZB-2p",
-        description="searched with the costs, within 2p",
+        description="found by a search that knows the time of each pass; at most 2p in flight",
         paper="arXiv 2401.10241",
         block=lambda p, m, v: zb_h2(p),
         promise=lambda p, m, v: 2 * p,
@@ -229,10 +229,13 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
 TRAITS: Final[Mapping[str, Traits]] = {
     **SCHEDULES,
     "zb-auto": Traits(
-        description="searched with the costs, within a given limit", needs_memory_limit=True
+        description="found by a search that knows the time of each pass; at most a given number "
+        "in flight",
+        needs_memory_limit=True,
     ),
     "optimal": Traits(
-        description="OR-Tools CP-SAT, with the bound it proves",
+        description="the shortest plan that OR-Tools CP-SAT finds, with the lower bound that it "
+        "proves",
         options=frozenset({"split_backward", "seconds"}),
         trainable=False,
     ),

@@ -59,7 +59,8 @@ def test_a_package_must_be_installed(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_grouped_gemm_multiplies_bf16_only() -> None:
+def test_packages_multiply_16_bits_only() -> None:
     with installed():
         assert "add --bf16" in mistakes("--moe-use-legacy-grouped-gemm")
-        assert not mistakes("--moe-grouped-products transformer_engine")
+        assert "--bf16 or --fp16" in mistakes("--moe-grouped-products transformer_engine")
+        assert not mistakes("--moe-grouped-products transformer_engine --fp16")

@@ -48,9 +48,26 @@ def other_arguments(A: Any, B: Any, out: Any, workspaces: Any) -> None:
     """A version of the function that is not known."""
 
 
+def more_arguments(
+    A: Any,
+    B: Any,
+    out: Any,
+    quantization_params: Any,
+    out_dtype: Any,
+    workspaces: Any,
+    layout: str = "TN",
+    m_splits: Any = None,
+    grad: bool = False,
+    accumulate: bool = False,
+    single_output: bool = False,
+) -> None:
+    """Another version of the function that is not known."""
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "words"),
     [
+        ("transformer_engine", {"general_grouped_gemm": more_arguments}, "also wants workspaces"),
         ("transformer_engine", {"general_grouped_gemm": None}, "general_grouped_gemm is missing"),
         ("transformer_engine", {"general_grouped_gemm": other_arguments}, "has no quantization"),
         ("grouped_gemm", {"gmm": None}, "gmm is missing"),

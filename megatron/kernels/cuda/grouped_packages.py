@@ -9,12 +9,13 @@ Shapes: s rows of all groups, g groups, i inputs, o outputs.
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from inspect import signature
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda.transformer_engine import Layout, fault_of_names
+from megatron.kernels.cuda.transformer_engine import Layout, fault_of_names, known_version
 from megatron.kernels.grouped import GroupedKernels
 
 PackageName: TypeAlias = Literal["transformer_engine", "grouped_gemm"]
@@ -30,10 +31,10 @@ _CALLED: Final[Mapping[PackageName, tuple[str, str, str]]] = {
 """For each package its module, the function that is called, and the names of its arguments."""
 
 TYPES: Final[Mapping[PackageName, tuple[torch.dtype, ...]]] = {
-    "transformer_engine": (torch.bfloat16, torch.float16, torch.float32),
+    "transformer_engine": (torch.bfloat16, torch.float16),
     "grouped_gemm": (torch.bfloat16,),
 }
-"""The types of factors that a package multiplies."""
+"""The types of factors that a package multiplies. Transformer Engine would round fp32 to TF32."""
 
 
 class EngineGroups:
@@ -150,10 +151,21 @@ def load_grouped_package(name: PackageName) -> GroupedKernels:
         multiply = getattr(import_module(home), function, None)
     except (ImportError, OSError, RuntimeError) as error:
         raise ValueError(f"it does not load here ({error})") from error
+    if name == "transformer_engine":
+        known_version()
     if fault := fault_of_names({function: arguments}, {function: multiply}):
         raise ValueError(fault)
     assert multiply is not None
+    given = arguments.split()
+    if wants := [each for each in _required(multiply) if each not in given]:
+        raise ValueError(f"its {function} also wants {', '.join(wants)}")
     return EngineGroups(multiply) if name == "transformer_engine" else GroupedGemm(multiply)
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a call must give."""
+    arguments = signature(function).parameters.values()
+    return [each.name for each in arguments if each.default is each.empty]
 
 
 def _sizes(ends_g: Tensor) -> Tensor:

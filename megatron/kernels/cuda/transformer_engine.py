@@ -271,13 +271,9 @@ def load_transformer_engine() -> TransformerEngine:
         module = import_module(name)
         homes = {home: import_module(home) for home in _HOMES.values()}
         types = import_module(f"{name}.constants").TE_DType
-        version = str(import_module("transformer_engine").__version__)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise ValueError(f"it does not load here ({error})") from error
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if not found or not OLDEST <= (int(found[1]), int(found[2])) < (NEXT_MAJOR,):
-        oldest = ".".join(map(str, OLDEST))
-        raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
+    version = known_version()
     called: dict[str, Any] = {
         name: getattr(homes[_HOMES[name]] if name in _HOMES else module, name, None)
         for name in (*USED, *NORMS)
@@ -295,6 +291,23 @@ def load_transformer_engine() -> TransformerEngine:
         types=types,
         has_cudnn_norms=os.environ.get(CUDNN_NORMS, "") not in ("", "0"),
     )
+
+
+def known_version() -> str:
+    """Return the version of the installed package.
+
+    Raises:
+        ValueError: it does not load, or is of a version that is not known here.
+    """
+    try:
+        version = str(import_module("transformer_engine").__version__)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"it does not load here ({error})") from error
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or not OLDEST <= (int(found[1]), int(found[2])) < (NEXT_MAJOR,):
+        oldest = ".".join(map(str, OLDEST))
+        raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
+    return version
 
 
 def fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
