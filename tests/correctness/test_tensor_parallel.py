@@ -18,7 +18,7 @@ from reference.plain_training import Training
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel import collectives
-from megatron.runtime import pipeline
+from megatron.runtime import replication
 from megatron.runtime.batch import DeviceMicrobatch
 
 GPT = replace(EIGHT_LAYER_GPT, num_layers=4, label_smoothing=0.1)
@@ -189,7 +189,7 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
     """Train with something broken on purpose."""
     with pytest.MonkeyPatch.context() as patch:
         if fault == "parts are not added up":
-            patch.setattr(pipeline, "summands", lambda owned, model, plan: ())
+            patch.setattr(replication, "summands", lambda owned, model, plan: ())
         elif fault == "targets in the order of samples":
             patch.setattr(DeviceMicrobatch, "part_by_part", lambda self, parts: self)
         elif fault == "rows are not added up":
