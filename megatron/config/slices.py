@@ -141,8 +141,9 @@ def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
     only one.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
-    named, both = own.seq_split_strategy, ("balanced", "uniform")
-    strategies: tuple[SliceStrategy, ...] = both if named is None else (named,)
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
+    if own.seq_split_strategy is not None:
+        strategies = (own.seq_split_strategy,)
     for slices in (2, 4, 8):
         for strategy in strategies:
             with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
