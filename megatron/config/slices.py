@@ -181,8 +181,8 @@ def _choices(flags: Flags) -> list[Choice]:
     With ``--cp-comm-type auto`` the exchange is chosen after them, so each may have its own.
     """
     ways = [own for own in possible_slices(flags) if not _mistake(flags, own)]
-    whole = SlicesChoice(1, "uniform")
-    return [Choice(own.words, _asked(flags, own)[SliceFlags]) for own in (whole, *ways)]
+    whole = Choice(f"{_SPLITS} 1", replace(flags[SliceFlags], num_seq_splits=1))
+    return [whole, *(Choice(own.words, _asked(flags, own)[SliceFlags]) for own in ways)]
 
 
 def _closed(flags: Flags) -> str:
