@@ -163,7 +163,7 @@ def _sequence(flags: Flags) -> Iterator[str]:
 
 def adjacent_heads(flags: ParallelFlags) -> int:
     """Return how many adjacent context-parallel ranks exchange heads, of those that make a ring."""
-    if flags.context_parallel_size == 1 or flags.cp_comm_type != "a2a+p2p":
+    if flags.context_parallel_size == 1 or not exchange_facts(flags).in_levels:
         return 1
     return flags.hierarchical_context_parallel_sizes[0]
 
@@ -207,7 +207,8 @@ def first_exchange(flags: Flags) -> ContextExchange:
 def _levels(flags: Flags) -> Iterator[str]:
     parallel = flags[ParallelFlags]
     ranks, sizes = parallel.context_parallel_size, parallel.hierarchical_context_parallel_sizes
-    in_levels = parallel.cp_comm_type == "a2a+p2p" or (parallel.cp_comm_type == "auto" and sizes)
+    may = parallel.cp_comm_type == "auto" and sizes
+    in_levels = may or exchange_facts(parallel).in_levels
     if ranks == 1 or not in_levels:
         return
     if len(sizes) != 2 or prod(sizes) != ranks or min(sizes) == 1:
@@ -230,7 +231,7 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     tensor = parallel.tensor_model_parallel_size
-    heads = ranks if parallel.cp_comm_type == "a2a" else adjacent_heads(parallel)
+    heads = adjacent_heads(parallel) if exchange_facts(parallel).in_levels else ranks
     if model.num_query_groups % (tensor * heads):
         yield (
             f"--cp-comm-type {parallel.cp_comm_type} with --context-parallel-size {ranks}: "

@@ -12,7 +12,7 @@ from torch import Tensor
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.scores import Scores
-from megatron.layers.slice_attention import attention_of_all_tokens
+from megatron.layers.slice_attention import alone, seen_keys
 from megatron.layers.slices import SlicedPass
 
 Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -61,14 +61,13 @@ class AttentionCall:
         ).transpose(1, 2)
 
     def of_all_tokens(self, heads: Heads) -> Tensor:
-        """Return attention, [b, u, a, d], of heads of which this rank has all tokens."""
-        return attention_of_all_tokens(
-            self.kernels,
-            self.sliced,
-            self.layer,
-            heads,
-            dropout=self.dropout,
-            scores=self.scores,
-            documents=self.documents,
-            sinks_a=self.sinks_a,
-        )
+        """Return attention, [b, u, a, d], of heads of which this rank has all tokens.
+
+        The tokens are those of a slice, or of whole samples.
+        """
+        sliced = self.sliced
+        if sliced is None:
+            return self.seen(*heads)
+        q_buad, *own = heads
+        window = None if self.documents else self.scores.window
+        return self.seen(alone(q_buad), *seen_keys(sliced, self.layer, own, [sliced.part], window))

@@ -1,4 +1,4 @@
-"""Attention of a slice to its own keys and to those of the earlier slices of its microbatch.
+"""The keys that attention of a slice sees: its own, and those of earlier slices of its microbatch.
 
 Shapes: b batch, u tokens of the slice, z keys that the slice sees, a query heads, g key/value
 heads, d channels of a head.
@@ -11,87 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply_all, once_differentiable
-from megatron.kernels.documents import Documents
-from megatron.kernels.face import Kernels
-from megatron.kernels.scores import Scores
 from megatron.layers.slices import SequenceSlice, SlicedPass
-
-
-def slice_attention(
-    kernels: Kernels,
-    sliced: SlicedPass,
-    layer: int,
-    q_buad: Tensor,
-    k_bugd: Tensor,
-    v_bugd: Tensor,
-    *,
-    dropout: float,
-    scores: Scores,
-    documents: Documents | None,
-    sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return ``causal_attention`` of a slice's queries, [b, u, a, d].
-
-    Args:
-        kernels: compute attention.
-        sliced: the slice, and the keys of earlier slices, to which the slice's own are added.
-        layer: index of the layer in the whole model.
-        q_buad: queries of the slice, rotated by the tokens' true positions.
-        k_bugd: keys of the slice, rotated in the same way.
-        v_bugd: values of the slice.
-        dropout: see ``Kernels.causal_attention``; the mask depends on the slices.
-        scores: see ``Kernels.causal_attention``.
-        documents: of whole samples; see ``Kernels.causal_attention``.
-        sinks_a: see ``Kernels.causal_attention``.
-    """
-    k_bzgd, v_bzgd = seen_keys(
-        sliced, layer, (k_bugd, v_bugd), [sliced.part], None if documents else scores.window
-    )
-    return kernels.causal_attention(
-        alone(q_buad).transpose(1, 2),
-        k_bzgd.transpose(1, 2),
-        v_bzgd.transpose(1, 2),
-        dropout=dropout,
-        scores=scores,
-        documents=documents,
-        sinks_a=sinks_a,
-    ).transpose(1, 2)
-
-
-def attention_of_all_tokens(
-    kernels: Kernels,
-    sliced: SlicedPass | None,
-    layer: int,
-    heads: tuple[Tensor, Tensor, Tensor],
-    *,
-    dropout: float,
-    scores: Scores,
-    documents: Documents | None,
-    sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return causal attention of heads of which this rank has all tokens, [b, u, a, d].
-
-    The tokens are those of a slice, or of whole samples if ``sliced`` is ``None``. ``heads`` are
-    queries, keys and values. The other arguments are as for ``slice_attention``.
-    """
-    if sliced is not None:
-        return slice_attention(
-            kernels,
-            sliced,
-            layer,
-            *heads,
-            dropout=dropout,
-            scores=scores,
-            documents=documents,
-            sinks_a=sinks_a,
-        )
-    return kernels.causal_attention(
-        *(x_buad.transpose(1, 2) for x_buad in heads),
-        dropout=dropout,
-        scores=scores,
-        documents=documents,
-        sinks_a=sinks_a,
-    ).transpose(1, 2)
 
 
 def alone(q_buad: Tensor) -> Tensor:
@@ -102,7 +22,7 @@ def alone(q_buad: Tensor) -> Tensor:
 def seen_keys(
     sliced: SlicedPass,
     layer: int,
-    own: tuple[Tensor, Tensor],
+    own: Sequence[Tensor],
     parts: Sequence[SequenceSlice],
     window: int | None,
 ) -> tuple[Tensor, ...]:

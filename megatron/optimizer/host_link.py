@@ -156,7 +156,10 @@ class HostLink:
         return self.slots[(len(self._order) - 1) % len(self.slots)]
 
     def fetch_after(self, batch: Fetched) -> None:
-        """Begin to copy the gradients of the batch after ``batch``, if this step has that one yet.
+        """Begin to copy the gradients of the batch after ``batch``.
+
+        This does nothing if that batch has taken this step already: its gradients would be those of
+        the next step.
 
         Optimizers usually step in the order in which they were made. In another order, a batch may
         lose its slot to another one. Its gradients are then copied once more, when it steps.

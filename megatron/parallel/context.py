@@ -43,6 +43,11 @@ class ExchangeFacts(NamedTuple):
     has_ring: bool = False
     has_heads: bool = False
 
+    @property
+    def in_levels(self) -> bool:
+        """Whether sets of neighbours exchange heads, and the sets make a ring."""
+        return self.has_ring and self.has_heads
+
 
 CONTEXT_EXCHANGES: Final[Mapping[ContextExchange, ExchangeFacts]] = {
     "all_gather": ExchangeFacts(),

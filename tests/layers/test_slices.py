@@ -12,7 +12,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import PLAIN, Scores
-from megatron.layers.slice_attention import slice_attention
+from megatron.layers.attention_call import AttentionCall
 from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
 
 B, S, HEADS, GROUPS, D = 2, 24, 4, 2, 8
@@ -46,16 +46,16 @@ def slice_by_slice(
     sinks.requires_grad_(with_sinks)
 
     def run(number: int) -> Tensor:
-        return slice_attention(
+        call = AttentionCall(
             kernels,
-            SlicedPass(parts[number], seen),
-            3,
-            *own[number],
-            dropout=0.0,
-            scores=scores,
+            scores,
             documents=documents,
             sinks_a=sinks if with_sinks else None,
+            sliced=SlicedPass(parts[number], seen),
+            layer=3,
         )
+        q_buad, k_bugd, v_bugd = own[number]
+        return call.of_all_tokens((q_buad, k_bugd, v_bugd))
 
     outputs = [run(number) for number in range(len(parts))]
     for number in reversed(range(len(parts))):

@@ -9,6 +9,7 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import SLOTS, slot_elements
 from megatron.parallel.communicators import communicators
+from megatron.runtime.buckets import DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one
@@ -144,7 +145,24 @@ def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool
     elements = share_on_host(config) * per_element(config, parameters, 1.0, 1.0)
     weight = 0 if own_master else dtype.itemsize
     in_slots = SLOTS * (count.gradient + weight)
-    return state * elements + in_slots * slot_elements(ceil(elements), parameters.largest)
+    return state * elements + in_slots * slot_elements(
+        ceil(elements), largest_part(config, parameters)
+    )
+
+
+def largest_part(config: RunConfig, parameters: Parameters) -> int:
+    """Return the most elements of a parameter that may travel to the host at once.
+
+    With a sharded optimizer these are rows in one shard of a bucket. A bucket is full with the
+    parameter that reaches its size.
+    """
+    replicas = config.parallel.replicas
+    if not replicas.shard_optimizer:
+        return parameters.largest
+    shards = config.parallel.expert_copies if parameters.experts else replicas.size
+    usual = max(DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA * replicas.size)
+    size = parameters.all if replicas.buckets else replicas.bucket_size or usual
+    return min(parameters.largest, ceil((size + parameters.largest) / shards))
 
 
 def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:

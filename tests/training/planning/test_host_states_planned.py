@@ -8,16 +8,18 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.config import HostStates
 from megatron.optimizer.host_link import BATCH, HostLink, slot_elements
 from megatron.parallel.groups import single_rank
+from megatron.simulator.costs.count import Parameters
 from megatron.simulator.costs.gpus import GIB, HOST_MEMORY, gpu
 from megatron.training.planning import must_fit
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.host_step import HostStep
 from megatron.training.planning.must_fit import check_memory
-from megatron.training.planning.run_memory import held_by_ranks
+from megatron.training.planning.run_memory import held_by_ranks, largest_part
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 
@@ -115,6 +117,16 @@ def test_slots_have_room_for_the_largest_parameter() -> None:
     assert slot_elements(4 * BATCH, 2 * BATCH) == 2 * BATCH
     counted = planned(HALF).memories[0].count.parameters
     assert 0 < counted.largest < counted.all
+
+
+def test_rows_of_a_shard_travel_with_a_sharded_optimizer() -> None:
+    own, counted = config(HALF), Parameters(1000, 0, 0, largest=800)
+    assert largest_part(own, counted) == 800
+    replicas = ReplicaConfig(size=4, bucket_size=400, shard_optimizer=True)
+    sharded = replace(own, parallel=replace(own.parallel, replicas=replicas))
+    assert largest_part(sharded, counted) == 300
+    few = replace(replicas, bucket_size=None, buckets=1)
+    assert largest_part(replace(own, parallel=replace(own.parallel, replicas=few)), counted) == 450
 
 
 def test_states_beyond_the_hosts_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
