@@ -36,21 +36,26 @@ class Way(NamedTuple):
 def ways(flags: Flags) -> list[Way]:
     """Return all combinations of choices, those with the fewest changes first.
 
+    Of combinations with equally many changes, those that change earlier dimensions come first. A
+    change comes with every choice in the dimensions that FLOPs compare, before the next change. So
+    where time is short, no treatment of the vocabulary is looked at much less than another.
+
     If no dimension is open, the result is the flags alone.
     """
     opened = [own for own in DIMENSIONS if own.is_open(flags)]
-    found = []
+    found = list[tuple[tuple[int, ...], Way]]()
     for combined in product(*(_numbered(own.choices(flags)) for own in opened)):
         chosen = [choice for _, choice in combined]
-        judged = zip(combined, opened, strict=True)
-        found.append(
-            Way(
-                flags.replaced(*(choice.group for choice in chosen)),
-                tuple(choice.words for choice in chosen),
-                sum(number > 0 for (number, _), own in judged if not own.by_flops),
-            )
+        judged = list(zip(combined, opened, strict=True))
+        changed = [number for (number, _), own in judged if not own.by_flops]
+        compared = [number for (number, _), own in judged if own.by_flops]
+        way = Way(
+            flags.replaced(*(choice.group for choice in chosen)),
+            tuple(choice.words for choice in chosen),
+            sum(number > 0 for number in changed),
         )
-    return sorted(found, key=lambda way: way.changes)
+        found.append(((way.changes, *reversed(changed), *compared), way))
+    return [way for _, way in sorted(found, key=lambda ranked: ranked[0])]
 
 
 def _numbered(choices: Sequence[Choice]) -> list[tuple[int, Choice]]:

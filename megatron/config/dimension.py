@@ -1,6 +1,6 @@
 """What a user leaves to the plan of a run with the word ``auto``: a dimension, and its choices.
 
-Every topic declares its own dimensions; ``run_config`` lists them all.
+Every topic declares its own dimensions; ``choices`` lists them all.
 """
 
 from collections.abc import Callable, Sequence

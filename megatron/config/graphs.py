@@ -13,7 +13,7 @@ from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import experts_of
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
-from megatron.config.offload import OFFLOAD, OffloadFlags
+from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
@@ -41,7 +41,11 @@ def captures_passes(flags: Flags) -> bool:
 
 
 def _obstacles(flags: Flags) -> Iterator[str]:
-    """Yield a line on each flag that prevents graphs of passes, with the reason."""
+    """Yield a line on each flag that prevents graphs of passes, with the reason.
+
+    A dimension that ``auto`` leaves open prevents nothing: its choices do, each in its alternative
+    of the run.
+    """
     model, parallel, corpus = flags[ModelFlags], flags[ParallelFlags], flags[CorpusFlags]
     for option, share in (
         ("--attention-dropout", model.attention_dropout),
@@ -71,7 +75,7 @@ def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
     """Yield a line on each flag that changes what a pass keeps, after the pass."""
     if flags[RecomputeFlags].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
-    if flags[OffloadFlags].cpu_offload:
+    if flags[OffloadFlags].cpu_offload and not HOST.is_open(flags):
         yield f"{OFFLOAD} lets go of memory to which the kernels of a graph would write"
 
 

@@ -32,7 +32,7 @@ from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.experts import upcycling_of
-from megatron.config.graphs import captures_passes
+from megatron.config.graphs import GRAPH_NOTES, captures_passes
 from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
@@ -61,7 +61,13 @@ from megatron.config.schedule import (
     schedule_of,
     treatment_of,
 )
-from megatron.config.slices import SLICE_RULES, SliceFlags, SlicesChoice, possible_slices
+from megatron.config.slices import (
+    SLICE_RULES,
+    SliceFlags,
+    SlicesChoice,
+    possible_slices,
+    strategy_of,
+)
 from megatron.config.stages import distribution_of
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
@@ -211,7 +217,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         context_exchange=first_exchange(flags),
         context_heads_size=adjacent_heads(parallel),
         num_seq_splits=flags[SliceFlags].num_seq_splits,
-        seq_split_strategy=flags[SliceFlags].seq_split_strategy,
+        seq_split_strategy=strategy_of(flags),
         experts=expert_ranks(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
@@ -245,12 +251,14 @@ class Alternative(NamedTuple):
             cannot compare.
         parallel: its layout.
         train: its training.
+        notes: sentences for the log, about flags that change nothing in it.
     """
 
     words: tuple[str, ...]
     changes: int
     parallel: ParallelConfig
     train: TrainConfig
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -285,15 +293,15 @@ class RunConfig:
     could_offload: bool = False
     context_choices: tuple[ContextChoice, ...] = ()
 
-    @property
-    def ways(self) -> list["RunConfig"]:
-        """The run with each of its alternatives; the run alone if it has none."""
-        return [self.taking(own) for own in self.alternatives] or [self]
-
     def taking(self, own: Alternative) -> "RunConfig":
         """Return the run with one of its alternatives."""
         return replace(
-            self, parallel=own.parallel, train=own.train, taken=own.words, alternatives=()
+            self,
+            parallel=own.parallel,
+            train=own.train,
+            taken=own.words,
+            alternatives=(),
+            notes=(*self.notes, *(note for note in own.notes if note not in self.notes)),
         )
 
 
@@ -307,6 +315,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
             way.changes,
             parallel_config(way.flags, vocab_size, replicas),
             train_config(way.flags, replicas),
+            tuple(note for rule in GRAPH_NOTES for note in rule(way.flags)),
         )
         for way in several
     )

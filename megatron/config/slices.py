@@ -49,12 +49,18 @@ class SliceFlags:
         "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
         "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
         "run the fastest that fits the job's GPUs by prediction, with slices of equally many FLOPs "
-        "where they can be had.", reads=number_or_auto, metavar="N|auto")
-    seq_split_strategy: SliceStrategy = flag("uniform",
+        "where they can be had and no strategy is named.", reads=number_or_auto, metavar="N|auto")
+    seq_split_strategy: SliceStrategy | None = flag(None,
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{TOKENS} tokens.", idle_without=f"{_SPLITS} > 1")
+        f"{TOKENS} tokens.", unset=f"uniform; beside {_SPLITS} auto balanced where it can be had",
+        idle_without=f"{_SPLITS} > 1 or {_SPLITS} auto")
 # fmt: on
+
+
+def strategy_of(flags: Flags) -> SliceStrategy:
+    """Return which tokens a slice has, where the number of slices is decided."""
+    return flags[SliceFlags].seq_split_strategy or "uniform"
 
 
 def _lengths(flags: Flags) -> Iterator[str]:
@@ -66,7 +72,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     try:
-        lengths = lengths_of_slices(model, slices, flags[SliceFlags].seq_split_strategy)
+        lengths = lengths_of_slices(model, slices, strategy_of(flags))
     except ValueError as error:
         yield str(error)
         return
@@ -131,10 +137,13 @@ def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
     are looked at as well, and named beside the slices that go with them.
 
     Slices of equally many FLOPs come first, where they can be had: with slices of equally many
-    tokens, ranks wait for the rank that has the last slice.
+    tokens, ranks wait for the rank that has the last slice. A strategy that the flags name is the
+    only one.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
     strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
+    if own.seq_split_strategy is not None:
+        strategies = (own.seq_split_strategy,)
     for slices in (2, 4, 8):
         for strategy in strategies:
             with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
@@ -172,12 +181,12 @@ def _choices(flags: Flags) -> list[Choice]:
     With ``--cp-comm-type auto`` the exchange is chosen after them, so each may have its own.
     """
     ways = [own for own in possible_slices(flags) if not _mistake(flags, own)]
-    whole = SlicesChoice(1, "uniform")
-    return [Choice(own.words, _asked(flags, own)[SliceFlags]) for own in (whole, *ways)]
+    whole = Choice(f"{_SPLITS} 1", replace(flags[SliceFlags], num_seq_splits=1))
+    return [whole, *(Choice(own.words, _asked(flags, own)[SliceFlags]) for own in ways)]
 
 
 def _closed(flags: Flags) -> str:
-    return _mistake(flags, SlicesChoice(2, "uniform"))
+    return _mistake(flags, SlicesChoice(2, strategy_of(flags)))
 
 
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)

@@ -46,6 +46,19 @@ def test_what_no_graph_can_have_is_noted(flags: str, ranks: int, reason: str) ->
     assert reason in note
 
 
+def test_what_auto_takes_decides_whether_there_are_graphs() -> None:
+    """Beside ``auto`` nothing is noted before the plan has decided."""
+    flags = "--num-seq-splits auto --cpu-offload --offload-chunk-num auto --seq-length 1024"
+    with patch("megatron.config.graphs.on_cuda", lambda flags: True):
+        opened = parse(with_flags([*RUN.split(), "--device", "cpu"], flags.split()), 1)
+    assert not any("--cuda-graph-impl" in note for note in opened.notes)
+    for own in opened.alternatives:
+        told = " ".join(note for note in opened.taking(own).notes if "--cuda-graph-impl" in note)
+        on_host, cut = "--cpu-offload" in own.words, "--num-seq-splits 1" not in own.words
+        assert own.train.captures_passes is not (on_host or cut)
+        assert ("lets go of memory" in told, "another number of keys" in told) == (on_host, cut)
+
+
 def test_a_cpu_has_none() -> None:
     config = parse([*RUN.split(), "--device", "cpu"], 1)
     assert not config.train.captures_passes

@@ -31,6 +31,15 @@ def test_a_strategy_without_slices_is_noted() -> None:
     assert "changes nothing" in note
 
 
+@pytest.mark.parametrize("strategy", ["uniform", "balanced"])
+def test_a_named_strategy_bounds_what_auto_compares(strategy: str) -> None:
+    opened = run(f"--num-seq-splits auto --seq-split-strategy {strategy} --seq-length 512")
+    assert not any("seq-split-strategy" in note for note in opened.notes)
+    cuts = [own.parallel for own in opened.alternatives[1:]]
+    assert {own.seq_split_strategy for own in cuts} == {strategy}
+    assert len(cuts) == (3 if strategy == "uniform" else 2), "128 tokens have no 8 such slices"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

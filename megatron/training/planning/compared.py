@@ -17,11 +17,13 @@ def compared_lines(
     gpu: Gpu,
     watch: Watch,
     untried: Sequence[str] = (),
+    left_out: Sequence[str] = (),
 ) -> str:
     """Return the table of planned candidates in order of preference, then the other candidates.
 
     ``watch`` limits the time for further plans; each gets an equal part of the time that is left.
-    ``untried`` are the words of alternatives of which no candidate was made, for lack of time.
+    ``untried`` are the words of alternatives of which no candidate was made, for lack of time, and
+    ``left_out`` those of alternatives that cannot be planned.
     """
     impossible = [each for each in compared if not each.is_planned and not each.can_fit]
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
@@ -43,15 +45,17 @@ def compared_lines(
     words = _words(first, others, unknown, gpu, untried)
     lines = [words, *_table([first, *others])]
     if unknown:
-        named = ", ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in unknown)
+        named = "; ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in unknown)
         lines.append(
             f"not planned in {watch.seconds:g} s (--advice-seconds), with the least time that each "
             f"could take: {named}"
         )
     if impossible:
-        lines.append(f"no plan fits of {', '.join(each.named for each in impossible)}")
+        lines.append(f"no plan fits of {'; '.join(each.named for each in impossible)}")
     if untried:
         lines.append(f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}")
+    if left_out:
+        lines.append(f"left out: {'; '.join(left_out)}")
     return "\n".join(lines)
 
 

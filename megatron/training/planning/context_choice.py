@@ -43,8 +43,12 @@ def with_context_exchange(config: RunConfig) -> RunConfig:
     times = {choice: _seconds(_with(config, [choice])) for choice in choices}
     best = sorted(times, key=times.__getitem__)
     told = ", ".join(f"{own.exchange} {TIME.write(time)}" for own, time in times.items())
-    note = f"{FLAG} takes {best[0].exchange}; passes of a microbatch on one rank: {told}"
-    return _with(config, best, note)
+    found = _with(config, best)
+    layouts = [own.parallel for own in found.alternatives if own.parallel.num_seq_splits > 1]
+    of_slices = {own.context_exchange for own in layouts} - {best[0].exchange}
+    others = f" for whole microbatches and {', '.join(of_slices)} for slices" if of_slices else ""
+    note = f"{FLAG} takes {best[0].exchange}{others}; passes of a microbatch on one rank: {told}"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _with(config: RunConfig, best: Sequence[ContextChoice], *notes: str) -> RunConfig:

@@ -31,7 +31,6 @@ from megatron.training.planning.compared import compared_lines
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.links_in_words import links_in_words
-from megatron.training.planning.race import chosen
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_memory import Fullest
 from megatron.training.planning.run_plan import all_compared, compares
@@ -72,15 +71,15 @@ def dry_run(
     config = with_context_exchange(given)
     if given.context_choices:
         yield config.notes[-1]
-    compared, untried = all_compared(config, watch=watch, seconds=seconds)
+    compared = all_compared(config, watch=watch, seconds=seconds)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
-        held = [(each.least_memory, each.config) for each in compared]
+        held = [(each.least_memory, each.config) for each in compared.candidates]
         least, own = min(held, key=lambda pair: pair[0].peak)
         if not least.fits(gpu):
             yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
-    first = chosen(compared, seconds) if compares(config) else compared[0]
+    first = compared.choose(seconds) if compares(config) else compared.candidates[0]
     _ = first.run_plan
     watch.close()
     yield _head(config, first, gpu)
@@ -93,7 +92,8 @@ def dry_run(
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if compares(config):
-        yield compared_lines(first, compared, gpu, _for_advice(config, watch), untried)
+        own_watch, found_out = _for_advice(config, watch), (compared.untried, compared.left_out)
+        yield compared_lines(first, compared.candidates, gpu, own_watch, *found_out)
     if not found.fits:
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 

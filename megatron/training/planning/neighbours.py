@@ -108,7 +108,7 @@ def _candidate(run: RunConfig, schedule: str) -> Candidate:
 def _with_logits_again(config: RunConfig) -> Iterator[Setting]:
     """Yield the run, or all runs that its ``auto`` compares, with recomputed logits."""
     config = replace(config, train=replace(config.train, vocab_recompute=True))
-    for run in config.ways:
+    for run in [config.taking(own) for own in config.alternatives] or [config]:
         own = run.parallel
         if TRAITS[own.pipeline_schedule].compares:
             for schedule in schedules_with_stages(run):

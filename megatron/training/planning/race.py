@@ -46,16 +46,28 @@ def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candi
     Raises:
         ValueError: no schedule is within the limit.
     """
-    best = _by_seconds(compared, seconds) if compared[0].gpu else _by_costs(compared)
-    if best is not None:
-        return best
+    best = fitting(compared, seconds)
+    return smallest(compared) if best is None else best
+
+
+def fitting(compared: Sequence[Candidate], seconds: float | None = None) -> Candidate | None:
+    """Return the candidate that ``chosen`` takes if some candidate fits, else ``None``."""
+    return _by_seconds(compared, seconds) if compared[0].gpu else _by_costs(compared)
+
+
+def smallest(compared: Sequence[Candidate]) -> Candidate:
+    """Return the planned candidate within the limit that holds the least.
+
+    Raises:
+        ValueError: no candidate is within the limit.
+    """
     within = [each for each in compared if each.is_planned and each.is_within_limit]
     if within:
         return min(within, key=lambda candidate: candidate.peak)
     least = min(compared, key=lambda candidate: candidate.in_flight)
     raise ValueError(
         f"--zero-bubble-max-pending-backward {least.limit:g} is too few for every schedule: "
-        f"the least is {least.in_flight:g}, with {least.schedule}"
+        f"the least is {least.in_flight:g}, with {least.named if least.others else least.schedule}"
     )
 
 

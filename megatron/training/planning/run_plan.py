@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
@@ -28,6 +28,7 @@ from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
+from megatron.training.planning.alternatives import Compared
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.race import chosen
@@ -65,8 +66,9 @@ def make_run_plan(
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
             no schedule fits into the memory limit.
     """
-    found = all_compared(config, costs, watch, seconds).candidates
-    return (chosen(found, seconds) if compares(config) else found[0]).run_plan
+    found = all_compared(config, costs, watch, seconds)
+    first = found.choose(seconds) if compares(config) else found.candidates[0]
+    return first.run_plan
 
 
 def compares(config: RunConfig) -> bool:
@@ -82,18 +84,6 @@ def depends_on_time(config: RunConfig) -> bool:
     """
     limited = config.parallel.search_seconds is not None
     return limited or (compares(config) and _gpu(config, None) is not None)
-
-
-class Compared(NamedTuple):
-    """What a run leaves to its plan.
-
-    Attributes:
-        candidates: the one candidate that a run asks for, or all that ``auto`` compares.
-        untried: the words of alternatives that were not looked at, because the time was up.
-    """
-
-    candidates: list[Candidate]
-    untried: list[str]
 
 
 def asked(
@@ -119,24 +109,13 @@ def all_compared(
         ValueError: the layers cannot be spread over the stages.
     """
     watch = Watch() if watch is None else watch
-    found, faults, untried = list[Candidate](), list[ValueError](), list[str]()
-    time = seconds if watch.seconds is None else watch.seconds
-    looking = watch.again(None if time is None else time / 2)
-    for run in [config.taking(own) for own in _comparable(config, costs)] or [config]:
-        if untried or (_changes(config, run) and _is_enough(found, looking)):
-            untried.append(", ".join(run.taken))
-            continue
-        try:
-            found += _asked(run, costs, watch)
-        except ValueError as error:
-            faults.append(error)
-    if not found:
-        raise faults[0]
+    several = _comparable(config, costs)
+    runs = [config.taking(own) for own in several] or [config]
+    found = Compared(runs, lambda run: _asked(run, costs, watch), watch)
+    found.look(sum(not own.changes for own in several), seconds)
     if compares(config):
-        watch.expect(len(found))
-    if untried:
-        looking.close(f"{counted(len(untried), 'alternative')} of auto not looked at")
-    return Compared(found, untried)
+        watch.expect(len(found.candidates))
+    return found
 
 
 def _comparable(config: RunConfig, costs: Costs | None) -> list[Alternative]:
@@ -145,26 +124,19 @@ def _comparable(config: RunConfig, costs: Costs | None) -> list[Alternative]:
     return [own for own in config.alternatives if known or not own.changes]
 
 
-def _changes(config: RunConfig, run: RunConfig) -> bool:
-    return any(own.changes for own in config.alternatives if own.words == run.taken)
-
-
-def _is_enough(found: Sequence[Candidate], looking: Watch) -> bool:
-    """Whether the time to look at alternatives is up, and some plan may fit.
-
-    The bounds of candidates are computed here, so that their time counts too.
-    """
-    bounds = [each.least_time for each in found if each.can_fit]
-    return bool(bounds) and looking.is_over
-
-
 def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candidate]:
-    """Return the candidates of a run that leaves at most its schedule to its plan."""
-    name = config.parallel.pipeline_schedule
+    """Return the candidates of a run that leaves at most its schedule to its plan.
+
+    If the run is one of several alternatives, and its plan exceeds the limit of microbatches in
+    flight, another alternative is taken, as ``auto`` takes another schedule.
+    """
+    name, limit = config.parallel.pipeline_schedule, inf
     if TRAITS[name].compares:
         return candidates(config, costs, watch)
     request, layers = _prepare(config, name, costs)
-    return [Candidate(config, request, layers, watch=watch, gpu=_gpu(config, costs))]
+    if config.taken and config.parallel.memory_limit is not None:
+        request, limit = as_compared(request), config.parallel.memory_limit
+    return [Candidate(config, request, layers, limit, watch, _gpu(config, costs))]
 
 
 def candidates(

@@ -9,15 +9,18 @@ from megatron.training.planning.planned_run import RunPlan
 
 
 def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
-    """Return the run with the alternative for which its plan was made, and notes on that."""
-    notes = (*config.notes, *_notes(config, run_plan))
-    if not config.alternatives:
-        return replace(config, notes=notes)
-    [own] = [each for each in config.alternatives if each.words == run_plan.taken]
-    return replace(config.taking(own), notes=notes)
+    """Return the run with the alternative for which its plan was made, and notes on that.
+
+    If the run has no such alternative, its ranks have different command lines. Then the run stays
+    as it is, and differs from that of other ranks when digests are compared.
+    """
+    taken = next((own for own in config.alternatives if own.words == run_plan.taken), None)
+    run = config if taken is None else config.taking(taken)
+    return replace(run, notes=(*run.notes, *_notes(config, run, run_plan)))
 
 
-def _notes(config: RunConfig, run_plan: RunPlan) -> Iterator[str]:
+def _notes(config: RunConfig, run: RunConfig, run_plan: RunPlan) -> Iterator[str]:
+    """Yield the notes on ``run``, which is what the plan has made of ``config``."""
     if config.parallel.experts.overlap and not run_plan.plan.pairs:
         yield (
             "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
@@ -26,9 +29,12 @@ def _notes(config: RunConfig, run_plan: RunPlan) -> Iterator[str]:
             "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "
             "known GPU to tell what pairs hide"
         )
-    if not config.alternatives:
+    if run is config:
         return
     note = f"auto takes {', '.join(run_plan.taken)}"
+    exchange = run.parallel.context_exchange
+    if any(own.parallel.context_exchange != exchange for own in config.alternatives):
+        note += f" with --cp-comm-type {exchange}"
     known = config.parallel.gpu is not None and config.train.dtype.itemsize == 2
     if not known and any(own.changes for own in config.alternatives):
         note += "; to compare more than treatments of the vocabulary, it needs a known GPU and 16 "

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from io import StringIO
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from megatron.config.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE, gpu
 from megatron.training import prepare
+from megatron.training.agreement import run_digests
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.dry_run import dry_run
@@ -73,6 +76,20 @@ def test_an_alternative_is_the_run_that_its_flags_name() -> None:
         taken = opened.taking(own)
         assert (taken.parallel, taken.train) == (plain.parallel, plain.train), own.words
         assert replace(taken, taken=(), notes=plain.notes) == plain
+
+
+def test_every_treatment_has_a_change_before_the_next_change() -> None:
+    opened = run(f"{AGAIN} {SLICES} --vocab-parallel auto --pipeline-schedule 1f1b")
+    treatments = [own.words[0] for own in opened.alternatives[:5]]
+    assert len(set(treatments)) == 5
+    changes = [own.words[1:] for own in opened.alternatives[::5]]
+    assert [own.words for own in opened.alternatives] == [
+        (treatment, *change) for change in changes for treatment in treatments
+    ]
+    whole, kept = "--num-seq-splits 1", "no recomputation"
+    assert [slices for _, slices in changes[:3]] == [whole] * 3, "first the earlier dimension"
+    assert [again for again, _ in changes[3:6]] == [kept] * 3
+    assert all(again != kept and slices != whole for again, slices in changes[6:])
 
 
 def test_named_parts_and_methods_are_those_that_auto_compares() -> None:
@@ -146,6 +163,15 @@ def test_what_was_taken_is_what_trains_on_every_rank() -> None:
     assert make_run_plan(own) == found
 
 
+@pytest.mark.parametrize("own", [f"{SLICES} --num-layers 8", "--num-layers 8"])
+def test_ranks_with_other_command_lines_are_told_by_their_digests(own: str) -> None:
+    opened = with_gpus(run(f"{AGAIN} --pipeline-schedule 1f1b"))
+    found = asked(opened)[0].run_plan
+    other = with_gpus(run(f"{own} --pipeline-schedule 1f1b"))
+    assert settled(other, found) == other
+    assert run_digests(other, found) != run_digests(settled(opened, found), found)
+
+
 def test_a_rank_reads_its_data_anew_for_other_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own search was cut, and rank 0 has taken another number of slices."""
     opened = with_gpus(run(f"{SLICES} --pipeline-schedule 1f1b"))
@@ -190,8 +216,8 @@ def test_what_the_time_does_not_suffice_for_is_said() -> None:
     """Alternatives are looked at until the time is up, and one of them may fit."""
     opened = run(f"{SLICES} --pipeline-schedule 1f1b")
     clock = ticking()
-    compared, untried = all_compared(with_gpus(opened), watch=Watch(5.0, clock=lambda: next(clock)))
-    tried = [", ".join(each.config.taken) for each in compared]
+    found = all_compared(with_gpus(opened), watch=Watch(5.0, clock=lambda: next(clock)))
+    tried, untried = [", ".join(each.config.taken) for each in found.candidates], found.untried
     assert 1 <= len(tried) < len(opened.alternatives)
     assert [*tried, *untried] == [", ".join(own.words) for own in opened.alternatives]
     least = min(each.least_memory.peak for each in asked(with_gpus(opened)))
@@ -199,6 +225,41 @@ def test_what_the_time_does_not_suffice_for_is_said() -> None:
     small = all_compared(with_gpus(opened, 1.001 * (least + outside)), watch=Watch(0.0))
     assert small.candidates[-1].can_fit, "without time it still looks for one that can fit"
     assert not any(each.can_fit for each in small.candidates[:-1])
+
+
+def test_without_time_alternatives_are_looked_at_until_a_plan_fits() -> None:
+    """The first can fit by its bound, and its plan does not; a later one does."""
+    opened = run(f"{AGAIN} --pipeline-schedule 1f1b --pipeline-model-parallel-size 4", 4)
+    every = asked(with_gpus(opened))
+    whole, parts, _ = every
+    assert needed(parts) < needed(whole)
+    memory = (needed(parts) + needed(whole)) / 2
+    small = with_gpus(opened, memory)
+    assert all_compared(small, watch=Watch(0.0)).candidates[0].can_fit
+    told = StringIO()
+    found = all_compared(small, watch=Watch(0.0, told, clock=partial(next, ticking())))
+    taken = found.choose()
+    assert taken.config.taken == parts.config.taken
+    assert taken.fits
+    [left] = found.untried
+    assert f"1 alternative of auto not looked at: {left}" in told.getvalue()
+    nothing = all_compared(with_gpus(opened, 0.99 * min(map(needed, every))), watch=Watch(0.0))
+    assert nothing.candidates[-1].can_fit
+    assert not nothing.choose().fits
+    assert nothing.untried == [], "all are looked at before one is taken that does not fit"
+
+
+def test_an_alternative_that_exceeds_the_limit_is_left_out() -> None:
+    flags = "--pipeline-schedule 1f1b --zero-bubble-max-pending-backward 2"
+    opened = with_gpus(run(f"{SLICES} {flags}"))
+    whole, *_ = every = asked(opened)
+    assert whole.in_flight > 2
+    taken = chosen(every)
+    assert taken.in_flight <= 2
+    plain = run(f"{flags} {named(taken.config.taken)}")
+    assert taken.run_plan.plan == make_run_plan(with_gpus(plain)).plan
+    with pytest.raises(ValueError, match=r"2 is too few .* the least is 3, with 1f1b with vocab-2"):
+        make_run_plan(with_gpus(run(f"{AGAIN} {flags}")))
 
 
 def test_the_table_the_choice_and_its_words_agree() -> None:
@@ -230,3 +291,9 @@ def test_slices_get_an_exchange_without_a_ring(
         own.parallel.num_seq_splits: own.parallel.context_exchange for own in found.alternatives
     }
     assert exchanges == {1: fastest, 2: "a2a", 4: "a2a", 8: "a2a"}
+    also = " for whole microbatches and a2a for slices" if fastest == "p2p" else ""
+    assert f"--cp-comm-type auto takes {fastest}{also};" in found.notes[-1]
+    halves = found.alternatives[1]
+    plan = make_run_plan(replace(found.taking(halves), taken=halves.words))
+    beside = " with --cp-comm-type a2a" if fastest == "p2p" else ""
+    assert settled(found, plan).notes[-1] == f"auto takes {', '.join(halves.words)}{beside}"

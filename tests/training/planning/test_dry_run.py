@@ -372,7 +372,7 @@ def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str)
     assert plans[first] == make_run_plan(run)
     assert fits[first]
     impossible = re.findall(r"no plan fits of (.*)", text)
-    left_out = {named.split(" with ")[0] for line in impossible for named in line.split(", ")}
+    left_out = {named.split(" with ")[0] for line in impossible for named in line.split("; ")}
     assert {first, *others, *left_out} == set(plans)
     assert not any(forecasts[schedule].fits for schedule in left_out)
     by_time = [(not fits[s], forecasts[s].outcome.seconds) for s in others]

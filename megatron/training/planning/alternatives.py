@@ -1,0 +1,123 @@
+"""What a run leaves to its plan: which alternatives are looked at, and which candidate is taken.
+
+To look at an alternative is to bound its memory and time. Where time is short, some alternatives
+are not looked at. They are looked at after all if no plan of the others fits.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.counted import counted
+from megatron.schedules.search.watch import Watch
+from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.race import fitting, smallest
+
+_NAMED: Final = 5
+"""Alternatives that a message of one line names."""
+
+
+class Compared:
+    """What a run leaves to its plan, as far as it is looked at.
+
+    Attributes:
+        candidates: the one candidate that a run asks for, or all that ``auto`` compares.
+        left_out: the alternatives that cannot be planned, each with the reason.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RunConfig],
+        candidates_of: Callable[[RunConfig], list[Candidate]],
+        watch: Watch,
+    ) -> None:
+        """Take the runs with each of the alternatives, in the order in which to look at them.
+
+        Args:
+            runs: these runs; a run that leaves nothing to its plan, alone.
+            candidates_of: returns the candidates of one of them. It raises a ``ValueError`` if
+                there are none.
+            watch: limits the time of the search, and shows how far the search is.
+        """
+        self.candidates: list[Candidate] = []
+        self.left_out: list[str] = []
+        self._waiting = list(runs)
+        self._candidates_of = candidates_of
+        self._watch = self._looking = watch
+        self._faults: list[ValueError] = []
+
+    @property
+    def untried(self) -> list[str]:
+        """The words of the alternatives that are not looked at."""
+        return [_words(run) for run in self._waiting]
+
+    def look(self, least: int, seconds: float | None = None) -> None:
+        """Look at alternatives for half of the time, and at least until one can fit.
+
+        Args:
+            least: alternatives that are looked at in any case.
+            seconds: the whole time, if the watch has no limit.
+
+        Raises:
+            ValueError: no alternative can be planned; the error is that of the first.
+        """
+        time = seconds if self._watch.seconds is None else self._watch.seconds
+        self._looking = self._watch.again(None if time is None else time / 2)
+        for number in range(len(self._waiting)):
+            if number >= least and self._is_enough():
+                break
+            self._look_at_next()
+        if not self.candidates:
+            raise self._faults[0]
+
+    def choose(self, seconds: float | None = None) -> Candidate:
+        """Return the candidate that ``auto`` takes, by the rules of ``race.chosen``.
+
+        A candidate that can fit by its bound may have no plan that fits. So if no plan fits, the
+        next alternatives are looked at, one by one, until one of them has a plan that fits.
+
+        Raises:
+            ValueError: no candidate is within the limit of microbatches in flight.
+        """
+        best = fitting(self.candidates, seconds)
+        if best is None and self._waiting:
+            self._watch.note("no plan so far fits: further alternatives of auto are looked at")
+        while best is None and self._waiting:
+            if able := [each for each in self._look_at_next() if each.can_fit]:
+                self._watch.expect(len(able))
+                best = fitting(able, seconds)
+        if self._waiting:
+            left = self.untried
+            names = [
+                *islice(left, _NAMED),
+                *([f"{len(left) - _NAMED} more"] * (len(left) > _NAMED)),
+            ]
+            self._looking.close(
+                f"{counted(len(left), 'alternative')} of auto not looked at: {'; '.join(names)}"
+            )
+        return smallest(self.candidates) if best is None else best
+
+    def _look_at_next(self) -> list[Candidate]:
+        run = self._waiting.pop(0)
+        try:
+            found = self._candidates_of(run)
+        except ValueError as error:
+            self._faults.append(error)
+            self.left_out.append(f"{_words(run)} ({error})")
+            self._watch.note(f"left out: {self.left_out[-1]}")
+            return []
+        self.candidates += found
+        return found
+
+    def _is_enough(self) -> bool:
+        """Whether the time to look at alternatives is up, and some plan may fit.
+
+        The bounds of candidates are computed here, so that their time counts too.
+        """
+        bounds = [each.least_time for each in self.candidates if each.can_fit]
+        return bool(bounds) and self._looking.is_over
+
+
+def _words(run: RunConfig) -> str:
+    return ", ".join(run.taken)
