@@ -35,7 +35,7 @@ class Candidate:
     """A schedule that ``auto`` compares; its plan is made when it is first needed.
 
     Attributes:
-        config: the run with its treatment of the vocabulary, and whatever else ``auto`` chooses.
+        config: the run with its treatment of the vocabulary and its choices in other dimensions.
         request: request for its plan.
         layers: transformer layers of every stage.
         limit: the most microbatches that a rank may hold.
@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def others(self) -> str:
-        """What else than schedule and treatment ``auto`` would choose, in words; may be empty."""
+        """All that ``auto`` would choose beside schedule and treatment, in words; may be empty."""
         return ", ".join(own for own in self.config.taken if "--vocab-parallel" not in own)
 
     @property
