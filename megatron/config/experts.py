@@ -96,7 +96,8 @@ class ExpertFlags:
     moe_grouped_products: Literal["local", "transformer_engine", "grouped_gemm"] = flag("local",
         "What multiplies experts in 16 bits and fp32: PyTorch and this project's kernels (local), "
         "or a package: Transformer Engine (16 bits) or grouped_gemm (bf16). For a package the host "
-        "waits once a layer and microbatch to learn how many tokens each expert has.", idle_without=_EXPERTS)
+        "waits once a layer and microbatch to learn how many tokens each expert has.",
+        idle_without=_EXPERTS)
     overlap_moe_expert_parallel_comm: bool = flag(False,
         "Join each forward with a backward that stands beside it in the plan, where no iteration "
         "becomes longer: each works while tokens of the other travel to experts and back. A rank "
