@@ -134,7 +134,8 @@ def theirs(case: Case) -> Any:
 
 def pairs(made: Experts, layer: Any) -> list[tuple[str, Tensor, Any]]:
     """Parts of our weights by name, and the weights of Megatron-Core that they are."""
-    parts = [("router.weight", made.router.weight, layer.router.weight)]
+    parts: list[tuple[str, Tensor, Any]] = []
+    parts.append(("router.weight", made.router.weight, layer.router.weight))
     for name in ("linear_fc1", "linear_fc2"):
         whole = getattr(made.experts, name).weight
         matrices = [getattr(own, name).weight for own in layer.experts.local_experts]
