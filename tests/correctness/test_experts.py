@@ -82,6 +82,7 @@ OLMOE = replace(
     qk_layernorm_across_heads=True,
     num_query_groups=2,
     moe_router_pre_softmax=True,
+    moe_router_in_fp64=True,
 )
 GPT_OSS = replace(
     MIXTRAL,

@@ -105,6 +105,7 @@ class GPTOptions:
         moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_in_fp64: decides nothing here.
         moe_router_enable_expert_bias: a bias joins the scores for the choice.
         moe_router_bias_update_rate: by which an iteration changes it.
         moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
@@ -190,6 +191,7 @@ class GPTOptions:
     moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_in_fp64: bool = False
     moe_router_enable_expert_bias: bool = False
     moe_router_bias_update_rate: float = 1e-3
     moe_expert_capacity_factor: float | None = None
