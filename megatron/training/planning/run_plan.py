@@ -102,8 +102,8 @@ def all_compared(
     """Return the candidates of a run, bounded if a run on a GPU has many alternatives.
 
     The arguments are as for ``make_run_plan``. Alternatives that change more than the treatment of
-    the vocabulary are looked at for half of the time, those with the fewest changes first, and at
-    least until one can fit. Without a known GPU they are left out: FLOPs cannot compare them.
+    the vocabulary are looked at for half of the time, those with the fewest changes first, or for
+    all of it if none can fit. Without a known GPU they are left out: FLOPs cannot compare them.
 
     Raises:
         ValueError: the layers cannot be spread over the stages.
