@@ -67,7 +67,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RingSight:
-    """What queries see of keys that pass along a ring of ranks.
+    """Which keys queries see, while the keys pass along a ring of ranks.
 
     Attributes:
         rank: this rank's place on the ring.

@@ -28,7 +28,7 @@ class ForeignError(ValueError):
 
 
 class Layout:
-    """Their tensors that make one of our tensors; by default a single tensor, equal to ours.
+    """The foreign tensors ("their tensors") that make one of our tensors; by default one, equal.
 
     Args:
         names: names of their tensors; ``{}`` stands for the number of the layer.
@@ -42,7 +42,7 @@ class Layout:
         return self.names
 
     def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
-        """Return those of the names that files may lack, because their tensors are copies."""
+        """Return the names of copies of other tensors: a file may leave these tensors out."""
         return ()
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
