@@ -257,7 +257,7 @@ def _in_table(name: str, model: ModelConfig) -> tuple[str, str]:
 
 
 def without_number(name: str) -> tuple[str, str]:
-    """Split one of our names into the name without the layer's number and the number, or ``""``."""
+    """Return one of our names without the layer's number, and the number; ``""``: it has none."""
     if not name.startswith(LAYERS):
         return name, ""
     number, _, rest = name.removeprefix(LAYERS).partition(".")
