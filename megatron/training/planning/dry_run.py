@@ -10,8 +10,9 @@ from typing import Final
 
 import torch
 
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.precision import NEEDS_16_BITS
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
