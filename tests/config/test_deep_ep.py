@@ -8,7 +8,8 @@ import torch
 from parallel.deep_ep_stand_in import Buffer, installed
 
 from megatron.config.command_line import read
-from megatron.config.run_config import ParallelConfig, resolve
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import resolve
 
 MIXTURE = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --num-experts 4 "
