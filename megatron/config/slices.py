@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
+from megatron.config.eight_bits import fault_of_tokens
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
@@ -130,6 +131,19 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
+def _eight_bits(flags: Flags) -> Iterator[str]:
+    """Refuse slices with a number of tokens that products in 8 bits cannot take."""
+    slices = flags[SliceFlags].num_seq_splits
+    if slices < 2:
+        return
+    try:
+        lengths = lengths_of_slices(sound_model(flags), slices, strategy_of(flags))
+    except ValueError:  # another rule reports this mistake
+        return
+    for length in sorted(set(lengths)):
+        yield from fault_of_tokens(flags, length, f"{length} tokens of {_SPLITS} {slices}")
+
+
 def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
     """Return the ways of cutting microbatches that work with the other flags.
 
@@ -189,7 +203,7 @@ def _closed(flags: Flags) -> str:
     return _mistake(flags, SlicesChoice(2, strategy_of(flags)))
 
 
-SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)
+SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)
 
 SLICES: Final = Dimension(
     f"{_SPLITS} auto",
