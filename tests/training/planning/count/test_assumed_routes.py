@@ -72,6 +72,51 @@ def test_more_rows_take_longer_to_arrive() -> None:
     assert grown == MIXTURE.num_layers * (2 * hidden + weights) // 2
 
 
+Moved = list[tuple[str, str, int]]
+"""Kind, axis and bytes of exchanges."""
+
+
+def there(width: int, e: int, etp: int, dispatcher: Dispatcher) -> Moved:
+    """What brings ``width`` bytes of every rank to the experts, if all ranks have equally many."""
+    if dispatcher == "allgather":
+        first = "all_gather", "experts", e * width
+    else:
+        first = "all_to_all", "experts", width
+    return [first, ("all_gather", "expert_tensor", etp * first[2])][: 1 + (etp > 1)]
+
+
+def home(width: int, e: int, etp: int, dispatcher: Dispatcher) -> Moved:
+    kinds = {"all_gather": "reduce_scatter", "all_to_all": "all_to_all"}
+    forth = there(width, e, etp, dispatcher)
+    return [(kinds[kind], axis, size) for kind, axis, size in reversed(forth)]
+
+
+@pytest.mark.parametrize("etp", [1, 2])
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+def test_bytes_of_every_exchange_are_those_of_the_tokens(dispatcher: Dispatcher, etp: int) -> None:
+    """Before tokens leave, ranks tell each other choices (gathering) or numbers of rows, in int64.
+
+    The weights of choices travel in fp32. In the backward nothing has to be told.
+    """
+    e, choices = RANKS // etp, 2 * MIXTURE.seq_length
+    rows = 2 * MIXTURE.hidden_size * (MIXTURE.seq_length if dispatcher == "allgather" else choices)
+    told = 8 * (choices if dispatcher == "allgather" else 8)
+    layout = e, etp, dispatcher
+    wanted: dict[PassKind, Moved] = {
+        "F": there(told, *layout) + there(rows, *layout) + there(4 * choices, *layout)
+        + home(rows, *layout),
+        "B": there(rows, *layout) + home(4 * choices, *layout) + home(rows, *layout),
+    }  # fmt: skip
+    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(e, etp, dispatcher)})
+    [found] = counted(replace(run, dry_run=DryRun("H100")), (2,))
+    for kind, moved in wanted.items():
+        steps = [step for work, _ in found.passes[kind, 0].parts for step in work.steps]
+        of_experts = [
+            (step.kind, step.axis, step.bytes) for step in steps if isinstance(step, Collective)
+        ]
+        assert of_experts == MIXTURE.num_layers * moved
+
+
 @pytest.mark.parametrize("ranks", [1, RANKS])
 def test_a_package_that_multiplies_makes_the_host_wait_once_more_in_every_layer(ranks: int) -> None:
     """The kernels need no numbers from the host, and launches are counted as theirs."""
