@@ -161,6 +161,19 @@ def measure_overshoot(samples: int = 50) -> float:
     return median(excess)
 
 
+class KeptByAutograd:
+    """A number in a tensor that autograd keeps for the backward, as it keeps activations."""
+
+    def __init__(self, number: float) -> None:
+        self._leaf = torch.zeros(1, dtype=TENSORS.dtype, requires_grad=True)
+        self._product = self._leaf * torch.tensor([number], dtype=TENSORS.dtype)
+
+    def read(self) -> int:
+        """Return the number, which the backward of the product reads."""
+        [gradient] = torch.autograd.grad(self._product.sum(), self._leaf)
+        return int(gradient.item())
+
+
 class EmulatedPasses(PlaceholderPasses):
     """Passes that mix the numbers that they take into new ones; a ``Pacer`` makes them last.
 
@@ -203,7 +216,7 @@ class EmulatedPasses(PlaceholderPasses):
         with self._host.around(item, None):
             super().forward(item)
             i = self.plan.unit(item)
-            kept = _kept_by_autograd(self.store.take("graph", i, item.chunk))
+            kept = KeptByAutograd(self.store.take("graph", i, item.chunk))
             self.store.put("graph", i, kept, item.chunk)
 
     def result(self, item: Pass, *taken: Any) -> float:
@@ -248,18 +261,12 @@ class EmulatedPasses(PlaceholderPasses):
         return merged, self._all_tokens(i, number)
 
 
-def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
+def _number(taken: Tensor | Merged | PlaceholderState | KeptByAutograd | float) -> int:
     """Return the number that a pass has taken."""
     if isinstance(taken, PlaceholderState):
         return int(taken.value)
     if isinstance(taken, Merged):
         taken = taken.sum_n
-    if isinstance(taken, Tensor) and taken.grad_fn is not None:
-        [taken, _] = taken.grad_fn(torch.ones_like(taken))
+    if isinstance(taken, KeptByAutograd):
+        return taken.read()
     return int(taken.view(-1)[0].item() if isinstance(taken, Tensor) else taken)
-
-
-def _kept_by_autograd(value: float) -> Tensor:
-    """Return a tensor whose backward reads ``value`` from a tensor that autograd keeps."""
-    factor = torch.tensor([value], dtype=TENSORS.dtype)
-    return torch.zeros(1, dtype=TENSORS.dtype, requires_grad=True) * factor
