@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import ParallelConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch.distributed as dist
 
-from megatron.config.run_config import ParallelConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.parallel.environment import missing_for_meeting
 from megatron.training.words import ranks_in_words
 

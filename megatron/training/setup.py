@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import RunConfig
 from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales

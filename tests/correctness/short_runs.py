@@ -15,8 +15,9 @@ from reference.plain_training import AdamWOptions, Training, train
 
 from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import LogConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation

@@ -7,8 +7,9 @@ from typing import Final, Literal
 import torch
 
 from megatron.config.log import LogConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch

@@ -5,7 +5,7 @@ Pure functions from values to text. The loop decides when a line is printed, and
 
 from collections.abc import Iterator, Sequence
 
-from megatron.config.run_config import ParallelConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.train import TrainConfig
 from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory

@@ -1,7 +1,8 @@
 """What a run leaves to its plan: which alternatives are looked at, and which candidate is taken.
 
 To look at an alternative is to bound its memory and time. Where time is short, some alternatives
-are not looked at. They are looked at after all if no plan of the others fits.
+are not looked at. If no plan of the others fits, they are looked at while time is left. A message
+names those that no time was left for.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ class Compared:
         self.left_out: list[str] = []
         self._waiting = list(runs)
         self._candidates_of = candidates_of
-        self._watch = self._looking = watch
+        self._watch = self._looking = self._whole = watch
         self._faults: list[ValueError] = []
 
     @property
@@ -53,7 +54,7 @@ class Compared:
         return [_words(run) for run in self._waiting]
 
     def look(self, least: int, seconds: float | None = None) -> None:
-        """Look at alternatives for half of the time, and at least until one can fit.
+        """Look at alternatives for half of the time, or for all of it if none so far can fit.
 
         Args:
             least: alternatives that are looked at in any case.
@@ -64,6 +65,7 @@ class Compared:
         """
         time = seconds if self._watch.seconds is None else self._watch.seconds
         self._looking = self._watch.again(None if time is None else time / 2)
+        self._whole = self._with_limit(seconds)
         for number in range(len(self._waiting)):
             if number >= least and self._is_enough():
                 break
@@ -75,28 +77,38 @@ class Compared:
         """Return the candidate that ``auto`` takes, by the rules of ``race.chosen``.
 
         A candidate that can fit by its bound may have no plan that fits. So if no plan fits, the
-        next alternatives are looked at, one by one, until one of them has a plan that fits.
+        next alternatives are looked at, one by one, until one of them has a plan that fits or the
+        time is up.
+
+        Args:
+            seconds: time for the plans of what ``look`` has found, and as much again for the plans
+                of further alternatives, if the watch has no limit.
 
         Raises:
             ValueError: no candidate is within the limit of microbatches in flight.
         """
         best = fitting(self.candidates, seconds)
-        if best is None and self._waiting:
+        further = self._with_limit(seconds)
+        if best is None and self._waiting and not further.is_over:
             self._watch.note("no plan so far fits: further alternatives of auto are looked at")
-        while best is None and self._waiting:
+        while best is None and self._waiting and not further.is_over:
             if able := [each for each in self._look_at_next() if each.can_fit]:
                 self._watch.expect(len(able))
                 best = fitting(able, seconds)
         if self._waiting:
-            left = self.untried
-            names = [
-                *islice(left, _NAMED),
-                *([f"{len(left) - _NAMED} more"] * (len(left) > _NAMED)),
-            ]
-            self._looking.close(
-                f"{counted(len(left), 'alternative')} of auto not looked at: {'; '.join(names)}"
-            )
+            (self._looking if best else further).close(self._left())
         return smallest(self.candidates) if best is None else best
+
+    def _with_limit(self, seconds: float | None) -> Watch:
+        """Return the watch if it has a limit, else a watch with ``seconds`` from now on."""
+        return self._watch if self._watch.seconds is not None else self._watch.again(seconds)
+
+    def _left(self) -> str:
+        """Return the message that names some of the alternatives that are not looked at."""
+        left = self.untried
+        more = [f"{len(left) - _NAMED} more"] * (len(left) > _NAMED)
+        names = "; ".join([*islice(left, _NAMED), *more])
+        return f"{counted(len(left), 'alternative')} of auto not looked at: {names}"
 
     def _look_at_next(self) -> list[Candidate]:
         run = self._waiting.pop(0)
@@ -111,12 +123,12 @@ class Compared:
         return found
 
     def _is_enough(self) -> bool:
-        """Whether the time to look at alternatives is up, and some plan may fit.
+        """Whether the time to look at alternatives is up: half of it if some plan may fit.
 
         The bounds of candidates are computed here, so that their time counts too.
         """
         bounds = [each.least_time for each in self.candidates if each.can_fit]
-        return bool(bounds) and self._looking.is_over
+        return self._looking.is_over and (bool(bounds) or self._whole.is_over)
 
 
 def _words(run: RunConfig) -> str:

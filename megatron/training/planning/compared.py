@@ -52,11 +52,17 @@ def compared_lines(
         )
     if impossible:
         lines.append(f"no plan fits of {'; '.join(each.named for each in impossible)}")
-    if untried:
-        lines.append(f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}")
+    lines += not_looked_at(untried)
     if left_out:
         lines.append(f"left out: {'; '.join(left_out)}")
     return "\n".join(lines)
+
+
+def not_looked_at(untried: Sequence[str]) -> list[str]:
+    """Return the line that names alternatives which no time was left for, if there are any."""
+    if not untried:
+        return []
+    return [f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}"]
 
 
 def _words(

@@ -13,8 +13,9 @@ from typing import Final
 
 import torch
 
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.parallelism import ContextChoice
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.passes import CHUNKED_KINDS

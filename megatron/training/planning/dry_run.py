@@ -4,14 +4,15 @@ No rank is started and no GPU is needed. Training would take the same plan. The 
 the report come from the cost model of ``megatron/simulator/costs`` with the GPU's data sheet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.precision import NEEDS_16_BITS
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
@@ -27,7 +28,7 @@ from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.compared import compared_lines
+from megatron.training.planning.compared import compared_lines, not_looked_at
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.links_in_words import links_in_words
@@ -76,7 +77,7 @@ def dry_run(
         held = [(each.least_memory, each.config) for each in compared.candidates]
         least, own = min(held, key=lambda pair: pair[0].peak)
         if not least.fits(gpu):
-            yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu)}"
+            yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu, compared.untried)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
     first = compared.choose(seconds) if compares(config) else compared.candidates[0]
@@ -288,14 +289,21 @@ def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
     }
 
 
-def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu) -> str:
-    """Return a line that says that no plan of the run fits a GPU, with the least memory of any."""
+def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu, untried: Sequence[str]) -> str:
+    """Return lines that say that no plan of the run fits a GPU, with the least memory of any.
+
+    ``untried`` are the words of alternatives that were not bounded, for lack of time.
+    """
     schedule = config.parallel.pipeline_schedule
     plans = "of any schedule" if TRAITS[schedule].compares else f"of {schedule}"
-    plans += " under any alternative of auto" if config.alternatives else ""
+    if config.alternatives:
+        plans += f" under {'the alternatives' if untried else 'any alternative'} of auto"
+        plans += " that were looked at" * bool(untried)
+    rest = "".join(f"\n{line}" for line in not_looked_at(untried))
+    found = "it does not fit" if untried else "it can never fit"
     return (
-        f"it can never fit: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
+        f"{found}: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
         f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "
         f"rest for one microbatch), and {least.room_in_words(gpu)}; "
-        "so no plan was searched"
+        f"so no plan was searched{rest}"
     )

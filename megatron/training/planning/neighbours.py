@@ -11,8 +11,9 @@ from functools import cached_property, partial
 from typing import Final
 
 from megatron.config.offload import ALL_CHUNKS, OFFLOAD
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange

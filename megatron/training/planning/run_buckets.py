@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import RunConfig
 from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel

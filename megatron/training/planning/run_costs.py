@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import AxisName
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from itertools import chain, repeat
 from typing import Any, cast
 
 import pytest
@@ -213,40 +214,77 @@ def ticking() -> Iterator[float]:
 
 
 def test_what_the_time_does_not_suffice_for_is_said() -> None:
-    """Alternatives are looked at until the time is up, and one of them may fit."""
+    """Alternatives are looked at for half of the time if one of them may fit."""
     opened = run(f"{SLICES} --pipeline-schedule 1f1b")
     clock = ticking()
     found = all_compared(with_gpus(opened), watch=Watch(5.0, clock=lambda: next(clock)))
     tried, untried = [", ".join(each.config.taken) for each in found.candidates], found.untried
     assert 1 <= len(tried) < len(opened.alternatives)
     assert [*tried, *untried] == [", ".join(own.words) for own in opened.alternatives]
-    least = min(each.least_memory.peak for each in asked(with_gpus(opened)))
-    outside = asked(with_gpus(opened))[0].least_memory.outside
-    small = all_compared(with_gpus(opened, 1.001 * (least + outside)), watch=Watch(0.0))
-    assert small.candidates[-1].can_fit, "without time it still looks for one that can fit"
-    assert not any(each.can_fit for each in small.candidates[:-1])
 
 
-def test_without_time_alternatives_are_looked_at_until_a_plan_fits() -> None:
+def late() -> Watch:
+    """A watch over 1,000 s of which 600 have passed since it and its half began."""
+    return Watch(1000.0, clock=partial(next, chain((0.0, 0.0), repeat(600.0))))
+
+
+def test_alternatives_are_looked_at_for_all_of_the_time_until_one_can_fit() -> None:
+    opened = run(f"{SLICES} --pipeline-schedule 1f1b")
+    every = asked(with_gpus(opened))
+    small = with_gpus(
+        opened,
+        1.001 * min(each.least_memory.peak + each.least_memory.outside for each in every),
+    )
+    found = all_compared(small, watch=late())
+    assert found.candidates[-1].can_fit, "half of the time is up, and it went on"
+    assert not any(each.can_fit for each in found.candidates[:-1])
+    without = all_compared(small, watch=Watch(0.0))
+    assert not any(each.can_fit for each in without.candidates)
+    assert len(without.candidates) + len(without.untried) == len(every)
+    assert without.untried, "without time the search for one that can fit ends"
+
+
+def test_a_dry_run_names_the_alternatives_that_it_did_not_bound() -> None:
+    opened = run(f"{SLICES} --pipeline-schedule 1f1b")
+    least = min(asked(with_gpus(opened)), key=lambda each: each.least_memory.peak)
+    small = replace(gpu("H100"), memory=least.least_memory.peak / USABLE)
+    told = "\n".join(dry_run(opened, small, watch=Watch(0.0)))
+    assert "it can never fit" not in told
+    assert "not looked at for lack of time (--search-seconds): " in told
+
+
+def test_alternatives_are_looked_at_while_time_is_left_until_a_plan_fits() -> None:
     """The first can fit by its bound, and its plan does not; a later one does."""
     opened = run(f"{AGAIN} --pipeline-schedule 1f1b --pipeline-model-parallel-size 4", 4)
     every = asked(with_gpus(opened))
     whole, parts, _ = every
     assert needed(parts) < needed(whole)
-    memory = (needed(parts) + needed(whole)) / 2
-    small = with_gpus(opened, memory)
-    assert all_compared(small, watch=Watch(0.0)).candidates[0].can_fit
+    small = with_gpus(opened, (needed(parts) + needed(whole)) / 2)
+    assert all_compared(small, watch=late()).candidates[0].can_fit
     told = StringIO()
-    found = all_compared(small, watch=Watch(0.0, told, clock=partial(next, ticking())))
+    found = all_compared(small, watch=Watch(40.0, told, clock=partial(next, ticking())))
     taken = found.choose()
     assert taken.config.taken == parts.config.taken
     assert taken.fits
-    [left] = found.untried
-    assert f"1 alternative of auto not looked at: {left}" in told.getvalue()
-    nothing = all_compared(with_gpus(opened, 0.99 * min(map(needed, every))), watch=Watch(0.0))
+    nothing = all_compared(with_gpus(opened, 0.99 * min(map(needed, every))), watch=late())
     assert nothing.candidates[-1].can_fit
     assert not nothing.choose().fits
     assert nothing.untried == [], "all are looked at before one is taken that does not fit"
+
+
+def test_a_choice_ends_with_its_time_and_names_what_it_did_not_look_at() -> None:
+    opened = run(f"{AGAIN} --pipeline-schedule 1f1b --pipeline-model-parallel-size 4", 4)
+    whole, *others = asked(with_gpus(opened))
+    small, told = with_gpus(opened, 0.99 * needed(whole)), StringIO()
+    found = all_compared(small, watch=Watch(0.0, told, clock=partial(next, ticking())))
+    taken = found.choose()
+    assert taken.config.taken == whole.config.taken
+    assert not taken.fits
+    assert found.untried == [", ".join(each.config.taken) for each in others]
+    assert f"2 alternatives of auto not looked at: {'; '.join(found.untried)}" in told.getvalue()
+    bounded = all_compared(small, seconds=0.0)
+    assert not bounded.choose(0.0).fits
+    assert len(bounded.untried) == len(others), "seconds limit a watch that has no limit"
 
 
 def test_an_alternative_that_exceeds_the_limit_is_left_out() -> None:

@@ -9,7 +9,8 @@ from harness.marks import full
 from torch.distributed import HashStore
 from training.planning.test_dry_run import config, few, on, ranked, report
 
-from megatron.config.run_config import Alternative, ParallelConfig, RunConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import Alternative, RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS

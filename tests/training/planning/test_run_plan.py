@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from megatron.config.log import LogConfig
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig

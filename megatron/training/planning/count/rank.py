@@ -45,6 +45,7 @@ from megatron.simulator.costs.count import (
 from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
 from megatron.training.planning.count.moved import CountedActivations
+from megatron.training.planning.count.ordered import waits_before_readers
 from megatron.training.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.training.planning.count.subject import Subject
 
@@ -258,7 +259,7 @@ class CountedRank:
         """
         units = {number: _Unit() for number in self._counted}
         under_way = {}
-        for step in program.rows[self._rank]:
+        for step in waits_before_readers(program.rows[self._rank]):
             item: OfSlice = step.item if isinstance(step, Run) else step.comm
             if item.slice not in units:
                 continue

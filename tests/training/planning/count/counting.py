@@ -8,8 +8,9 @@ import torch
 from harness.small_models import GPT, llama_of
 
 from megatron.config.log import LogConfig
+from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
-from megatron.config.run_config import ParallelConfig, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.config import ModelConfig

@@ -65,6 +65,14 @@ def test_slices_of_a_stage_are_the_sums_of_their_layers(
                 assert count.peak == whole.passes[key].peak, key
 
 
+def test_the_first_stage_keeps_gradients_of_embeddings_until_they_are_read() -> None:
+    """Although the rank that broadcasts them may wait for the broadcast later."""
+    run, plan = sliced()
+    for own in count_ranks(run, plan, LAYERS)[0].slices:
+        assert own.ended["CIB", 0].left == 0
+        assert own.passes["IB", 0].left < 0
+
+
 def test_slices_multiply_what_the_whole_multiplies() -> None:
     """Causal attention of all slices forms each product of a query and a key once."""
     (run, plan), (alone, one) = sliced(), sliced(slices=1)
