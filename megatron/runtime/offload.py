@@ -17,6 +17,7 @@ tensors that a layer keeps without autograd, and tensors that are on the host al
 PyTorch's kernels of attention has its seed of dropout there.)
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NamedTuple, Protocol
@@ -32,6 +33,7 @@ from megatron.runtime.observer import Observer
 from megatron.schedules.lower import Program, Start
 from megatron.schedules.needs import HOST_KINDS, Comm
 from megatron.schedules.passes import Pass
+from megatron.simulator.costs.host_memory import Rooms
 
 _ALIGNED: Final = 16
 """Alignment in bytes of a storage within a buffer of the host."""
@@ -157,35 +159,28 @@ def _with_batch(shared: frozenset[int], units: Sequence[DeviceMicrobatch]) -> fr
 
 
 class HostBuffers:
-    """Buffers in the memory of the host, which are reused.
-
-    Attributes:
-        bytes: all bytes, whether they are in use or not.
-    """
+    """Buffers in the memory of the host, which are reused."""
 
     def __init__(self, device: torch.device) -> None:
-        self.bytes = 0
         self._pinned = device.type == "cuda"
-        self._free: list[Tensor] = []
+        self._rooms = Rooms()
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes, whether they are in use or not."""
+        return self._rooms.bytes
 
     def take(self, size: int) -> Tensor:
-        """Return a buffer of at least ``size`` bytes, the smallest that is free.
-
-        New buffers have a power of two of bytes, as PyTorch's allocator of pinned memory takes
-        anyway. So the sizes of a mixture's activations, which always differ, share buffers.
-        """
-        fitting = [buffer for buffer in self._free if buffer.numel() >= size]
-        if not fitting:
-            size = 1 << (size - 1).bit_length()
-            self.bytes += size
-            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-        best = min(fitting, key=Tensor.numel)
-        self._free = [buffer for buffer in self._free if buffer is not best]
-        return best
+        """Return a buffer of at least ``size`` bytes, the smallest that is free."""
+        room = self._rooms.take(size)
+        free = self._free[room]
+        return free.pop() if free else torch.empty(room, dtype=torch.uint8, pin_memory=self._pinned)
 
     def give(self, buffer: Tensor) -> None:
         """Let a buffer be used again, by copies that follow in the lane."""
-        self._free.append(buffer)
+        self._rooms.give(buffer.numel())
+        self._free[buffer.numel()].append(buffer)
 
 
 class _Moved:
