@@ -252,7 +252,9 @@ def build_train_state(
         updated=updated,
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
-        layer_figures=LayerFigures.of(model, groups),
+        layer_figures=LayerFigures.of(
+            model, groups, config.model.num_experts if config.log.moe_per_layer_logging else 0
+        ),
         expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
         host_link=link,

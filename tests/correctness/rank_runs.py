@@ -94,6 +94,7 @@ class RankRun:
         depth_losses: of every iteration, those of the depths of multi-token prediction.
         layer_losses: of every iteration, those of routers by name.
         imbalances: of every iteration, the largest imbalance of experts.
+        expert_loads: of every iteration and layer with experts, the load of each expert.
         buffers: tensors of the model without gradients after training, by name.
     """
 
@@ -111,6 +112,7 @@ class RankRun:
     depth_losses: list[tuple[float, ...]] = field(default_factory=list)
     layer_losses: list[dict[str, float]] = field(default_factory=list)
     imbalances: list[float] = field(default_factory=list)
+    expert_loads: list[list[tuple[int, ...]]] = field(default_factory=list)
     buffers: Parameters = field(default_factory=dict)
 
     def note(self, finished: Finished | None) -> None:
@@ -121,6 +123,7 @@ class RankRun:
             self.layer_losses.append(finished.layers.mean_losses)
             if largest := finished.layers.largest:
                 self.imbalances.append(largest.ratio)
+            self.expert_loads.append([own.loads for own in finished.layers.imbalances])
             self.gradient_norms.append(finished.grad_norm)
             self.num_zeros.append(finished.num_zeros)
             self.params_norms.append(finished.params_norm)
@@ -249,6 +252,7 @@ def check_agreement(runs: Sequence[RankRun]) -> None:
         assert own.gradient_norms == runs[0].gradient_norms
         assert own.layer_losses == runs[0].layer_losses
         assert own.imbalances == runs[0].imbalances
+        assert own.expert_loads == runs[0].expert_loads
         assert own.evaluations == runs[0].evaluations
         assert own.left_in_store == 0
 

@@ -261,5 +261,5 @@ class Job:
                 **dataclasses.asdict(self.adamw),
             ),
             data=DataConfig((), (1, 0, 0), self.sequence, seed=0, eod_token=0),
-            log=LogConfig(log_interval=1),
+            log=LogConfig(log_interval=1, moe_per_layer_logging=True),
         )
