@@ -93,8 +93,9 @@ class ExpertFlags:
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag("allgather",
         "How tokens come to experts on other ranks. allgather: these ranks get all tokens of each "
         "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
-        "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
-        "refused.", idle_without=_EXPERTS)
+        "have told each other how many tokens come. flex: by the package DeepEP, on GPUs in bf16; "
+        "a token goes once to each rank of its experts, and the host waits as with alltoall.",
+        idle_without=_EXPERTS)
     moe_grouped_products: Literal["local", "transformer_engine", "grouped_gemm"] = flag("local",
         "What multiplies experts in 16 bits and fp32: PyTorch and this project's kernels (local), "
         "or a package: Transformer Engine (16 bits) or grouped_gemm (bf16). For a package the host "

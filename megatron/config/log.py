@@ -32,8 +32,8 @@ class LogFlags:
         "Print the norm of all weights. To form it, all ranks wait for each other, and sharded "
         "steps are completed.")
     moe_per_layer_logging: bool = flag(False,
-        "Record the routers' losses and the balance of experts layer by layer too: in --log-jsonl, "
-        "and as curves.", idle_without="--num-experts")
+        "Record layer by layer too, in --log-jsonl and as curves: the routers' losses, the balance "
+        "of experts, and how many tokens have chosen each expert.", idle_without="--num-experts")
     profile: bool = flag(False, "Write a torch profiler trace.")
     profile_step_start: int = flag(10, "First traced iteration.", COUNT,
         idle_without="--profile")

@@ -40,6 +40,9 @@ class RecordFlags:
         "Draw no curve of the loss scale.", idle_without="--fp16")
     log_world_size_to_tensorboard: bool = flag(False,
         "Draw a curve of the number of ranks too.", idle_without=_CURVES)
+    log_expert_loads: bool = flag(False,
+        "Print a line for every layer with experts below every printed line: how many tokens have "
+        "chosen each expert.", needs="--moe-per-layer-logging", lack="needs recorded loads")
     wandb_project: str | None = flag(None,
         "Project of Weights & Biases that gets the curves.", unset="none")
     wandb_exp_name: str | None = flag(None, "Name of the run in Weights & Biases.",

@@ -184,7 +184,6 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
         ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
         ("--expert-tensor-parallel-size 3 --moe-ffn-hidden-size 32", "--moe-ffn-hidden-size 32"),
-        ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
         (

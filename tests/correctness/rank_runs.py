@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness.patience import collective_seconds
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
@@ -26,6 +27,7 @@ from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.own_tokens import kept_tokens
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
@@ -66,7 +68,9 @@ class ListLoader(microbatch.MicrobatchLoader):
         batch = next(self._batches)
         self.consumed_samples += sum(len(m.tokens) for m in batch)
         return [
-            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept, self._depths)
+            microbatch.Microbatch(
+                m.tokens, m.labels, m.loss_mask, m.document_starts, m.positions
+            ).part(self._kept, self._depths)
             for m in batch[self._replica :: self._replicas]
         ]
 
@@ -90,6 +94,7 @@ class RankRun:
         depth_losses: of every iteration, those of the depths of multi-token prediction.
         layer_losses: of every iteration, those of routers by name.
         imbalances: of every iteration, the largest imbalance of experts.
+        expert_loads: of every iteration and layer with experts, the load of each expert.
         buffers: tensors of the model without gradients after training, by name.
     """
 
@@ -107,6 +112,7 @@ class RankRun:
     depth_losses: list[tuple[float, ...]] = field(default_factory=list)
     layer_losses: list[dict[str, float]] = field(default_factory=list)
     imbalances: list[float] = field(default_factory=list)
+    expert_loads: list[list[tuple[int, ...]]] = field(default_factory=list)
     buffers: Parameters = field(default_factory=dict)
 
     def note(self, finished: Finished | None) -> None:
@@ -117,6 +123,7 @@ class RankRun:
             self.layer_losses.append(finished.layers.mean_losses)
             if largest := finished.layers.largest:
                 self.imbalances.append(largest.ratio)
+            self.expert_loads.append([own.loads for own in finished.layers.imbalances])
             self.gradient_norms.append(finished.grad_norm)
             self.num_zeros.append(finished.num_zeros)
             self.params_norms.append(finished.params_norm)
@@ -124,14 +131,16 @@ class RankRun:
 
 def make_pipeline_groups() -> Groups:
     """This rank's groups in the pool's process group, all of which is one pipeline."""
-    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timedelta(seconds=60))
+    timeout = timedelta(seconds=collective_seconds())
+    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timeout)
 
 
-def connected(config: RunConfig) -> Groups:
+def connected(config: RunConfig, run_plan: RunPlan | None = None) -> Groups:
     """This rank's groups in the pool's process group, which has the ranks of a run."""
-    plan = make_run_plan(config).plan
+    plan = (run_plan or make_run_plan(config)).plan
     ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
-    return make_groups(config.parallel.grid, CPU, timedelta(seconds=60), ends)
+    timeout = timedelta(seconds=collective_seconds())
+    return make_groups(config.parallel.grid, CPU, timeout, ends)
 
 
 def train_on_rank(
@@ -142,6 +151,7 @@ def train_on_rank(
     batches: Batches,
     evaluation_batches: Batches = (),
     evaluate_after: Sequence[int] = (),
+    run_plan: RunPlan | None = None,
 ) -> RankRun:
     """Train on every batch; look at the gradients of the first one before they are used.
 
@@ -152,8 +162,9 @@ def train_on_rank(
         batches: one per iteration.
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
+        run_plan: of the run, if the test has made it: every rank would count the layers anew.
     """
-    state = build_train_state(config, connected(config))
+    state = build_train_state(config, connected(config, run_plan), run_plan)
     groups = state.groups
     if config.checkpoint.load is not None:
         hosts = writer_hosts(groups, config.checkpoint)
@@ -237,9 +248,11 @@ def check_agreement(runs: Sequence[RankRun]) -> None:
     """Check that every rank reports the same, and that nothing is left in a store."""
     for own in runs:
         assert own.losses == runs[0].losses
+        assert own.depth_losses == runs[0].depth_losses
         assert own.gradient_norms == runs[0].gradient_norms
         assert own.layer_losses == runs[0].layer_losses
         assert own.imbalances == runs[0].imbalances
+        assert own.expert_loads == runs[0].expert_loads
         assert own.evaluations == runs[0].evaluations
         assert own.left_in_store == 0
 

@@ -240,6 +240,7 @@ def compare(job: Job, runs: list[RankRun], start: Parameters, wanted: Training) 
     for found, losses in zip(runs[0].layer_losses, wanted.layer_losses, strict=True):
         assert found == pytest.approx(losses, rel=1e-5)
     assert runs[0].imbalances == pytest.approx(wanted.imbalances, rel=1e-6)
+    assert runs[0].expert_loads == wanted.expert_loads
     assert runs[0].gradient_norms == pytest.approx(wanted.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in runs])
     assert gradients.keys() == wanted.first_gradients.keys()

@@ -48,6 +48,7 @@ class Training:
         depth_losses: of every iteration, those of the depths of multi-token prediction.
         layer_losses: of every iteration, those of routers by name, without their coefficients.
         imbalances: of every iteration, the largest imbalance of experts; none without experts.
+        expert_loads: of every iteration and layer with experts, the tokens of each expert.
         biases: of experts for the choice, after the last update, by the name of the mixture.
     """
 
@@ -59,6 +60,7 @@ class Training:
     layer_losses: list[dict[str, float]] = field(default_factory=list)
     imbalances: list[float] = field(default_factory=list)
     biases: Parameters = field(default_factory=dict)
+    expert_loads: list[list[tuple[float, ...]]] = field(default_factory=list)
 
 
 def train(
@@ -85,7 +87,7 @@ def train(
     weights = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     optimizer = optimizer or _AdamW(weights, adamw)
     losses, depth_losses, gradient_norms, first_gradients = [], [], [], None
-    layer_losses, imbalances = [], []
+    layer_losses, imbalances, expert_loads = [], [], []
     plain_experts.biases.clear()
     for microbatches, learning_rate in zip(global_batches, learning_rates, strict=True):
         (loss, *further), gradients = losses_and_gradients(weights, microbatches, options)
@@ -102,6 +104,7 @@ def train(
         depth_losses.append(further)
         layer_losses.append(dict(plain_loss.layer_losses))
         loads = plain_experts.loads
+        expert_loads.append([tuple(load_e.tolist()) for load_e in loads.values()])
         if loads:
             imbalances.append(max(float(own.max() / own.mean()) for own in loads.values()))
         if options.moe_router_enable_expert_bias:
@@ -121,6 +124,7 @@ def train(
         layer_losses,
         imbalances,
         biases,
+        expert_loads,
     )
 
 

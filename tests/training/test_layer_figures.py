@@ -33,6 +33,18 @@ def test_every_rank_adds_the_figures_of_its_layers() -> None:
     assert report.largest == Imbalance(2, 1, 2.0)
 
 
+def test_the_load_of_every_expert_is_recorded_where_asked_for() -> None:
+    figures = LayerFigures(layers=(1, 4), experts=3)
+    ranks = [{4: torch.tensor([2**40 + 1, 0, 5])}, {1: torch.tensor([1, 2, 3])}, {}]
+    parts = [figures.imbalances(loads, torch.device("cpu")) for loads in ranks]
+    total = torch.stack([part for part in parts if part is not None]).sum(0).tolist()
+    _, report = figures.read(GlobalState.of([1.0, 1.0, 8, 8, *total]))
+    assert [own.loads for own in report.imbalances] == [(1, 2, 3), (2**40 + 1, 0, 5)]
+    assert report.imbalances[0] == Imbalance(1, 2, 1.5, (1, 2, 3))
+    twice = mean_of([report, LayerReport(imbalances=(Imbalance(1, 0, 3.0, (9, 0, 0)),) * 2)])
+    assert twice.imbalances[0] == Imbalance(1, 0, 3.0, (10, 2, 3)), "loads of iterations add up"
+
+
 def test_a_model_without_such_layers_adds_nothing() -> None:
     loss = torch.tensor([5.0])
     assert LayerFigures().joined(loss, Sums()) is loss

@@ -24,6 +24,13 @@ class Point(NamedTuple):
     over_samples: bool = False
 
 
+class Bars(NamedTuple):
+    """A bar chart for one iteration: the height of bar 0, 1 and so on."""
+
+    chart: str
+    heights: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Curves:
     """Chooses the points that are drawn."""
@@ -39,7 +46,7 @@ class Curves:
     def points(self, record: Record) -> Iterator[Point]:
         """Yield the points of a record."""
         if isinstance(record, Step):
-            if record.iteration % self.config.tensorboard_log_interval == 0:
+            if self._is_drawn(record):
                 yield from self._of_step(record)
         elif isinstance(record, Interval):
             if self.config.log_timers_to_tensorboard:
@@ -51,6 +58,19 @@ class Curves:
             yield Point(curve, record.lm_loss, True)
             if self.config.log_validation_ppl_to_tensorboard:
                 yield Point(f"{curve} ppl", record.perplexity, True)
+
+    def bars(self, record: Record) -> Iterator[Bars]:
+        """Yield a chart for every layer with experts, with a bar for the load of every expert.
+
+        A curve for every expert would be 14,848 curves for DeepSeek-V3.
+        """
+        if isinstance(record, Step) and self._is_drawn(record):
+            for own in record.layers:
+                if own.expert_loads:
+                    yield Bars(f"moe/expert-load_layer_{own.layer}", own.expert_loads)
+
+    def _is_drawn(self, record: Step) -> bool:
+        return record.iteration % self.config.tensorboard_log_interval == 0
 
     def _of_step(self, record: Step) -> Iterator[Point]:
         yield Point("learning-rate", record.learning_rate, True)

@@ -9,7 +9,7 @@ from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.live_display import LiveDisplay, Terminal
-from megatron.training.metrics.log_line import evaluation_lines, iteration_line
+from megatron.training.metrics.log_line import evaluation_lines, iteration_line, load_lines
 from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.metrics.records import Evaluation, Interval, Record, Sink
 from megatron.training.metrics.tensorboard import TensorBoard
@@ -20,17 +20,20 @@ Say = Callable[[str], None]
 
 
 class Lines(Sink):
-    """Prints Megatron's lines."""
+    """Prints Megatron's lines, and below each training line the loads of experts if wanted."""
 
     name = "the printed lines"
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, *, with_loads: bool = False) -> None:
         self._say = say
+        self._with_loads = with_loads
 
     def write(self, record: Record) -> None:
         """Print a record for which Megatron has a line."""
         if isinstance(record, Interval):
             self._say(iteration_line(record))
+            for line in load_lines(record) if self._with_loads else ():
+                self._say(line)
         elif isinstance(record, Evaluation):
             self._say(evaluation_lines(record))
 
@@ -97,7 +100,7 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
         display = LiveDisplay(terminal)
         sinks.append(display)
         say = display.say
-    sinks.append(Lines(say))
+    sinks.append(Lines(say, with_loads=config.log_expert_loads))
     curves = Curves(config, world_size)
     if config.log_jsonl is not None:
         sinks.append(JsonLines(config.log_jsonl))

@@ -102,6 +102,13 @@ def _imbalance(values: Interval) -> Iterator[str]:
         yield f"expert imbalance: {values.expert_imbalance:.3f} ({where})"
 
 
+def load_lines(values: Interval) -> Iterator[str]:
+    """Yield a line for every layer with experts: how many tokens have chosen each expert."""
+    for own in values.layers:
+        if own.expert_loads:
+            yield f" expert loads of layer {own.layer} | {' '.join(map(str, own.expert_loads))} |"
+
+
 def evaluation_lines(values: Evaluation) -> str:
     """Return Megatron's validation line between two rules; at the end of a run, with the set."""
     where = f" on {values.dataset} set" if values.at_end else ""

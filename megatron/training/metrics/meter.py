@@ -239,11 +239,7 @@ def _layers(report: LayerReport) -> Iterator[LayerFigures]:
     """Yield the figures of every layer that has some."""
     imbalances = {own.layer: own for own in report.imbalances}
     for layer in sorted({layer for layer, _ in report.losses} | imbalances.keys()):
-        losses = {name: loss for (own, name), loss in report.losses.items() if own == layer}
-        imbalance = imbalances.get(layer)
-        yield LayerFigures(
-            layer,
-            losses,
-            None if imbalance is None else imbalance.ratio,
-            None if imbalance is None else imbalance.expert,
-        )
+        losses = {name: loss for (of, name), loss in report.losses.items() if of == layer}
+        own = imbalances.get(layer)
+        balance = () if own is None else (own.ratio, own.expert, own.loads)
+        yield LayerFigures(layer, losses, *balance)

@@ -21,12 +21,14 @@ class LayerFigures:
         losses: of its own, by name.
         expert_imbalance: tokens of its busiest expert divided by the mean over its experts.
         busiest_expert: this expert.
+        expert_loads: how many tokens have chosen each of its experts.
     """
 
     layer: int
     losses: Mapping[str, float]
     expert_imbalance: float | None = None
     busiest_expert: int | None = None
+    expert_loads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

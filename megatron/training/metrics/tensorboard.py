@@ -1,5 +1,7 @@
 """Curves for TensorBoard: ``--tensorboard-dir``, written by PyTorch's writer or by tensorboardX.
 
+A bar chart is a histogram of the numbers of its bars: number i occurs as often as bar i is high.
+
 If only tensorboardX is installed, names have underscores in place of spaces, as it requires.
 """
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.config.records import is_installed
-from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.curves import Bars, Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Sink, Started
 
@@ -39,6 +41,8 @@ class TensorBoard(Sink):
             self._add(curve, value, record.iteration)
             if over_samples:
                 self._add(f"{curve} vs samples", value, record.consumed_samples)
+        for bars in self._curves.bars(record):
+            self._add_bars(bars, record.iteration)
 
     def close(self, failed: bool) -> None:
         """Write the points that wait to be written."""
@@ -48,6 +52,22 @@ class TensorBoard(Sink):
     def _add(self, curve: str, value: float, place: int) -> None:
         if self._writer is not None:  # else its folder could not be opened: already told
             self._writer.add_scalar(curve.replace(" ", self._space), value, place)
+
+    def _add_bars(self, bars: Bars, iteration: int) -> None:
+        if self._writer is None:
+            return
+        numbered = list(enumerate(bars.heights))
+        self._writer.add_histogram_raw(
+            bars.chart,
+            min=-0.5,
+            max=len(numbered) - 0.5,
+            num=sum(bars.heights),
+            sum=sum(bar * height for bar, height in numbered),
+            sum_squares=sum(bar**2 * height for bar, height in numbered),
+            bucket_limits=[bar + 0.5 for bar, _ in numbered],
+            bucket_counts=list(bars.heights),
+            global_step=iteration,
+        )
 
 
 def _writer(folder: Path, queue_size: int) -> Any:

@@ -5,14 +5,20 @@ the consumed samples.
 """
 
 import importlib
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Sink, Started, Step
 from megatron.training.rendezvous import UserError
+
+MOST_BINS: Final = 512
+"""Bins of a histogram that ``wandb`` accepts."""
 
 
 class WeightsAndBiases(Sink):
@@ -35,7 +41,9 @@ class WeightsAndBiases(Sink):
         """
         if isinstance(record, Started):
             self._begin(record)
-        points = {curve: value for curve, value, _ in self._curves.points(record)}
+        points: dict[str, Any] = {curve: value for curve, value, _ in self._curves.points(record)}
+        for chart, heights in self._curves.bars(record):
+            points[chart] = self._wandb.Histogram(np_histogram=_few_bins(heights))
         if points and isinstance(record, Step):
             points["samples vs steps"] = record.consumed_samples
         if points and self._run is not None:
@@ -64,6 +72,13 @@ class WeightsAndBiases(Sink):
                 f"{self.name}: {error}; log in with wandb login, set WANDB_MODE=offline, or leave "
                 "it out"
             ) from error
+
+
+def _few_bins(heights: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return heights of at most ``MOST_BINS`` bins and their edges; a bin adds up its bars."""
+    bars = ceil(len(heights) / MOST_BINS)
+    edges = [*range(0, len(heights), bars), len(heights)]
+    return [sum(heights[begin:end]) for begin, end in pairwise(edges)], edges
 
 
 def _made(folder: Path | None) -> str | None:

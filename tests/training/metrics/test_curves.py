@@ -6,7 +6,7 @@ import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
 from megatron.config.records import RecordConfig
-from megatron.training.metrics.curves import Curves, Point
+from megatron.training.metrics.curves import Bars, Curves, Point
 from megatron.training.metrics.records import LayerFigures, RankFigures, Record
 
 STEP = ["learning-rate", "batch-size", "lm loss", "grad-norm"]
@@ -67,6 +67,14 @@ def test_layers_with_experts_are_drawn_together_and_one_by_one() -> None:
         Point("moe/load_balancing_loss_layer_1", 1.25),
         Point("moe/expert-imbalance_layer_1", 2.0),
     ]
+
+
+def test_a_layer_has_one_chart_of_the_loads_of_all_experts() -> None:
+    layers = LayerFigures(0, {"z_loss": 1.0}), LayerFigures(1, {}, 1.5, 2, (1, 0, 3))
+    curves = Curves(RecordConfig(tensorboard_log_interval=2), 2)
+    assert list(curves.bars(step(2, layers=layers))) == [Bars("moe/expert-load_layer_1", (1, 0, 3))]
+    assert not list(curves.bars(step(3, layers=layers)))
+    assert not list(curves.bars(interval(2, layers=layers)))
 
 
 @pytest.mark.parametrize("dataset", ["validation", "test"])

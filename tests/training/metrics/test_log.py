@@ -5,7 +5,7 @@ from training.metrics.made_records import interval, step
 
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.log_line import iteration_line
-from megatron.training.metrics.records import Record, Sink
+from megatron.training.metrics.records import LayerFigures, Record, Sink
 
 
 class Kept(Sink):
@@ -42,6 +42,16 @@ def test_a_failing_sink_is_told_once_and_gets_the_next_records() -> None:
     [line] = said
     assert line.startswith("--kept here: ")
     assert "No space left on device" in line
+
+
+def test_loads_of_experts_are_printed_below_the_training_line_if_wanted() -> None:
+    layers = LayerFigures(0, {"z_loss": 1.0}), LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
+    record = interval(2, layers=layers)
+    said: list[str] = []
+    Lines(said.append, with_loads=True).write(record)
+    assert said == [iteration_line(record), " expert loads of layer 3 | 1 0 3 |"]
+    Lines(said.append).write(record)
+    assert said[2:] == [iteration_line(record)]
 
 
 def test_megatrons_lines_are_printed_for_intervals_only() -> None:

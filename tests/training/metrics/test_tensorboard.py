@@ -10,6 +10,7 @@ from training.metrics.made_records import evaluation, interval, started, step
 from megatron.config.records import RecordConfig
 from megatron.training.metrics import tensorboard
 from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.records import LayerFigures
 from megatron.training.metrics.tensorboard import TensorBoard
 
 FAKE = """
@@ -22,6 +23,9 @@ class SummaryWriter:
 
     def add_scalar(self, tag, scalar_value, global_step):
         self.points.append((tag, scalar_value, global_step))
+
+    def add_histogram_raw(self, tag, **values):
+        self.points.append((tag, values["bucket_counts"], values["global_step"]))
 
     def add_text(self, tag, text_string, global_step):
         pass
@@ -38,7 +42,8 @@ def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
     )
     config = RecordConfig(log_timers_to_tensorboard=True, log_validation_ppl_to_tensorboard=True)
     sink = TensorBoard(tmp_path, 10, Curves(config, 2))
-    for record in (started(), step(1), step(2), interval(2), evaluation(2)):
+    layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
+    for record in (started(), step(1), step(2, layers=(layer,)), interval(2), evaluation(2)):
         sink.write(record)
     sink.close(failed=False)
     found = reader.EventAccumulator(str(tmp_path)).Reload()
@@ -49,6 +54,11 @@ def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
     tags = set(found.Tags()["scalars"])
     assert tags >= {"learning-rate vs samples", "iteration-time", "lm loss validation ppl"}
     assert "iteration-time vs samples" not in tags
+    [chart] = found.Histograms("moe/expert-load_layer_3")
+    drawn = chart.histogram_value
+    assert (chart.step, drawn.num, drawn.sum, drawn.sum_squares) == (2, 4, 6, 12)
+    bars = dict(zip(drawn.bucket_limit, drawn.bucket, strict=True))
+    assert [bars.get(expert + 0.5, 0) for expert in range(3)] == [1, 0, 3]
     [text] = found.Tensors("configuration/text_summary")
     assert b'"vocab_size": 61' in text.tensor_proto.string_val[0]
 
@@ -63,11 +73,13 @@ def test_the_other_package_gets_names_without_spaces(
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(tensorboard, "is_installed", lambda name: name == "tensorboardX")
     sink = TensorBoard(tmp_path / "curves", 10, Curves(RecordConfig(), 2))
-    for record in (started(), step(1)):
+    layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
+    for record in (started(), step(1, layers=(layer,))):
         sink.write(record)
     sink.close(failed=False)
     made = importlib.import_module("tensorboardX").writers[0]
     assert (made.folder, made.queue, made.closed) == (str(tmp_path / "curves"), 10, True)
     assert ("lm_loss", 9.9, 1) in made.points
+    assert ("moe/expert-load_layer_3", [1, 0, 3], 1) in made.points
     assert ("lm_loss_vs_samples", 9.9, 8) in made.points
     monkeypatch.delitem(sys.modules, "tensorboardX")

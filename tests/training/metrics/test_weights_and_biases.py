@@ -9,12 +9,19 @@ from training.metrics.made_records import ended, evaluation, interval, started, 
 
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
+from megatron.training.metrics.records import LayerFigures
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 from megatron.training.rendezvous import UserError
 
 FAKE = """
 class Error(Exception):
     pass
+
+class Histogram:
+    def __init__(self, sequence=None, np_histogram=None, num_bins=64):
+        self.counts, self.edges = np_histogram
+        if len(self.counts) > 512 or len(self.edges) != len(self.counts) + 1:
+            raise ValueError("not a histogram that this package takes")
 
 class Run:
     def __init__(self):
@@ -81,6 +88,22 @@ def test_a_run_with_its_configuration_and_curves(wandb: Any, tmp_path: Path) -> 
     assert run.logged[2][1]["iteration-time"] == 2.0
     assert run.logged[3][1] == {"lm loss validation": 2.0}
     assert run.exit_code == 0
+
+
+@pytest.mark.parametrize(("experts", "bins"), [(3, 3), (512, 512), (1025, 342)])
+def test_loads_of_experts_are_a_histogram_with_few_bins(
+    wandb: Any, experts: int, bins: int
+) -> None:
+    made = sink()
+    made.write(started())
+    loads = tuple(range(1, experts + 1))
+    made.write(step(1, layers=(LayerFigures(3, {}, 1.5, 2, loads),)))
+    drawn = wandb.runs[0].logged[0][1]["moe/expert-load_layer_3"]
+    assert len(drawn.counts) == bins
+    assert sum(drawn.counts) == sum(loads)
+    assert (drawn.edges[0], drawn.edges[-1]) == (0, experts)
+    whole = zip(drawn.counts, drawn.edges, drawn.edges[1:], strict=False)
+    assert all(count == sum(loads[begin:end]) for count, begin, end in whole)
 
 
 def test_a_run_that_fails_says_so(wandb: Any) -> None:
