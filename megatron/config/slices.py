@@ -59,7 +59,7 @@ class SliceFlags:
 
 
 def strategy_of(flags: Flags) -> SliceStrategy:
-    """Return which tokens a slice has, where the number of slices is decided."""
+    """Return the way to cut samples, for a run whose number of slices is decided."""
     return flags[SliceFlags].seq_split_strategy or "uniform"
 
 
@@ -131,14 +131,14 @@ def _experts(flags: Flags) -> Iterator[str]:
 
 
 def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
-    """Return the ways of cutting microbatches that go with the other flags.
+    """Return the ways of cutting microbatches that work with the other flags.
 
-    A ring of context-parallel ranks does not go with slices. So other exchanges than the run's own
-    are looked at as well, and named beside the slices that go with them.
+    Slices do not work with a ring of context-parallel ranks. So each choice also names the
+    exchanges that work with its slices, which may differ from the run's own exchange.
 
-    Slices of equally many FLOPs come first, where they can be had: with slices of equally many
-    tokens, ranks wait for the rank that has the last slice. A strategy that the flags name is the
-    only one.
+    Slices of equally many FLOPs come first, if the model has them: with slices of equally many
+    tokens, ranks wait for the rank that has the last slice. If the flags name a strategy, no other
+    strategy is returned.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
     strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")

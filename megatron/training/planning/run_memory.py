@@ -151,10 +151,10 @@ def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool
 
 
 def largest_part(config: RunConfig, parameters: Parameters) -> int:
-    """Return the most elements of a parameter that may travel to the host at once.
+    """Return the largest number of elements of one parameter that may travel to the host at once.
 
-    With a sharded optimizer these are rows in one shard of a bucket. A bucket is full with the
-    parameter that reaches its size.
+    With a sharded optimizer only the parameter's rows in one shard of a bucket travel. A bucket
+    takes parameters until it has reached its size, so the last parameter may exceed this size.
     """
     replicas = config.parallel.replicas
     if not replicas.shard_optimizer:
