@@ -4,10 +4,12 @@
 python tools/emulate.py --csv docs/reference/a100_8gpu_seq2048.csv --rows 1,6 --microbatches 32
 python tools/emulate.py --measured-costs costs.json --vocab-parallel vocab-2 -p 8 -m 24
 python tools/emulate.py --csv runs.csv --rows 3 -m 16 --jitter 0.5 --iterations 200
+python tools/emulate.py --costs costs.json -p 8 --cases slices.txt
 python tools/emulate.py --measured-costs costs.json --grid d=4,p=4 --overlap-grad-reduce
 
 Every rank is a process of this machine with two busy threads, one for passes and one for
-collectives; with replicas there is a third, for what they exchange. Each thread should have a core.
+collectives; with replicas there is a third, for what they exchange, and with --offload-chunk-num
+one for the copies to and from the host. Each thread should have a core.
 With fewer cores the threads would wait for one another, as threads of a real cluster would not. So
 with K threads per core (or with --slow-down K) passes and messages take K times their time, and the
 time of the iteration is divided by K. The overhead of the executor is that of this machine and does
@@ -22,6 +24,7 @@ of --csv, tools/reproduce.py says.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +43,7 @@ with in_environment():
     from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag
     from megatron.flags.groups import Flags, all_declarations, options_of
     from megatron.flags.readable import told_as_error
+    from megatron.native.files import read_text
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from tools.emulation.cases import (
         EmulatedCase,
@@ -54,8 +58,10 @@ with in_environment():
 
 JITTERED_ITERATIONS = 200
 THREADS = 2
-"""Threads of a rank that work at the same time; replicas have one more."""
-HEADER = "row what                            simulated ms emulated ms to simulated"
+"""Threads of a rank that work at the same time; replicas have one more, and so have copies."""
+NAME_WIDTH = 41
+"""Of the longest name of a case, with slices and offload."""
+HEADER = f"{'row what':<{NAME_WIDTH}} simulated ms emulated ms to simulated"
 WARM_UP = 0.1
 """Memory should no longer grow after this share of the iterations with jitter."""
 
@@ -79,6 +85,12 @@ class EmulateFlags:
     grid: GridSize | None = flag(None,
         "Replicas d of a pipeline of p ranks, as in d=4,p=4; takes the place of -p.",
         metavar="d=D,p=P", reads=parse_grid, unset="one replica")
+    offload_chunk_num: int | None = flag(None,
+        "Chunks of every rank whose activations wait on the host between F and backward. The costs "
+        "have the times of the copies, O and L.", COUNT, unset="none")
+    cases: Path | None = flag(None,
+        "File whose lines have the flags of one plan each, in addition to those given or in place "
+        "of them: emulate all of them.", metavar="FILE.txt", unset="one plan")
     unit: float | None = flag(None, "Seconds of a unit of time in the costs.", POSITIVE, unset="1")
     rounds: int = flag(3, "The median counts.", COUNT)
     slow_down: float | None = flag(None, "Take K times as long for everything.", COUNT,
@@ -201,7 +213,7 @@ def check_unused(flags: Flags) -> Iterator[str]:
     of_plan, of_overlap = all_declarations((PlanFlags,)), all_declarations((OverlapFlags,))
     for options, belongs_to, idle in (
         (
-            (*of_plan, "--unit", "--grid"),
+            (*of_plan, "--offload-chunk-num", "--cases", "--unit", "--grid"),
             "--measured-costs: the runs of --csv have all that",
             own.csv is not None,
         ),
@@ -229,12 +241,30 @@ def _values(flags: Flags) -> Iterator[tuple[str, object]]:
         yield from options_of(group, flags[group])
 
 
-def read_cases(flags: Flags) -> list[EmulatedCase]:
-    """Return the cases that the flags ask for.
+def _lines(path: Path | None) -> list[list[str]]:
+    """Return the words of every line of a file of cases; without a file one line without words.
+
+    Raises:
+        ValueError: if the file cannot be read.
+    """
+    if path is None:
+        return [[]]
+    try:
+        lines = [shlex.split(line, comments=True) for line in read_text(path).splitlines()]
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return [line for line in lines if line]
+
+
+def read_cases(words: Sequence[str]) -> list[EmulatedCase]:
+    """Return the cases that the words of a command line ask for.
 
     Raises:
         ValueError: if a file holds no runs or costs, or a plan cannot be made.
     """
+    flags = parse_arguments(words)
     own, size = flags[EmulateFlags], flags[SizeFlags]
     if own.csv is not None:
         ranks = size.pipeline_model_parallel_size
@@ -242,14 +272,15 @@ def read_cases(flags: Flags) -> list[EmulatedCase]:
     assert own.measured_costs is not None, "one of both is given"
     replicas, ranks = own.grid or (1, size.pipeline_model_parallel_size)
     request = request_of(replace(size, pipeline_model_parallel_size=ranks), flags[PlanFlags])
-    overlap = flags[OverlapFlags].overlap
-    return [planned_case(request, own.measured_costs, own.unit or 1.0, replicas, overlap)]
+    overlap, offloaded = flags[OverlapFlags].overlap, own.offload_chunk_num or 0
+    unit = own.unit or 1.0
+    return [planned_case(request, own.measured_costs, unit, replicas, overlap, offloaded)]
 
 
 def _line(case: EmulatedCase, done: Emulation) -> str:
     error = 100 * (done.seconds / case.simulated - 1)
     milliseconds = f"{1000 * case.simulated:>12.0f} {1000 * done.seconds:>11.0f}"
-    return f"{case.name} {milliseconds} {error:>+11.2f}%"
+    return f"{case.name:<{NAME_WIDTH}} {milliseconds} {error:>+11.2f}%"
 
 
 def _report(done: Sequence[tuple[EmulatedCase, Emulation]]) -> str:
@@ -270,12 +301,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         ValueError: for flags that make no case.
         ClusterError: if a rank fails, or results change.
     """
-    flags = parse_arguments(argv)
-    own, cases = flags[EmulateFlags], read_cases(flags)
+    words = sys.argv[1:] if argv is None else list(argv)
+    own = parse_arguments(words)[EmulateFlags]
+    cases = [case for line in _lines(own.cases) for case in read_cases([*words, *line])]
     done: list[tuple[EmulatedCase, Emulation]] = []
     print(HEADER)
-    for (ranks, replicas), group in groupby(cases, key=lambda case: (case.ranks, case.replicas)):
-        threads = (THREADS + (replicas > 1)) * ranks * replicas
+    for (ranks, replicas), alike in groupby(cases, key=lambda case: (case.ranks, case.replicas)):
+        group = list(alike)
+        copies = any(case.program.plan.offloaded for case in group)
+        threads = (THREADS + (replicas > 1) + copies) * ranks * replicas
         slow_down = own.slow_down or max(1.0, threads / (os.cpu_count() or 1))
         pipelines = "" if replicas == 1 else f"{replicas} replicas of "
         print(

@@ -32,9 +32,9 @@ def replaced(page: str, text: str, tool: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def put(text: str, write: Callable[[str, str], str], *, update: bool) -> None:
-    """Print a part, or put it into the page by ``write``, which gets the page and the part."""
+def put(text: str, write: Callable[[str, str], str], *, update: bool, page: Path = PAGE) -> None:
+    """Print a part, or put it into ``page`` by ``write``, which gets the page and the part."""
     if update:
-        PAGE.write_text(write(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+        page.write_text(write(page.read_text(encoding="utf-8"), text), encoding="utf-8")
     else:
         print(text)

@@ -6,9 +6,9 @@ another make a whole MLP. Their rows of the router are equal, so a token that ch
 chooses all of them.
 
 The weights of a token's experts add up to a sum S. The second layer of each expert is multiplied by
-G / S, so that the mixture computes what the dense layer computes: exactly, where S is the same for
-all tokens. With a softmax over all experts, S depends on the token, and is taken from a router
-without preferences.
+G / S, so that the mixture has the output of the dense layer. The outputs are equal if S is the same
+for all tokens. With a softmax over all experts, S depends on the token. Then S is that of a router
+which gives all experts the same score.
 
 Shapes: e experts, f inner width of an expert, h hidden size.
 """

@@ -120,7 +120,8 @@ def window_flag(drawings: str) -> Window:
     """Declare ``--window``.
 
     Args:
-        drawings: the flags that draw, as a condition. If it does not hold, a window is a mistake.
+        drawings: a condition that names the flags that draw. If none of them is given, a window is
+            a mistake.
     """
     shown = (
         "Draw this part only: FROM:TO in the unit of the times, counted from the first start, as "

@@ -7,7 +7,7 @@ torchrun --nproc-per-node 4 -m megatron.commands.generate_text CHECKPOINTS --ids
 generate-text CHECKPOINTS --ids --perplexity tokens.txt
 
 CHECKPOINTS is a folder as --save and convert-checkpoint write it. Under torchrun the ranks share
-the layers and the vocabulary, whatever the layout of the training was; the answers are the same.
+the layers and the vocabulary. The layout of the training does not matter: the answers are the same.
 Without a tokenizer, --ids takes and prints token ids, with blanks between them. A single answer is
 printed as it comes.
 """

@@ -24,8 +24,8 @@ class Way(NamedTuple):
     Attributes:
         flags: the flags with these choices, none of which is ``auto``.
         words: the words of these choices, in the order of ``DIMENSIONS``.
-        changes: the dimensions in which it is not the first choice, of those that FLOPs alone
-            cannot compare.
+        changes: number of dimensions that FLOPs alone cannot compare, and in which this is not the
+            first choice.
     """
 
     flags: Flags
@@ -34,11 +34,12 @@ class Way(NamedTuple):
 
 
 def ways(flags: Flags) -> list[Way]:
-    """Return all combinations of choices, those with the fewest changes first.
+    """Return all combinations of choices, first the combinations with the fewest changes.
 
-    Of combinations with equally many changes, those that change earlier dimensions come first. A
-    change comes with every choice in the dimensions that FLOPs compare, before the next change. So
-    where time is short, no treatment of the vocabulary is looked at much less than another.
+    Among combinations with equally many changes, the combinations that change earlier dimensions
+    come first. Each change is combined with every choice in the dimensions that FLOPs compare,
+    before the next change follows. So if time is short, all treatments of the vocabulary are looked
+    at about equally often.
 
     If no dimension is open, the result is the flags alone.
     """

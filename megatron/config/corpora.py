@@ -45,8 +45,8 @@ def gives_splits(flags: CorpusFlags) -> bool:
 def shared_blend(flags: Flags) -> Blend:
     """Return the blend of corpora that training, validation and test share.
 
-    It is empty if no flag names corpora, or if a file would name them in a dry run, which reads no
-    files.
+    The blend is empty if no flag names corpora. It is also empty in a dry run whose corpora are
+    named by a file, because a dry run reads no files.
 
     Raises:
         ValueError: the words make no blend, or their file cannot be read.

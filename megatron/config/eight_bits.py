@@ -172,6 +172,18 @@ def _widths(flags: Flags) -> Iterator[str]:
 
 
 def _tokens(flags: Flags) -> Iterator[str]:
+    length = flags[ModelFlags].seq_length
+    yield from fault_of_tokens(flags, length, f"--seq-length {length}")
+
+
+def fault_of_tokens(flags: Flags, length: int, named: str) -> Iterator[str]:
+    """Refuse passes whose tokens products in 8 bits cannot take.
+
+    Args:
+        flags: the flags.
+        length: tokens of a sample that a pass has, if context-parallel ranks do not share them.
+        named: that length in words.
+    """
     own, samples = flags[EightBitFlags], flags[TrainFlags].micro_batch_size
     if own.fp8_format is None or samples is None:
         return
@@ -179,15 +191,15 @@ def _tokens(flags: Flags) -> Iterator[str]:
         return
     products, multiple = _products(flags)
     parts = flags[ParallelFlags].context_parallel_size
-    tokens = samples * flags[ModelFlags].seq_length / parts
+    tokens = samples * length / parts
     if tokens % multiple:
         shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
         instead = "" if asks_for_engine(flags) else ", or add --no-fp8-wgrad"
         of_weights = "" if asks_for_engine(flags) else " of weights' gradients"
         yield (
             f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
-            f"{multiple}, but --micro-batch-size {samples} x --seq-length "
-            f"{flags[ModelFlags].seq_length}{shared} is {tokens:g}: change one of them{instead}"
+            f"{multiple}, but --micro-batch-size {samples} x {named}{shared} is {tokens:g}: change "
+            f"one of them{instead}"
         )
 
 

@@ -30,19 +30,22 @@ class ExpertRanks:
     overlap: bool = False
     delays_weights: bool = False
 
+    @property
+    def visits(self) -> bool:
+        """Whether tokens travel by the package DeepEP."""
+        return self.dispatcher == "flex" and self.size > 1
+
 
 def expert_ranks(flags: Flags) -> ExpertRanks:
     """Return the ranks of experts; for a model without experts, the defaults."""
     own = flags[ExpertFlags]
     if experts_of(flags) is None:
         return ExpertRanks()
-    dispatcher = own.moe_token_dispatcher_type
-    assert dispatcher != "flex", "a rule refuses it"
     overlap = own.overlap_moe_expert_parallel_comm and own.expert_model_parallel_size > 1
     return ExpertRanks(
         own.expert_model_parallel_size,
         own.expert_tensor_parallel_size,
-        dispatcher,
+        own.moe_token_dispatcher_type,
         overlap,
         overlap and own.delay_wgrad_compute,
     )
@@ -101,20 +104,11 @@ def _width(flags: Flags) -> Iterator[str]:
         )
 
 
-def _deep_ep(flags: Flags) -> Iterator[str]:
-    if experts_of(flags) is None or flags[ExpertFlags].moe_token_dispatcher_type != "flex":
-        return
-    yield (
-        "--moe-token-dispatcher-type flex: it stands for the package DeepEP, which nothing here "
-        "calls; use alltoall"
-    )
-
-
 def _nobody_to_ask(flags: Flags) -> Iterator[str]:
-    own, (size, _) = flags[ExpertFlags], sizes_of_experts(flags)
-    if experts_of(flags) is not None and size == 1 and own.moe_token_dispatcher_type == "alltoall":
+    asked, (size, _) = flags[ExpertFlags].moe_token_dispatcher_type, sizes_of_experts(flags)
+    if experts_of(flags) is not None and size == 1 and asked != "allgather":
         yield (
-            "--moe-token-dispatcher-type alltoall changes nothing at --expert-model-parallel-size "
+            f"--moe-token-dispatcher-type {asked} changes nothing at --expert-model-parallel-size "
             "1: no expert is on another rank"
         )
 
@@ -128,5 +122,5 @@ def _nothing_to_hide(flags: Flags) -> Iterator[str]:
         )
 
 
-EXPERT_RANK_RULES: Final = (_spread, _width, _deep_ep)
+EXPERT_RANK_RULES: Final = (_spread, _width)
 EXPERT_RANK_NOTES: Final = (_nobody_to_ask, _nothing_to_hide)

@@ -23,6 +23,7 @@ _EXPERTS: Final = "--num-experts"
 _OPTIONS: Final = {
     "moe_layer_pattern": "--moe-layer-freq",
     "moe_router_in_fp32": "--moe-router-dtype",
+    "moe_router_in_fp64": "--moe-router-dtype",
 }
 """For each field whose flag has another name, the flag."""
 
@@ -65,7 +66,8 @@ class ExpertFlags:
         needs="--moe-router-group-topk")
     moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
         POSITIVE, idle_without=_EXPERTS)
-    moe_router_dtype: Literal["fp32"] | None = flag(None, "Type of the router's product.",
+    moe_router_dtype: Literal["fp32", "fp64"] | None = flag(None,
+        "Type of the router's product; with fp64 its scores and losses are in fp64, too.",
         unset="the type of activations", idle_without=_EXPERTS)
     moe_shared_expert_intermediate_size: int | None = flag(None,
         "Width of an expert that all tokens pass.", WIDTH, unset="there is none",
@@ -91,8 +93,9 @@ class ExpertFlags:
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag("allgather",
         "How tokens come to experts on other ranks. allgather: these ranks get all tokens of each "
         "other. alltoall: a token goes to the ranks of its experts only; the host waits until they "
-        "have told each other how many tokens come. flex, Megatron's way by the package DeepEP, is "
-        "refused.", idle_without=_EXPERTS)
+        "have told each other how many tokens come. flex: by the package DeepEP, on GPUs in bf16; "
+        "a token goes once to each rank of its experts, and the host waits as with alltoall.",
+        idle_without=_EXPERTS)
     moe_grouped_products: Literal["local", "transformer_engine", "grouped_gemm"] = flag("local",
         "What multiplies experts in 16 bits and fp32: PyTorch and this project's kernels (local), "
         "or a package: Transformer Engine (16 bits) or grouped_gemm (bf16). For a package the host "
@@ -138,6 +141,7 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
         "moe_router_group_best": own.moe_router_group_best,
         "moe_router_topk_scaling_factor": own.moe_router_topk_scaling_factor,
         "moe_router_in_fp32": own.moe_router_dtype == "fp32",
+        "moe_router_in_fp64": own.moe_router_dtype == "fp64",
         "moe_shared_expert_intermediate_size": own.moe_shared_expert_intermediate_size or 0,
         "moe_shared_expert_gate": own.moe_shared_expert_gate,
     }
@@ -176,8 +180,8 @@ def word_of_experts(name: str, model: Mapping[str, Any]) -> tuple[str, Any]:
         return option, None
     if name == "moe_layer_pattern":
         return option, _words_of_pattern(value)
-    if name == "moe_router_in_fp32":
-        return option, "fp32" if value else None
+    if name in ("moe_router_in_fp32", "moe_router_in_fp64"):
+        return option, name.removeprefix("moe_router_in_") if value else None
     if name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
         return option, value if isinstance(value, (tuple, list)) else (value,)
     if name in ("moe_router_num_groups", "moe_router_group_topk"):

@@ -17,7 +17,7 @@ from megatron.config.rope_scaling import RopeScalingFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import all_declarations
 
-FREE: Final = frozenset({"seq_length", *OF_TRAINING}) - {"moe_router_in_fp32"}
+FREE: Final = frozenset({"seq_length", *OF_TRAINING}) - {"moe_router_in_fp32", "moe_router_in_fp64"}
 """Fields of ``ModelConfig`` that do not have to fit the weights."""
 
 

@@ -11,6 +11,7 @@ from megatron.config.cluster import (
     links_of,
     ranks_of_machine,
 )
+from megatron.config.deep_ep import DeepEPFlags
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.log import LogFlags
 from megatron.config.offload import host_bandwidth, offloaded_chunks
@@ -77,6 +78,7 @@ class ParallelConfig:
         context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
         experts: the ranks that have the experts of a layer.
+        deep_ep_multiprocessors: of a GPU, that move tokens by the package DeepEP.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
@@ -112,6 +114,7 @@ class ParallelConfig:
     num_seq_splits: int = 1
     seq_split_strategy: SliceStrategy = "uniform"
     experts: ExpertRanks = field(default_factory=ExpertRanks)
+    deep_ep_multiprocessors: int = 20
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
@@ -178,6 +181,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         num_seq_splits=flags[SliceFlags].num_seq_splits,
         seq_split_strategy=strategy_of(flags),
         experts=expert_ranks(flags),
+        deep_ep_multiprocessors=flags[DeepEPFlags].moe_deepep_num_sms,
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,

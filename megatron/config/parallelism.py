@@ -162,7 +162,7 @@ def _sequence(flags: Flags) -> Iterator[str]:
 
 
 def adjacent_heads(flags: ParallelFlags) -> int:
-    """Return how many adjacent context-parallel ranks exchange heads, of those that make a ring."""
+    """Return the number of adjacent ranks that exchange heads, if sets of them form a ring."""
     if flags.context_parallel_size == 1 or not exchange_facts(flags).in_levels:
         return 1
     return flags.hierarchical_context_parallel_sizes[0]

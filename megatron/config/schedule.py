@@ -250,7 +250,10 @@ def treatments_asked(flags: Flags) -> Iterator[Ask]:
 
 
 def chunks_of(flags: Flags) -> int | None:
-    """Return the chunks of a rank; ``None``: no flag gives them, 0: they are no whole number."""
+    """Return the number of chunks of a rank.
+
+    ``None``: no flag gives the number. 0: by the flags it would not be a whole number.
+    """
     pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
         chunks, rest = divmod(flags[ModelFlags].num_layers, layers * ranks)

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
+from megatron.config.eight_bits import fault_of_tokens
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
@@ -59,7 +60,7 @@ class SliceFlags:
 
 
 def strategy_of(flags: Flags) -> SliceStrategy:
-    """Return which tokens a slice has, where the number of slices is decided."""
+    """Return the way to cut samples, for a run whose number of slices is decided."""
     return flags[SliceFlags].seq_split_strategy or "uniform"
 
 
@@ -130,15 +131,28 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
+def _eight_bits(flags: Flags) -> Iterator[str]:
+    """Refuse slices with a number of tokens that products in 8 bits cannot take."""
+    slices = flags[SliceFlags].num_seq_splits
+    if slices < 2:
+        return
+    try:
+        lengths = lengths_of_slices(sound_model(flags), slices, strategy_of(flags))
+    except ValueError:  # another rule reports this mistake
+        return
+    for length in sorted(set(lengths)):
+        yield from fault_of_tokens(flags, length, f"{length} tokens of {_SPLITS} {slices}")
+
+
 def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
-    """Return the ways of cutting microbatches that go with the other flags.
+    """Return the ways of cutting microbatches that work with the other flags.
 
-    A ring of context-parallel ranks does not go with slices. So other exchanges than the run's own
-    are looked at as well, and named beside the slices that go with them.
+    Slices do not work with a ring of context-parallel ranks. So each choice also names the
+    exchanges that work with its slices, which may differ from the run's own exchange.
 
-    Slices of equally many FLOPs come first, where they can be had: with slices of equally many
-    tokens, ranks wait for the rank that has the last slice. A strategy that the flags name is the
-    only one.
+    Slices of equally many FLOPs come first, if the model has them: with slices of equally many
+    tokens, ranks wait for the rank that has the last slice. If the flags name a strategy, no other
+    strategy is returned.
     """
     own, found = flags[SliceFlags], list[SlicesChoice]()
     strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
@@ -189,7 +203,7 @@ def _closed(flags: Flags) -> str:
     return _mistake(flags, SlicesChoice(2, strategy_of(flags)))
 
 
-SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts)
+SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)
 
 SLICES: Final = Dimension(
     f"{_SPLITS} auto",

@@ -18,6 +18,7 @@ from megatron.config.cluster import (
 )
 from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, DRY_RUN_NOTES, FILE_RULES
 from megatron.config.data import CorpusFlags, DataFlags
+from megatron.config.deep_ep import DEEP_EP_DEVICE_RULES, DEEP_EP_RULES, DeepEPFlags
 from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.eight_bits import (
     EIGHT_BIT_DEVICE_RULES,
@@ -76,6 +77,7 @@ GROUPS: Final = (
     LatentFlags,
     RopeScalingFlags,
     ExpertFlags,
+    DeepEPFlags,
     BalancingFlags,
     ParallelFlags,
     PipelineFlags,
@@ -117,6 +119,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *CONTEXT_RULES,
     *SLICE_RULES,
     *EXPERT_RANK_RULES,
+    *DEEP_EP_RULES,
     *GROUPED_RULES,
     *TRAIN_RULES,
     *PRECISION_RULES,
@@ -170,6 +173,7 @@ def job_rules(flags: Flags) -> tuple[Rule, ...]:
         *DEVICE_RULES,
         *EIGHT_BIT_DEVICE_RULES,
         *GROUPED_DEVICE_RULES,
+        *DEEP_EP_DEVICE_RULES,
         *BACKEND_RULES,
         *FILE_RULES,
         *RECORD_RULES,

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Further(NamedTuple):
-    """What follows a rank's tokens, for multi-token prediction; D depths, u tokens of a sample.
+    """Tokens after a rank's own, for multi-token prediction; D depths, u tokens of a sample.
 
-    Depth k = 1 ... D of a token reads the token k positions later, and predicts the one after it.
-    After the end of a sample the ids are 0, and nothing is predicted.
+    Depth k = 1 ... D of a token reads the token k positions later, and predicts the token after
+    that. After the end of a sample the ids are 0, and nothing is predicted.
 
     Attributes:
         ids_bdu: the tokens that depths read, int64.
@@ -52,7 +52,7 @@ class Microbatch:
             says so), int64, [b, s] or [1, s] for all samples; ``None``: 0, 1, 2, ...
         valid_share: number of predictions that count in the whole samples, divided by the number
             of ranks that share the samples; ``None``: the rank holds whole samples.
-        further: what follows the tokens, if they are parts of samples and further tokens are
+        further: the tokens that follow, if these tokens are parts of samples and further tokens are
             predicted.
     """
 
@@ -88,7 +88,7 @@ class Microbatch:
         )
 
     def _further(self, kept_u: Tensor, depths: int) -> Further:
-        """Return what follows kept tokens, which other ranks may hold."""
+        """Return the tokens that follow the kept tokens; other ranks may hold them."""
         later_du = kept_u + torch.arange(1, depths + 1)[:, None]
         ids_bdu, targets_bdu, mask_bdu = (
             functional.pad(of_all, (0, depths))[:, later_du]
@@ -157,7 +157,7 @@ class MicrobatchLoader:
         return self.next_prepared(list)
 
     def next_prepared(self, prepare: Callable[[list[Microbatch]], T]) -> T:
-        """Read the next global batch, and return what ``prepare`` makes of it.
+        """Read the next global batch, and return the result of ``prepare`` for it.
 
         Args:
             prepare: function of a batch; it may run in another thread, on one batch at a time.

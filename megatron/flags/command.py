@@ -46,7 +46,7 @@ def read(
         groups: groups of its flags.
         rules: yield a line on each mistake that several flags make together.
         speak: whether notes are printed.
-        usage: name of the subcommand; empty: the command is none.
+        usage: name of the subcommand; empty: the command has no subcommands.
         others: list to which unknown flags are added, with their words, for another command;
             ``None``: unknown flags are mistakes.
 

@@ -94,7 +94,7 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         return score(self._model, row, count)
 
     def loglikelihood_rolling(self, requests: Sequence[Request]) -> list[float]:
-        """Return the log-probability of each text, as a document behind another document."""
+        """Return the log-probability of each text, as a document that follows another document."""
         return [self._rolling(request.args[0]) for request in requests]
 
     def _rolling(self, text: str) -> float:

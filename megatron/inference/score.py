@@ -36,7 +36,7 @@ class Scored:
 
 
 def score(model: InferenceModel, row: Sequence[int], count: int) -> Scored:
-    """Return how likely the last ``count`` tokens of a row are, after the tokens before them.
+    """Return the likelihood of the last ``count`` tokens of a row, given the tokens before them.
 
     All ranks call this together, with the same arguments.
     """

@@ -23,8 +23,8 @@ class Documents:
         bounds_k: the positions at which documents begin, counted through all samples, and the end
             of the last document; int32 [k + 1], on the device.
         longest: tokens of the longest document.
-        derived: results on the host that layers have derived from the documents, by a name and what
-            else they depend on. All layers of a stage can use them.
+        derived: results on the host that layers have derived from the documents. A key is a name,
+            with everything else on which the result depends. All layers of a stage can use them.
     """
 
     first_bs: Tensor

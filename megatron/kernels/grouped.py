@@ -2,8 +2,7 @@
 
 The rows of a group lie one after the other, and groups follow in the order of their matrices. On a
 CPU PyTorch's function multiplies group by group, and so does the loop here, which is the
-specification. How a GPU does it, where only the device knows the sizes of the groups, is in
-``cuda/grouped.py``.
+specification. ``cuda/grouped.py`` is for GPUs, where only the device knows the sizes of the groups.
 
 Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """

@@ -94,7 +94,10 @@ class Multiplier(ABC, Generic[Factor]):
         return self.factor(role, whole, "both" if role == GRADIENT else "rows"), (x,)
 
     def gathered(self, role: Role, kept: Kept) -> tuple[Tensor, Callable[[Tensor], Factor]]:
-        """Return kept tokens to gather, and what makes a factor of the third product of all."""
+        """Return kept tokens to gather, and a function: all tokens -> factor of the third product.
+
+        The third product is the gradient of the weight.
+        """
         return kept[0], partial(self.factor, role, layouts="columns")
 
     @abstractmethod

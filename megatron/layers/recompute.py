@@ -131,8 +131,7 @@ class Again:
             _Slot(argument.requires_grad) if isinstance(argument, Tensor) else argument
             for argument in connected
         )
-        anchor = torch.empty(0, requires_grad=True)
-        self._kept = apply(_Kept, anchor, *(tensor.detach() for tensor in tensors)).grad_fn
+        self._kept = kept_in_graph(*tensors)
         with saved_tensors_hooks(self._leave_out, self._use):
             return self._function(*connected)
 
@@ -186,6 +185,16 @@ class _Slot(NamedTuple):
     """Stands for a tensor in the list of arguments."""
 
     requires_grad: bool
+
+
+def kept_in_graph(*tensors: Tensor) -> Any:
+    """Return a node that keeps tensors as an operation of autograd's graph would.
+
+    So an enclosing context may drop the tensors, and compute them again. The attribute
+    ``saved_tensors`` of the node has them, to be read once. ``None``: gradients are off.
+    """
+    anchor = torch.empty(0, requires_grad=True)
+    return apply(_Kept, anchor, *(tensor.detach() for tensor in tensors)).grad_fn
 
 
 class _Kept(torch.autograd.Function):

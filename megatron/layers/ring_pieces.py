@@ -2,12 +2,12 @@
 
 The keys of a rank are in an early and a late chunk of the sequence (``parallel.context``), and so
 are its queries. Without windows, documents, caps and slopes a step of the ring is one call of the
-kernels. Otherwise a square of queries and keys is cut into four as long as only a part of it can be
-seen. Squares of which nothing is seen cost nothing, squares that are seen as a whole are plain
-products, and only the small ones at a bound need a mask.
+kernels. Otherwise a square of queries and keys is cut in four again and again, while only a part of
+it can be seen. If nothing of a square is seen, it costs nothing. If all of it is seen, it is a
+plain product. Only the small squares at a bound need a mask.
 
-Documents and windows leave some steps without work on every rank. All ranks know the documents of
-whole samples, on the host, and so they skip these steps alike.
+With documents and windows, some steps have no work on any rank. All ranks know the documents of
+whole samples on the host, so all ranks skip the same steps.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RingSight:
-    """What queries see of keys that pass along a ring of ranks.
+    """Which keys queries see, while the keys pass along a ring of ranks.
 
     Attributes:
         rank: this rank's place on the ring.

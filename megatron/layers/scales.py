@@ -7,9 +7,9 @@ larger values. At the end of an iteration the ranks that share a layer, and the 
 the maximum of their amaxes. So from the second iteration on scales are the same in every layout of
 ranks, and no pass waits for the exchange.
 
-A layer of experts has scales for each expert, as if each were a layer of its own. Every rank
-remembers the magnitudes of all experts of its layers, also those of other ranks' experts. So ranks
-with different experts exchange magnitudes like all others, and a checkpoint suits any layout.
+A layer of experts has scales for each expert, as if each expert were a layer of its own. Every rank
+remembers the magnitudes of all experts of its layers, also of experts on other ranks. So ranks with
+different experts exchange magnitudes like all other ranks, and a checkpoint suits any layout.
 
 Shapes: l layers of this rank, each expert of a layer counting as one; 3 tensors of each: input,
 weight and gradient of the output; h iterations that are remembered; g experts of this rank, s rows

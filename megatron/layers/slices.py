@@ -1,10 +1,11 @@
 """Slices of a microbatch: samples are cut along the sequence, and each slice has passes of its own.
 
 The queries of a slice see the keys and values of earlier slices (arXiv 2406.03488). A stage keeps
-these for every microbatch, in one buffer per layer that the slices fill one after the other. The
-backward runs in descending order. A slice's backward has the gradients of all keys that its queries
-see: it returns those of its own keys, together with the summands that later slices have left, and
-leaves the others to earlier slices. (``slice_attention.py`` computes attention with them.)
+these keys and values for every microbatch, in one buffer for each layer. The slices fill the buffer
+one after the other. The backward runs in descending order. A slice's backward forms gradients of
+all keys that its queries see. For its own keys it adds the summands that later slices have left,
+and returns the sums. The other gradients it leaves to earlier slices. (``slice_attention.py``
+computes attention with these keys and values.)
 
 Shapes: b batch, s tokens of a sample, u tokens of the slice, z keys that the slice sees, g
 key/value heads, d channels of a head, e experts.
@@ -97,9 +98,9 @@ class SeenKeys:
     def settle(
         self, layer: int, part: SequenceSlice, grads: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of a slice's own keys and values; leave those of earlier ones.
+        """Return the gradients of a slice's own keys and values; keep those of earlier slices.
 
-        The first slice is the last to come, so it lets go of the layer's keys and values.
+        The first slice comes last in a backward, so it releases the layer's keys and values.
 
         Args:
             layer: index of the layer.
@@ -173,7 +174,7 @@ class SeenChoices:
 
 @dataclass(frozen=True)
 class SlicedPass:
-    """The slice of a pass, and what the stage's layers know of the microbatch's other slices.
+    """The slice of a pass, and the data that the microbatch's other slices have left in the stage.
 
     Attributes:
         part: the slice.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from megatron.layers.attention import Sinks
 from megatron.layers.experts.balance import Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
@@ -123,6 +125,8 @@ class ModelConfig:
         moe_aux_loss_coeff: coefficient of the balancing loss, or one for each type.
         moe_z_loss_coeff: coefficient of the router's squared log-partition.
         moe_router_in_fp32: the router multiplies in fp32.
+        moe_router_in_fp64: the router multiplies and scores in fp64. (Checkpoints of earlier
+            versions know the field above, so that there are two.)
         moe_router_enable_expert_bias: a bias of every expert joins the scores for the choice.
         moe_router_bias_update_rate: change of the bias after every iteration.
         moe_router_force_load_balancing: random logits take the place of the router's.
@@ -216,6 +220,7 @@ class ModelConfig:
     moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_in_fp64: bool = False
     moe_router_enable_expert_bias: bool = False
     moe_router_bias_update_rate: float = 1e-3
     moe_router_force_load_balancing: bool = False
@@ -264,6 +269,7 @@ class ModelConfig:
         if isinstance(coefficients, float):
             coefficients = (coefficients,) * len(types)
         factor = self.moe_expert_capacity_factor
+        narrow = torch.float32 if self.moe_router_in_fp32 else None
         return RouterOptions(
             self.num_experts,
             self.moe_router_topk,
@@ -274,7 +280,7 @@ class ModelConfig:
             self.moe_router_topk_scaling_factor,
             tuple(zip(types, coefficients, strict=True)),
             self.moe_z_loss_coeff,
-            self.moe_router_in_fp32,
+            torch.float64 if self.moe_router_in_fp64 else narrow,
             self.moe_router_enable_expert_bias,
             self.moe_router_bias_update_rate,
             self.moe_router_force_load_balancing,

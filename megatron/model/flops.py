@@ -1,4 +1,4 @@
-"""The FLOPs of a model, by which MFU is defined, and those of the layers on a part of a sample."""
+"""The FLOPs of a model, which define MFU, and the FLOPs of the layers on a part of a sample."""
 
 from megatron.model.config import ModelConfig
 

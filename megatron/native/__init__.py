@@ -1,1 +1,1 @@
-"""C++ that is compiled on the user's machine; every function has a slower version without it."""
+"""Compiled code: this project's C++, which has slower versions without it, and other packages."""

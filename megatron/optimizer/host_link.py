@@ -104,7 +104,7 @@ class Slot:
 
 
 class HostLink:
-    """What all optimizers of a rank share that keep states on its host.
+    """The copies between device and host, which a rank's optimizers with states on the host share.
 
     Args:
         parts: all parts that the rank updates.
@@ -158,11 +158,11 @@ class HostLink:
     def fetch_after(self, batch: Fetched) -> None:
         """Begin to copy the gradients of the batch after ``batch``.
 
-        This does nothing if that batch has taken this step already: its gradients would be those of
+        This does nothing if that batch has taken this step already: its gradients would belong to
         the next step.
 
         Optimizers usually step in the order in which they were made. In another order, a batch may
-        lose its slot to another one. Its gradients are then copied once more, when it steps.
+        lose its slot to another batch. Then its gradients are copied once more, when it steps.
         """
         for following in self._order[self._order.index(batch) + 1 :][:1]:
             if following.steps == batch.steps:

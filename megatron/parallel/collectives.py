@@ -164,7 +164,7 @@ def all_to_all(
 
 
 def shift(tensor: Tensor, axis: ConnectedAxis, places: int = 1) -> Tensor:
-    """Send a contiguous ``tensor`` some places on along the axis' ring; return what arrives here.
+    """Send a contiguous ``tensor`` some places on along the axis' ring; return the arrived tensor.
 
     All ranks send and receive at once. On NCCL that needs one call for both.
     """

@@ -2,12 +2,13 @@
 
 Outside of attention the c ranks of the context axis behave as replicas do: each has its own tokens,
 all have the same parameters, and their gradients add up. Within attention a token needs the keys
-and values of all earlier ones. So the ranks gather them, pass them on along a ring, or every rank
-attends for all tokens with its share of the heads (``megatron.layers.context_attention``). Or sets
-of neighbours share heads, and the sets make a ring.
+and values of all earlier tokens. There are four ways to get them there: the ranks gather keys and
+values, or pass them on along a ring; or every rank attends for all tokens with its share of the
+heads; or sets of neighbours share heads, and the sets make a ring
+(``megatron.layers.context_attention``).
 
 A sequence is cut into 2c chunks, and rank k has chunks k and 2c - 1 - k, as in Megatron. An early
-chunk sees few keys and a late one many, so that all ranks have the same work.
+chunk sees few keys and a late chunk many. So all ranks have the same work.
 
 Shapes: b batch, s tokens of a sequence, u = s / c tokens that a rank has, k tokens of a chunk,
 z = 2c chunks, a heads, d channels of a head, w features of several tensors side by side.

@@ -4,7 +4,7 @@ Usually the experts of a mixture are with their layer: every rank of a stage has
 with t tensor-parallel ranks, 1 / t of each (``ExpertParallel``). They can also be *spread*: e ranks
 have E / e experts each, and etp ranks share each of these. The e x etp ranks of such a block have
 different tokens. A token travels from its rank to the ranks of its experts, and the results
-travel back. There are two ways:
+travel back. There are two ways here, and a third one in ``deep_ep.py``:
 
 * *gathering*: every rank of the block gets all tokens of the block, and takes the tokens for its
   own experts. Afterwards the ranks' results are summed, each for its own tokens. No rank asks
@@ -33,8 +33,9 @@ from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import TensorParallel
 
-Dispatcher = Literal["allgather", "alltoall"]
-"""How tokens travel: by gathering, or by an exchange. The words are Megatron's."""
+Dispatcher = Literal["allgather", "alltoall", "flex"]
+"""How tokens travel: by gathering, by an exchange, or by the package DeepEP (``deep_ep.py``). The
+words are Megatron's."""
 
 
 class ExpertParallel:
@@ -223,7 +224,7 @@ def spread_experts(
     gradients: ConnectedAxis,
     dispatcher: Dispatcher,
 ) -> ExpertParallel:
-    """Return the strategy of a rank whose experts are spread.
+    """Return the strategy of a rank whose experts are spread, for a dispatcher other than ``flex``.
 
     With e = 1 nothing is exchanged, whichever the dispatcher.
     """

@@ -111,10 +111,10 @@ class _StreamResult(Generic[T]):
 class StreamLane:
     """One CUDA side stream of high priority, so that collectives get their few processors.
 
-    The side stream allocates results, and the caller's stream uses them. When the caller lets go of
-    a result, later work on the side stream may get its memory. That is safe: before all its work,
-    the side stream waits for everything that the caller's stream holds by then, which includes the
-    use of the result.
+    The side stream allocates results, and the caller's stream uses them. When the caller releases a
+    result, later work on the side stream may get the memory of the result. This is safe, because
+    the later work first waits for all work that the caller's stream has been given by then. The use
+    of the result is part of that work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -133,7 +133,7 @@ class StreamLane:
 
 
 def wait_on_host(pending: Pending[T]) -> T:
-    """Return a result; on CUDA the host waits too, which may then read what was copied to it."""
+    """Return a result. On CUDA the host waits for it too, and may then read copies on the host."""
     value = pending.wait()
     if isinstance(pending, _StreamResult):
         pending.synchronize()

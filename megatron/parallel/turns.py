@@ -1,11 +1,11 @@
 """Two passes take turns on a rank: one works while the exchange of the other is under way.
 
-A forward and a backward of a pair run in a thread each, but never both at a time. Where a pass has
-begun an exchange on an axis with ``Turns``, it hands over to the other pass, and waits for its
-exchange when it has its turn again. A pass that ends hands over for good. So the order in which the
-two issue their work is decided by their layers alone, not by time: ranks that run the same pair
-issue the exchanges of each group in the same order, which excludes a deadlock. Each pass also
-computes exactly what it would compute alone.
+The forward and the backward of a pair have a thread each, but never run at the same time. When a
+pass has begun an exchange on an axis with ``Turns``, the other pass has its turn. At its own next
+turn, the pass waits for its exchange. After the end of one pass, the other one runs alone. So only
+the layers, and not the time, decide in which order the two passes issue their work. Ranks that run
+the same pair issue the exchanges of each group in the same order, which excludes a deadlock. Each
+pass has exactly the results that it would have alone.
 
 On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
 waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues

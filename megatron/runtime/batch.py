@@ -60,7 +60,7 @@ class HostMicrobatch(Protocol):
 
     @property
     def further(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What follows parts of samples: ids and targets of D depths [b, D, u], and their mask.
+        """The tokens after parts of samples: ids and targets of D depths [b, D, u], and their mask.
 
         ``None``: every sample is whole on one rank, or no further token is predicted.
         """

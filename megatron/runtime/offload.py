@@ -1,22 +1,23 @@
-"""Copies of activations to the host and back: the work of O and L, and what F hands over to them.
+"""Copies of activations to the host and back: the work of O and L, and the hand-over by F.
 
-Autograd keeps tensors for the backward. In the F of a chunk that the program moves, it gets
-*handles* in their place. All handles of one storage share a ``_Kept``, which has the storage on the
+Autograd keeps tensors for the backward. In the F of a chunk that the program moves, autograd keeps
+*handles* instead. All handles of one storage share a ``_Kept``, which has the storage on the
 device, or nothing while the storage is on the host. O copies all storages of the F into one buffer
-of the host, and lets go of them when the rank has waited for the copy. L copies them into new
-memory of the device, and the rank waits for L before the first pass that reads a handle. From then
-on only the handles hold the storages, so the backward frees each as soon as it has read it.
+of the host, and releases them when the rank has waited for the copy. L copies them into new memory
+of the device, and the rank waits for L before the first pass that reads a handle. From then on only
+the handles hold the storages. So the backward frees each storage as soon as it has read it.
 
-The lane of the copies runs them in order. So a buffer of the host may be written by an O that is
-issued after the L that reads it. Buffers are never given back to the system, only reused: memory
-that a GPU can copy from beside its work (pinned memory) is slow to get.
+The lane runs the copies in order. So an O may write a buffer of the host if it is issued after the
+L that reads this buffer. Buffers are never given back to the system, only reused: pinned memory,
+which a GPU can copy from beside its work, takes long to get.
 
-Tensors that live longer than a microbatch are not moved: parameters, tables of rotations, the
-batch. Neither are keys and values that later slices of a microbatch read (``SeenKeys``), tensors
-that a layer keeps by itself, past autograd, and tensors that are on the host already, as the seed
-of dropout is in one of PyTorch's kernels of attention.
+These tensors are not moved: tensors that live longer than a microbatch (parameters, tables of
+rotations, the batch), keys and values that later slices of a microbatch read (``SeenKeys``),
+tensors that a layer keeps without autograd, and tensors that are on the host already. (One of
+PyTorch's kernels of attention has its seed of dropout there.)
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NamedTuple, Protocol
@@ -32,6 +33,7 @@ from megatron.runtime.observer import Observer
 from megatron.schedules.lower import Program, Start
 from megatron.schedules.needs import HOST_KINDS, Comm
 from megatron.schedules.passes import Pass
+from megatron.simulator.costs.host_memory import Rooms
 
 _ALIGNED: Final = 16
 """Alignment in bytes of a storage within a buffer of the host."""
@@ -157,35 +159,28 @@ def _with_batch(shared: frozenset[int], units: Sequence[DeviceMicrobatch]) -> fr
 
 
 class HostBuffers:
-    """Buffers in the memory of the host, which are reused.
-
-    Attributes:
-        bytes: all bytes, whether they are in use or not.
-    """
+    """Buffers in the memory of the host, which are reused."""
 
     def __init__(self, device: torch.device) -> None:
-        self.bytes = 0
         self._pinned = device.type == "cuda"
-        self._free: list[Tensor] = []
+        self._rooms = Rooms()
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes, whether they are in use or not."""
+        return self._rooms.bytes
 
     def take(self, size: int) -> Tensor:
-        """Return a buffer of at least ``size`` bytes, the smallest that is free.
-
-        New buffers have a power of two of bytes, as PyTorch's allocator of pinned memory takes
-        anyway. So the sizes of a mixture's activations, which always differ, share buffers.
-        """
-        fitting = [buffer for buffer in self._free if buffer.numel() >= size]
-        if not fitting:
-            size = 1 << (size - 1).bit_length()
-            self.bytes += size
-            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-        best = min(fitting, key=Tensor.numel)
-        self._free = [buffer for buffer in self._free if buffer is not best]
-        return best
+        """Return a buffer of at least ``size`` bytes, the smallest that is free."""
+        room = self._rooms.take(size)
+        free = self._free[room]
+        return free.pop() if free else torch.empty(room, dtype=torch.uint8, pin_memory=self._pinned)
 
     def give(self, buffer: Tensor) -> None:
         """Let a buffer be used again, by copies that follow in the lane."""
-        self._free.append(buffer)
+        self._rooms.give(buffer.numel())
+        self._free[buffer.numel()].append(buffer)
 
 
 class _Moved:
@@ -324,7 +319,7 @@ class HostCopies:
         return work
 
     def finish(self, comm: Comm, pending: Pending[object]) -> None:
-        """Wait for a copy; let go of the tensors that O has copied, hand out those of L."""
+        """Wait for a copy. Release the tensors that O has copied, or hand out the copies of L."""
         key = self._key(comm)
         result = pending.wait()
         if comm.kind == "O":

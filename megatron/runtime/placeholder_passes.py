@@ -90,7 +90,7 @@ class PlaceholderPasses:
         return merged, None if state.raw_gradient_nh is None else self._output(i, 0.0)
 
     def forward(self, item: Pass) -> None:
-        """F: the output of a stage, for the next one or for the output layer."""
+        """F: the output of a stage, for the next stage or for the output layer."""
         i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         if self.plan.slices > 1 and item.slice == 0:
             self.store.put("keys", item.microbatch, None, item.chunk)

@@ -40,12 +40,15 @@ class Position:
         return self.row
 
     def enter(self, phase: str, *, may_last: bool = False) -> None:
-        """Begin a phase; the arguments are described at the attributes."""
+        """Begin a phase. The class describes the arguments, as attributes of the same names."""
         self.phase, self.may_last = phase, may_last
 
     @contextmanager
     def within(self, phase: str, *, may_last: bool = False) -> Iterator[None]:
-        """Return a context with its own phase; the arguments are described at the attributes."""
+        """Return a context that is a phase; its end goes back to the phase before.
+
+        The class describes the arguments, as attributes of the same names.
+        """
         before = self.phase, self.may_last
         self.enter(phase, may_last=may_last)
         try:

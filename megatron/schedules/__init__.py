@@ -1,1 +1,1 @@
-"""What runs where and in which order: passes, blocks, plans, programs. Standard library only."""
+"""Which pass runs where, and in which order: blocks, plans, programs. Standard library only."""

@@ -86,8 +86,8 @@ class Costs:
             plan: the plan that runs.
             rank: pipeline rank.
             item: the pass.
-            share: share of the work that the given cost stands for; below 1 for one of several
-                buckets. A slice's share of its microbatch is not part of it.
+            share: the part of the given cost: 1, or less for one of several buckets. A slice's part
+                of its microbatch is not included.
 
         Raises:
             ValueError: if no cost is known for its kind, or none for that rank or chunk; or if the
@@ -160,8 +160,8 @@ class Costs:
 
         Args:
             comm: the communication.
-            share: share of the work that the given cost stands for; below 1 for one of several
-                buckets. A slice's share of its microbatch is not part of it.
+            share: the part of the given cost: 1, or less for one of several buckets. A slice's part
+                of its microbatch is not included.
             slices: slices of a microbatch in the plan.
 
         Raises:

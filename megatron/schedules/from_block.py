@@ -210,7 +210,7 @@ def _searched(
 def _without_vocabulary(request: Request) -> Request:
     """Return the request for the same plan without vocabulary passes.
 
-    Its memory limit is lower by what the barriers keep in flight.
+    Its memory limit is lower by the microbatches that the barriers keep in flight.
     """
     limit = request.memory_limit
     barriers = request.treatment.delay / request.slices

@@ -156,5 +156,5 @@ class Graph:
 
 
 def _key(rank: int, item: Pass) -> tuple[int, PassKind, int, int]:
-    """Return what tells a pass from all others of its microbatch."""
+    """Return a key that no other pass of the same microbatch has."""
     return rank, item.kind, item.chunk, item.slice

@@ -1,4 +1,4 @@
-"""What a pass needs before it may start. Only this file knows the dependencies.
+"""The needs of a pass: all that must be done before it starts. Only this file knows them.
 
 A need is either an earlier pass of the same rank or a communication. A communication has sources
 (the passes whose results it moves) and participants (the ranks that take part). The check, the

@@ -6,11 +6,12 @@ with its host, and run on a lane of their own, one after the other, beside the p
 tensors that the F of a chunk has left; their memory is free once the rank has waited for O. The
 rank waits for L right before the first pass that reads the activations: R, or B without R.
 
-``Plan.offloaded`` says how many chunks of every rank are moved: those whose activations wait
-longest, because the same copies then free memory for a longer time. Of these chunks a microbatch is
-moved if the lane has time for it: L is as late as possible, so that its memory is taken late, and O
-uses the time that is left, longest wait first. Activations whose O would not be done in time stay
-on the device. So by the assumed costs no pass waits for a copy, however slow the link is.
+``Plan.offloaded`` says how many chunks of every rank are moved. The chunks whose activations wait
+longest are moved, because the same copies then free memory for a longer time. A microbatch of such
+a chunk is moved if the lane has time for it. L is as late as possible, so that its memory is taken
+late. O uses the time that is left; the longest waits come first. If an O would not be done in time,
+its activations stay on the device. So by the assumed costs no pass waits for a copy, even if the
+link is slow.
 
 If microbatches are cut into slices, O and L are of a slice. The keys and values of a microbatch,
 which later slices read, stay on the device.

@@ -90,10 +90,10 @@ def treatments_of(plan: Plan) -> list[str]:
 
 
 def load_any_plan(path: Path) -> Plan:
-    """Return the checked plan of a training iteration in a file, whatever its size and treatment.
+    """Return the checked plan of a training iteration in a file, of any size and treatment.
 
     Raises:
-        ValueError: if the file holds no plan, a plan that cannot be run, or a plan for evaluation
+        ValueError: the file holds no plan, or a plan that cannot be run, or a plan for evaluation
             only. The message names the file.
     """
     try:

@@ -137,7 +137,7 @@ class Walk:
         return {rank: done for rank, (done, length) in enumerate(lengths) if done < length}
 
     def can_run(self, rank: int, item: int) -> bool:
-        """Return whether ``item`` could run on ``rank`` now, next after what it has run so far."""
+        """Return whether ``item`` could be the next pass of ``rank``."""
         number, microbatch = divmod(item, self._graph.microbatches)
         return self._earliest_start(rank, number, microbatch, 0.0) is not None
 

@@ -2,7 +2,8 @@
 
 All code that needs a fact about a treatment asks its ``Treatment`` object. To add a treatment, add
 a row to ``TREATMENTS``: the flag offers every row. If its barriers carry a new payload, add the
-payload with its entry in ``FP32_OF_A_TOKEN``, and one entry to ``runtime/communicator.py``.
+payload with its entry in ``FP32_OF_A_TOKEN``, one entry to ``runtime/communicator.py``, and one to
+``simulator/costs/dense_gpt.py``.
 """
 
 from collections.abc import Mapping
@@ -23,9 +24,10 @@ FP32_OF_A_TOKEN: Final[Mapping[Payload, int]] = {
     "sums": 2,
     "gradient": 0,
 }
-"""Numbers in fp32 that a payload has for every token: maximum, sum of exponentials, target's logit.
+"""Numbers in fp32 of a payload for every token, in the runs of arXiv 2411.05288.
 
-The gradient has none: it is a vector of the hidden size, as large as activations are."""
+They are maximum, sum of exponentials and target's logit. (This program adds the sum of logits.) The
+gradient has none: it is a vector of the hidden size, as large as activations are."""
 
 
 @dataclass(frozen=True)

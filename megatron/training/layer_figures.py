@@ -156,8 +156,8 @@ class LayerFigures:
     def read(self, full: GlobalState) -> tuple[tuple[float, ...], LayerReport]:
         """Return the losses of the depths, and the figures of layers, from the sums of all ranks.
 
-        Behind the iteration's own figures, the sums have the losses of the depths, those of layers,
-        and then the imbalances.
+        Behind the iteration's own figures, the sums have the losses of the depths, then the losses
+        of layers, then the imbalances.
         """
         end = self.depths + len(self.places)
         losses = [full.factor * loss for loss in full.further[:end]]

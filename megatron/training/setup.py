@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
 from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
@@ -32,6 +31,7 @@ from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextAxes, context_parallel
+from megatron.parallel.deep_ep import VisitedExperts, make_buffer
 from megatron.parallel.environment import cores_of_rank
 from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.groups import Groups, with_turns
@@ -162,7 +162,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
             parallel.context_exchange,
             lambda size: make_lane(groups.device, size, "context"),
         ),
-        given_experts=_spread_experts(parallel, groups),
+        given_experts=_spread_experts(config, groups),
         data=groups.data,
         recomputation=train.recomputation,
         wide_stream=train.wide_stream,
@@ -174,12 +174,15 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
     return model
 
 
-def _spread_experts(parallel: ParallelConfig, groups: Groups) -> ExpertParallel | None:
+def _spread_experts(config: RunConfig, groups: Groups) -> ExpertParallel | None:
     """Return how tokens travel to experts; ``None``: experts are with their layer."""
     if not groups.grid.spreads_experts:
         return None
-    axes = groups.experts, groups.expert_tensor, groups.expert_gradients
-    return spread_experts(*axes, parallel.experts.dispatcher)
+    parallel, experts, gradients = config.parallel, groups.experts, groups.expert_gradients
+    if parallel.experts.visits:
+        buffer = make_buffer(experts, config.model.hidden_size, parallel.deep_ep_multiprocessors)
+        return VisitedExperts(experts, gradients, buffer)
+    return spread_experts(experts, groups.expert_tensor, gradients, parallel.experts.dispatcher)
 
 
 def _pipeline(

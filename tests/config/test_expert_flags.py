@@ -1,6 +1,7 @@
 """Flags of experts: what they become, and which of them make no mixture."""
 
 import pytest
+import torch
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
@@ -81,6 +82,19 @@ def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
     assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
 
 
+def test_weight_gradients_are_delayed_behind_pairs_only() -> None:
+    spread = "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
+    pairs = f"{spread} --overlap-moe-expert-parallel-comm"
+    found = {
+        flags: parse(with_flags(BASE.split(), flags.split()), 2)
+        for flags in (pairs, f"{pairs} --delay-wgrad-compute", f"{spread} --delay-wgrad-compute")
+    }
+    assert [run.parallel.experts.delays_weights for run in found.values()] == [False, True, False]
+    assert [
+        "--delay-wgrad-compute changes nothing" in "\n".join(run.notes) for run in found.values()
+    ] == [False, False, True]
+
+
 def test_every_flag_reaches_the_model() -> None:
     found = model(
         "--moe-router-topk 4 --moe-router-score-function sigmoid --moe-router-num-groups 4 "
@@ -93,7 +107,7 @@ def test_every_flag_reaches_the_model() -> None:
     assert (router.experts, router.topk, router.score) == (8, 4, "sigmoid")
     assert (router.groups, router.group_topk, router.scaling) == (4, 2, 2.5)
     assert router.balances == (("seq_aux_loss", 0.01),)
-    assert (router.z_loss_coeff, router.in_fp32) == (0.001, True)
+    assert (router.z_loss_coeff, router.dtype) == (0.001, torch.float32)
     assert (found.moe_shared_expert_intermediate_size, found.moe_shared_expert_gate) == (48, True)
 
 
@@ -170,7 +184,6 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--expert-tensor-parallel-size 2", "groups of 2; lower one of the two"),
         ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
         ("--expert-tensor-parallel-size 3 --moe-ffn-hidden-size 32", "--moe-ffn-hidden-size 32"),
-        ("--moe-token-dispatcher-type flex", "the package DeepEP"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
         ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
         (

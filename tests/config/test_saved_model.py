@@ -64,7 +64,8 @@ OPTIONS = [
     "--moe-router-topk 1 --moe-router-pre-softmax --moe-router-dtype fp32 --moe-aux-loss-coeff 0.1 "
     "--moe-shared-expert-intermediate-size 8 --moe-shared-expert-gate",
     "--num-experts 8 --disable-bias-linear --moe-layer-freq 2 --moe-router-score-function sigmoid "
-    "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk-scaling-factor 2.5",
+    "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk-scaling-factor 2.5 "
+    "--moe-router-dtype fp64",
 ]
 
 

@@ -75,6 +75,16 @@ def test_a_named_strategy_bounds_what_auto_compares(strategy: str) -> None:
             "--num-seq-splits 2 --num-experts 4 --moe-expert-capacity-factor 1.5",
             "--num-seq-splits 2 with --moe-expert-capacity-factor 1.5",
         ),
+        (
+            "--num-seq-splits 2 --num-experts 4 --swiglu --disable-bias-linear --bf16 "
+            "--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm",
+            "--num-seq-splits 2 with --overlap-moe-expert-parallel-comm",
+        ),
+        (
+            "--num-seq-splits 256 --bf16 --fp8-format hybrid",
+            "need tokens in multiples of 16, but --micro-batch-size 2 x 4 tokens of "
+            "--num-seq-splits 256 is 8: change one of them, or add --no-fp8-wgrad",
+        ),
     ],
 )
 def test_what_slices_cannot_do_is_refused(flags: str, told: str) -> None:
@@ -106,6 +116,7 @@ def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() ->
         ("", ((2, "balanced"), (4, "balanced"), (8, "balanced"))),
         ("--seq-length 512", ((2, "balanced"), (4, "balanced"), (8, "uniform"))),
         ("--num-experts 4 --moe-expert-capacity-factor 1.5", ()),
+        ("--seq-length 32 --bf16 --fp8-format hybrid", ((2, "uniform"), (4, "uniform"))),
     ],
 )
 def test_advice_and_auto_know_the_slices_that_go_with_the_other_flags(

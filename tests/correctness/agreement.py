@@ -18,6 +18,8 @@ from reference.plain_gpt import Parameters
 from reference.plain_training import Training
 
 from megatron.config.run_config import RunConfig
+from megatron.schedules.held import in_flight
+from megatron.training.planning.run_plan import make_run_plan
 
 
 def errors(found: Parameters, wanted: Parameters) -> dict[str, float]:
@@ -35,16 +37,27 @@ def joined(parameters: Parameters) -> torch.Tensor:
 
 
 def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
-    """Train a job with an evaluation at its end, and check that its ranks agree."""
+    """Train a job with an evaluation at its end, and check that its ranks agree.
+
+    A rank must also hold what the plan says.
+    """
+    config = job.config(layout)
+    run_plan = make_run_plan(config)
     by_rank: list[RankRun] = ranks.run(
         train_on_rank,
         layout.world_size,
-        config=job.config(layout),
+        config=config,
         batches=job.batches(),
         evaluation_batches=job.batches(seed=1),
         evaluate_after=(job.iterations - 1,),
+        run_plan=run_plan,
     )
     check_agreement(by_rank)
+    plan = run_plan.plan
+    assert plan.slices == layout.slices
+    assert plan.offloaded == min(layout.offloaded or 0, plan.chunks)
+    peaks = {own.peak_in_flight / plan.chunks / plan.slices for own in by_rank}
+    assert peaks == set(in_flight(plan))
     return by_rank
 
 
@@ -52,6 +65,8 @@ def check(by_rank: list[RankRun], expected: Training) -> None:
     """Check a run against the one of a single process, and copies against each other."""
     check_copies(by_rank)
     assert by_rank[0].losses == pytest.approx(expected.losses, rel=1e-5)
+    for found, losses in zip(by_rank[0].depth_losses, expected.depth_losses, strict=True):
+        assert found == pytest.approx(losses, rel=1e-5)
     assert by_rank[0].gradient_norms == pytest.approx(expected.gradient_norms, rel=1e-5)
     gradients = assemble([own.first_gradients for own in by_rank])
     assert max(errors(gradients, expected.first_gradients).values()) < 1e-5

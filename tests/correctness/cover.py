@@ -38,12 +38,15 @@ def cover(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool])
 
 
 def sampled_cover(
-    factors: Mapping[str, Sequence[Any]], allowed: Callable[[Case], bool]
+    factors: Mapping[str, Sequence[Any]],
+    allowed: Callable[[Case], bool],
+    cost: Callable[[Case], float] = lambda case: 1.0,
 ) -> list[Case]:
     """A cover for factors whose product is too large to be gone through.
 
     For the first pair that is missing, random cases with this pair are drawn; the one that adds the
-    most pairs is taken. A pair is left out if none of ``TRIES`` squared cases with it is allowed.
+    most pairs for its cost is taken. A pair is left out if none of ``TRIES`` squared cases with it
+    is allowed.
     """
     random = Random(0)
     missing: dict[Pair, None] = {
@@ -63,7 +66,7 @@ def sampled_cover(
         if not candidates:
             del missing[pair]
             continue
-        best = max(candidates, key=lambda case: len(pairs_of(case) & missing.keys()))
+        best = max(candidates, key=lambda case: len(pairs_of(case) & missing.keys()) / cost(case))
         chosen.append(best)
         for found in pairs_of(best):
             missing.pop(found, None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness.patience import collective_seconds
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
@@ -26,6 +27,7 @@ from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.own_tokens import kept_tokens
+from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
@@ -66,7 +68,9 @@ class ListLoader(microbatch.MicrobatchLoader):
         batch = next(self._batches)
         self.consumed_samples += sum(len(m.tokens) for m in batch)
         return [
-            microbatch.Microbatch(m.tokens, m.labels, m.loss_mask).part(self._kept, self._depths)
+            microbatch.Microbatch(
+                m.tokens, m.labels, m.loss_mask, m.document_starts, m.positions
+            ).part(self._kept, self._depths)
             for m in batch[self._replica :: self._replicas]
         ]
 
@@ -127,14 +131,16 @@ class RankRun:
 
 def make_pipeline_groups() -> Groups:
     """This rank's groups in the pool's process group, all of which is one pipeline."""
-    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timedelta(seconds=60))
+    timeout = timedelta(seconds=collective_seconds())
+    return make_groups(Grid(pipeline_size=dist.get_world_size()), CPU, timeout)
 
 
-def connected(config: RunConfig) -> Groups:
+def connected(config: RunConfig, run_plan: RunPlan | None = None) -> Groups:
     """This rank's groups in the pool's process group, which has the ranks of a run."""
-    plan = make_run_plan(config).plan
+    plan = (run_plan or make_run_plan(config)).plan
     ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
-    return make_groups(config.parallel.grid, CPU, timedelta(seconds=60), ends)
+    timeout = timedelta(seconds=collective_seconds())
+    return make_groups(config.parallel.grid, CPU, timeout, ends)
 
 
 def train_on_rank(
@@ -145,6 +151,7 @@ def train_on_rank(
     batches: Batches,
     evaluation_batches: Batches = (),
     evaluate_after: Sequence[int] = (),
+    run_plan: RunPlan | None = None,
 ) -> RankRun:
     """Train on every batch; look at the gradients of the first one before they are used.
 
@@ -155,8 +162,9 @@ def train_on_rank(
         batches: one per iteration.
         evaluation_batches: for all evaluations together.
         evaluate_after: iterations that are followed by an evaluation.
+        run_plan: of the run, if the test has made it: every rank would count the layers anew.
     """
-    state = build_train_state(config, connected(config))
+    state = build_train_state(config, connected(config, run_plan), run_plan)
     groups = state.groups
     if config.checkpoint.load is not None:
         hosts = writer_hosts(groups, config.checkpoint)
@@ -240,6 +248,7 @@ def check_agreement(runs: Sequence[RankRun]) -> None:
     """Check that every rank reports the same, and that nothing is left in a store."""
     for own in runs:
         assert own.losses == runs[0].losses
+        assert own.depth_losses == runs[0].depth_losses
         assert own.gradient_norms == runs[0].gradient_norms
         assert own.layer_losses == runs[0].layer_losses
         assert own.imbalances == runs[0].imbalances

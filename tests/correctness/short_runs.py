@@ -72,6 +72,7 @@ class Layout:
         dispatcher: how tokens come to experts on other ranks.
         order: of the ranks.
         slices: n into which every microbatch is cut along its sequence.
+        offloaded: chunks of a rank whose activations wait on the host.
     """
 
     ranks: int
@@ -96,6 +97,7 @@ class Layout:
     dispatcher: Dispatcher = "allgather"
     order: Order = "tp-dp-pp"
     slices: int = 1
+    offloaded: int | None = None
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -111,6 +113,7 @@ class Layout:
         options += "-again" * (self.recomputation != NO_RECOMPUTATION)
         options += "-recomputed" * self.vocab_recompute
         options += f"-ahead{self.recompute_ahead}" * (self.recompute_ahead is not None)
+        options += "" if self.offloaded is None else f"-host{self.offloaded}"
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -138,6 +141,7 @@ class Job:
         masked_out: microbatches of which no loss counts.
         iterations: of training.
         sequence: tokens per sample.
+        documents: samples are of documents that do not see each other.
         dropout: of attention and of the hidden states; the reference has none.
         adamw: the optimizer; clipping is meant to be at work.
         lr: peak learning rate, reached by a warm-up and left along a cosine.
@@ -151,6 +155,7 @@ class Job:
     masked_out: tuple[int, ...] = ()
     iterations: int = 8
     sequence: int = 10
+    documents: bool = False
     dropout: float = 0.0
     adamw: AdamWOptions = dataclasses.field(
         default_factory=lambda: AdamWOptions(adam_eps=1e-6, clip_grad=0.5, weight_decay=0.1)
@@ -169,6 +174,7 @@ class Job:
                     self.sequence,
                     seed=(seed * 100 + iteration) * 100 + microbatch,
                     masked_out=microbatch in self.masked_out,
+                    documents=self.documents,
                 )
                 for microbatch in range(self.microbatches)
             ]
@@ -221,6 +227,7 @@ class Job:
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
                 recompute_ahead=layout.recompute_ahead,
+                offloaded=layout.offloaded,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
                 experts=ExpertRanks(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaConfig(

@@ -52,6 +52,7 @@ JOB = Job(
 
 CASES = {
     "mixtral": Layout(2, "vocab-2", "zb-h1"),
+    "qwen 2 moe": Layout(1, "none", tensor=2, sequence=True),
     "qwen 3 moe": Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall", sharded=True),
     "deepseek v3": Layout(1, "vocab-1", tensor=2, sequence=True, expert_tensor=1, experts=2),
     "gpt-oss": Layout(2, "vocab-2"),
@@ -159,9 +160,7 @@ def of_microbatch(
     balance = torch.zeros(())
     if balances:
         config = model.config
-        balance = share * balancing_loss(
-            found, config.num_local_experts, config.num_experts_per_tok
-        )
+        balance = share * balancing_loss(found, config.num_experts, config.num_experts_per_tok)
     (loss + BALANCE * balance).backward()
     return float(loss), float(balance) / max(len(found.router_logits or ()), 1)
 

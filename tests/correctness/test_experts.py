@@ -5,6 +5,7 @@ score that two experts share in all bits the two could choose differently; rando
 """
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -32,6 +33,7 @@ from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
 from megatron.layers.experts.slice_balance import imbalance
 from megatron.layers.recompute import Recomputation
+from megatron.runtime.layer_losses import JoinedLosses, Source
 
 MIXTRAL = GPTOptions(
     num_layers=4,
@@ -80,6 +82,7 @@ OLMOE = replace(
     qk_layernorm_across_heads=True,
     num_query_groups=2,
     moe_router_pre_softmax=True,
+    moe_router_in_fp64=True,
 )
 GPT_OSS = replace(
     MIXTRAL,
@@ -277,18 +280,35 @@ def unweighted(cls: type[Order], experts_bsk: Tensor, experts: int, kernels: Ker
     return order._replace(slot_bsk=order.choice_z.view(order.slot_bsk.shape))
 
 
-by_expert = Order.by_expert
-FAULTS: dict[str, tuple[object, str, object]] = {
-    "balance": (balance, "imbalance", halved_balance),
-    "last expert": (Order, "by_expert", classmethod(moved_by_one)),
-    "joined by tokens": (Order, "by_expert", classmethod(unweighted)),
+def times_microbatches(self: JoinedLosses, *args: Any) -> tuple[Source, ...]:
+    """The losses of layers are summed over microbatches where a mean is due."""
+    return scaled(join(self, *args), len(self._batch))
+
+
+def times_replicas(self: JoinedLosses, *args: Any) -> tuple[Source, ...]:
+    """The losses of layers are means over a replica's tokens, and replicas sum their gradients."""
+    return scaled(join(self, *args), REPLICATED.replicas)
+
+
+def scaled(sources: tuple[Source, ...], factor: float) -> tuple[Source, ...]:
+    return tuple(replace(own, gradient=factor * own.gradient) for own in sources)
+
+
+by_expert, join = Order.by_expert, JoinedLosses.join
+ALONE, REPLICATED = Layout(1, "none"), Layout(1, "none", replicas=2)
+FAULTS: dict[str, tuple[Layout, object, str, object]] = {
+    "balance": (ALONE, balance, "imbalance", halved_balance),
+    "balance times microbatches": (ALONE, JoinedLosses, "join", times_microbatches),
+    "balance times replicas": (REPLICATED, JoinedLosses, "join", times_replicas),
+    "last expert": (ALONE, Order, "by_expert", classmethod(moved_by_one)),
+    "joined by tokens": (ALONE, Order, "by_expert", classmethod(unweighted)),
 }
 
 
 def train_with_fault(
     rank: int, world_size: int, *, config: RunConfig, batches: Batches, fault: str
 ) -> RankRun:
-    owner, name, wrong = FAULTS[fault]
+    _, owner, name, wrong = FAULTS[fault]
     with patch.object(owner, name, wrong):
         return train_on_rank(rank, world_size, config=config, batches=batches)
 
@@ -296,8 +316,11 @@ def train_with_fault(
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str, ranks: RankPool, known: Known) -> None:
     """Else the comparison above would show nothing."""
-    _, wanted = expected(ranks, known, "mixtral")
-    config, batches = job("mixtral").config(Layout(1, "none")), job("mixtral").batches()[:1]
-    [own] = ranks.run(train_with_fault, 1, config=config, batches=batches, fault=fault)
-    gradients = assemble([own.first_gradients])
+    layout = FAULTS[fault][0]
+    _, wanted = expected(ranks, known, "mixtral", layout.replicas)
+    config, batches = job("mixtral").config(layout), job("mixtral").batches()[:1]
+    runs = ranks.run(
+        train_with_fault, layout.world_size, config=config, batches=batches, fault=fault
+    )
+    gradients = assemble([own.first_gradients for own in runs])
     assert max(errors(gradients, wanted.first_gradients).values()) > 1e-3

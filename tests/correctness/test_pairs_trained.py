@@ -2,18 +2,30 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.agreement import errors
 from correctness.joined_jobs import config_of, counted_turns, file_of
-from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
+from correctness.rank_runs import (
+    Batches,
+    Pieces,
+    RankRun,
+    assemble,
+    check_agreement,
+    train_on_rank,
+)
 from correctness.short_runs import Layout
 from correctness.test_expert_ranks import MODELS, job_of
 from correctness.test_experts import PARTS, WHOLE
 from harness.marks import full
 from harness.rank_pool import RankPool
+from reference.plain_gpt import Parameters
 
 from megatron.config.run_config import RunConfig
+from megatron.runtime.stage_passes import StagePasses
+from megatron.schedules.passes import Pass
 from megatron.training.planning.run_plan import make_run_plan
 
 LAYOUTS = [
@@ -82,3 +94,73 @@ def test_the_flag_makes_a_plan_with_pairs() -> None:
     for overlap in (False, True):
         plan = make_run_plan(config_of(job, layout, overlap=overlap)).plan
         assert bool(plan.pairs) == overlap
+
+
+UNCLIPPED = job_of(MODELS["deepseek"])
+UNCLIPPED = replace(UNCLIPPED, adamw=replace(UNCLIPPED.adamw, clip_grad=0.0))
+"""Clipping multiplies by a norm, whose sum is in the order in which gradients are complete."""
+
+
+def delaying(*, delays: bool) -> RunConfig:
+    """A run with pairs under a schedule that does not split the backward by itself."""
+    layout = Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")
+    config = config_of(UNCLIPPED, layout, overlap=True)
+    experts = replace(config.parallel.experts, delays_weights=delays)
+    config = replace(config, parallel=replace(config.parallel, experts=experts))
+    plan = make_run_plan(config).plan
+    assert plan.pairs
+    assert plan.split_backward == delays
+    return config
+
+
+def test_delayed_weight_gradients_leave_the_same_bits(ranks: RankPool) -> None:
+    found = [
+        ranks.run(switched, 2, config=delaying(delays=delays), batches=UNCLIPPED.batches())
+        for delays in (False, True)
+    ]
+    assert all(turns > 0 for runs in found for _, turns in runs)
+    at_once, later = ([run for run, _ in runs] for runs in found)
+    check_agreement(later)
+    assert later[0].losses == at_once[0].losses
+    assert later[0].gradient_norms == pytest.approx(at_once[0].gradient_norms, rel=1e-7)
+    assert equal(*(assemble([own.first_gradients for own in runs]) for runs in (later, at_once)))
+    assert equal(*(assemble([own.final for own in runs]) for runs in (later, at_once)))
+
+
+def equal(one: Parameters, other: Parameters) -> bool:
+    """Whether two models have the same tensors to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_first(self: StagePasses, item: Pass) -> None:
+    """W of the first microbatch drops the weight gradients that its B has left."""
+    if item.microbatch == 0:
+        self.store.take("weights", self.plan.unit(item), item.chunk)
+    else:
+        weight_gradients(self, item)
+
+
+weight_gradients = StagePasses.weight_gradients
+
+
+def train_without_first(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> RankRun:
+    with patch.object(StagePasses, "weight_gradients", without_first):
+        return train_on_rank(rank, world_size, config=config, batches=batches)
+
+
+def test_a_weight_gradient_left_out_is_seen(ranks: RankPool) -> None:
+    """Else the comparison above would show nothing: no pass needs what W does."""
+    right, wrong = (
+        assemble(
+            [
+                own.first_gradients
+                for own in ranks.run(
+                    train, 2, config=delaying(delays=True), batches=UNCLIPPED.batches()[:1]
+                )
+            ]
+        )
+        for train in (train_on_rank, train_without_first)
+    )
+    assert max(errors(wrong, right).values()) > 0.1

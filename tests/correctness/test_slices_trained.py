@@ -1,14 +1,15 @@
-"""Microbatches cut into slices train what one process trains with whole ones."""
+"""Microbatches cut into slices train what one process trains with whole ones.
 
-from collections.abc import Callable, Iterator
+``test_slice_cover`` has all that goes with slices, in every pair.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
 from typing import Any
 
 import pytest
 import torch
 from correctness.agreement import check, trained
-from correctness.cover import Pair, pairs_of
 from correctness.model_kinds import LIKE
 from correctness.rank_runs import RankRun, assemble, check_agreement, train_on_rank
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
@@ -21,12 +22,8 @@ from reference.plain_training import Training
 
 from megatron.layers.slices import SeenKeys, SequenceSlice
 from megatron.runtime import units
-from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
-from megatron.schedules.held import in_flight
-from megatron.schedules.treatments import TREATMENTS
 from megatron.training import own_tokens
 from megatron.training.planning.count import subject
-from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 4
 SEQUENCE = 16
@@ -40,20 +37,9 @@ WINDOWS = replace(
     attn_logit_softcapping=2.0,
     softmax_type="learnable",
 )
-MODELS = {"gpt": GPT, "llama": LLAMA, "windows": WINDOWS}
-SCHEDULES = [name for name in TRAINABLE_SCHEDULES if name != "file"]
-FACTORS: dict[str, list[Any]] = {
-    "schedule": SCHEDULES,
-    "treatment": list(TREATMENTS),
-    "slices": [2, 4, 8],
-    "tensor": ["1", "2", "2 sequence"],
-    "replicas": ["1", "2", "2 sharded"],
-    "model": list(MODELS),
-    "again": [*RECOMPUTED, "ahead"],
-}
 ALL_PARTS = RECOMPUTED["selective"]
 
-QUICK = [
+LAYOUTS = [
     (Layout(2, "vocab-2", "zb-v", slices=4, recomputation=ALL_PARTS), WINDOWS, 1),
     (Layout(2, "none", "interleaved", slices=2, tensor=2, sequence=True), GPT, 2),
     (
@@ -70,6 +56,8 @@ QUICK = [
         LLAMA,
         1,
     ),
+    (Layout(2, "vocab-2", "zb-v", slices=4, context=2, recomputation=ALL_PARTS), WINDOWS, 1),
+    full(Layout(1, "none", slices=2, context=4), LLAMA, 2),
 ]
 
 
@@ -78,82 +66,20 @@ def job(options: GPTOptions, samples: int, iterations: int) -> Job:
     return replace(job_of(options, samples, iterations), sequence=SEQUENCE)
 
 
-def cases() -> Iterator[dict[str, Any]]:
-    """Every schedule with every treatment; the other factors change so that all pairs occur."""
-    rows, columns = enumerate(SCHEDULES), enumerate(TREATMENTS)
-    for (row, schedule), (column, treatment) in product(rows, columns):
-        turns = {
-            "slices": row + column,
-            "tensor": row + 2 * column,
-            "replicas": row // 3 + column,
-            "model": row // 3 + 2 * column,
-            "again": row // 2 + column,
-        }
-        chosen = {name: FACTORS[name][turn % len(FACTORS[name])] for name, turn in turns.items()}
-        yield {"schedule": schedule, "treatment": treatment, **chosen}
-
-
-def test_every_pair_of_factors_occurs() -> None:
-    wanted: set[Pair] = {
-        ((one, own), (other, further))
-        for one, other in combinations(sorted(FACTORS), 2)
-        for own in FACTORS[one]
-        for further in FACTORS[other]
-    }
-    assert set[Pair]().union(*map(pairs_of, cases())) == wanted
-
-
-def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
-    """The layouts of ``cases``; every second has microbatches of two samples."""
-    for number, case in enumerate(cases()):
-        ahead = case["again"] == "ahead"
-        limited = TRAITS[case["schedule"]].needs_memory_limit
-        layout = Layout(
-            2,
-            case["treatment"],
-            case["schedule"],
-            memory_limit=4.0 if limited else None,
-            slices=case["slices"],
-            tensor=int(case["tensor"][0]),
-            sequence="sequence" in case["tensor"],
-            replicas=int(case["replicas"][0]),
-            sharded="sharded" in case["replicas"],
-            overlap="sharded" in case["replicas"],
-            bucket_size=3000,
-            recomputation=RECOMPUTED["full" if ahead else case["again"]],
-            recompute_ahead=1 if ahead else None,
-        )
-        yield layout, MODELS[case["model"]], 1 + number % 2, 10
-
-
-@pytest.mark.parametrize(
-    ("layout", "options", "samples", "iterations", "pool"),
-    [
-        *((*case, ITERATIONS, "ranks") for case in QUICK),
-        *(full(*case, "eight_ranks") for case in covering()),
-    ],
-    ids=name_of,
-)
+@pytest.mark.parametrize(("layout", "options", "samples"), LAYOUTS, ids=name_of)
 def test_slices_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
     samples: int,
-    iterations: int,
-    pool: str,
-    request: pytest.FixtureRequest,
+    ranks: RankPool,
     alone: Callable[[Job], Training],
 ) -> None:
-    """A rank also holds what the plan says, and an evaluation finds the loss of the weights."""
-    own = job(options, samples, iterations)
-    expected, config = alone(own), own.config(layout)
-    by_rank = trained(request.getfixturevalue(pool), own, layout)
-    check(by_rank, expected)
+    """An evaluation finds the loss of the weights."""
+    own = job(options, samples, ITERATIONS)
+    by_rank = trained(ranks, own, layout)
+    check(by_rank, alone(own))
     final = assemble([own.final for own in by_rank])
     assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
-    plan = make_run_plan(config).plan
-    assert plan.slices == layout.slices
-    peaks = {own.peak_in_flight / plan.chunks / plan.slices for own in by_rank}
-    assert peaks == set(in_flight(plan))
 
 
 @pytest.mark.parametrize("kind", [name if name == "gpt-oss" else full(name) for name in LIKE])
@@ -167,56 +93,6 @@ def test_kinds_of_layers_are_sliced(
     )
     check_agreement(by_rank)
     check(by_rank, alone(own))
-
-
-SHARED = [
-    (Layout(2, "vocab-2", "zb-v", slices=4, context=2, recomputation=ALL_PARTS), WINDOWS, 1),
-    full(Layout(1, "none", slices=2, context=4), LLAMA, 2),
-    full(Layout(1, "none", slices=2, context=2, tensor=2, sequence=True), WINDOWS, 2),
-    full(Layout(2, "vocab-1", slices=4, context=2, exchange="a2a"), WINDOWS, 2),
-    full(Layout(2, "none", "interleaved", slices=4, context=2, exchange="a2a"), GPT, 1),
-    full(
-        Layout(2, "redis", "zb-h1", slices=4, context=2, exchange="a2a", recomputation=ALL_PARTS),
-        LLAMA,
-        1,
-    ),
-    full(
-        Layout(
-            2,
-            "interlaced",
-            slices=4,
-            context=2,
-            recomputation=RECOMPUTED["full"],
-            recompute_ahead=1,
-        ),
-        GPT,
-        2,
-    ),
-]
-"""Layouts whose ranks share every slice."""
-
-
-@pytest.mark.parametrize(("layout", "options", "samples"), SHARED, ids=name_of)
-def test_ranks_may_share_slices(
-    layout: Layout,
-    options: GPTOptions,
-    samples: int,
-    ranks: RankPool,
-    alone: Callable[[Job], Training],
-) -> None:
-    own = job(options, samples, 2)
-    by_rank = ranks.run(
-        train_on_rank,
-        layout.world_size,
-        config=own.config(layout),
-        batches=own.batches(),
-        evaluation_batches=own.batches(seed=1),
-        evaluate_after=(1,),
-    )
-    check_agreement(by_rank)
-    check(by_rank, alone(own))
-    final = assemble([own.final for own in by_rank])
-    assert by_rank[0].evaluations == pytest.approx([evaluated(own, final)], rel=1e-5)
 
 
 def with_lengths(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from harness.patience import answer_seconds, collective_seconds
 from harness.rank_worker import READY, PoolTask, serve
 
 START_TIMEOUT = 120.0
@@ -117,9 +118,10 @@ class RankPool(AbstractContextManager["RankPool"]):
 
     Args:
         size: largest world size.
-        answer_timeout: seconds a call may take before its silent ranks are killed.
+        answer_timeout: seconds a call may take before its silent ranks are killed; ``None``: as
+            ``harness/patience.py`` says.
         collective_timeout: seconds until a collective that some rank never joined raises in the
-            ranks that did.
+            ranks that did; ``None``: likewise.
         grace: seconds the other ranks have to answer once one has raised. Its hanging up
             normally makes them raise within milliseconds.
     """
@@ -127,13 +129,13 @@ class RankPool(AbstractContextManager["RankPool"]):
     def __init__(
         self,
         size: int,
-        answer_timeout: float = 120.0,
-        collective_timeout: float = 60.0,
+        answer_timeout: float | None = None,
+        collective_timeout: float | None = None,
         grace: float = 5.0,
     ) -> None:
         self.size = size
-        self._answer_timeout = answer_timeout
-        self._collective_timeout = collective_timeout
+        self._answer_timeout = answer_timeout or answer_seconds()
+        self._collective_timeout = collective_timeout or collective_seconds()
         self._grace = grace
         self._workers: list[_Worker] = []
         self._calls = itertools.count()

@@ -67,6 +67,28 @@ def test_no_form_depends_on_where_the_scales_of_a_layer_lie() -> None:
     ]
 
 
+OF_EXPERTS = """
+import json
+from dataclasses import asdict
+from tools.triton_programs import compiled, forms
+names = {
+    "count_choices", "place_choices", "spread", "join", "weighted", "weighted_backward",
+    "grouped_product", "grouped_weight_product",
+}
+last = {form.name: form for form in forms(("bf16",)) if form.name in names}
+print(json.dumps([asdict(compiled(form, 80)) for form in last.values()]))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_every_program_of_experts_compiles_for_an_a100() -> None:
+    """One form of each in bf16; the other forms are in the cases of an A100 below."""
+    found = json.loads(without_interpreter("-c", OF_EXPERTS))
+    assert len(found) == 8
+    assert [each for each in found if each["spilled_bytes"] or each["short_offsets"]] == []
+    assert max(each["shared_bytes"] for each in found) <= 160 * 1024
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.parametrize(
     ("capability", "types"),

@@ -15,11 +15,11 @@ from kernels.engine_stand_in import TYPES, DType, installed
 from megatron.kernels.cuda.transformer_engine import (
     NORMS,
     USED,
-    arguments_of,
     columns_of,
     load_transformer_engine,
     rounded,
 )
+from megatron.native.packages import arguments_of
 
 _GEMM: Final = (
     "A B out_dtype quantization_params gelu gelu_in alpha beta accumulate layout out bias "

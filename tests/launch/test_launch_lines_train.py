@@ -113,6 +113,8 @@ def words_of(launch: LaunchList, folder: Path) -> list[str]:
             values = [str(places[option])]
         elif option == "--num-layers" and "--account-for-loss-in-pipeline-split" in options:
             values = [str(LAYERS + LAYERS - 2)]  # embedding and loss count as layers
+        elif (option, values) == ("--moe-token-dispatcher-type", ["flex"]):
+            values = ["alltoall"]  # the package DeepEP moves tokens between GPUs only
         elif option in SIZES:
             values = [SIZES[option]]
         elif option == "--moe-layer-freq" and "[" in values[0]:

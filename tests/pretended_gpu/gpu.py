@@ -7,7 +7,8 @@ operation enters it: what it reads and what it writes, on which stream. Found ar
 * work on two streams that touches the same memory, with nothing that orders it;
 * memory that goes back to the allocator while a stream that it does not wait for still uses it;
 * a host that waits for the device where it must not;
-* how much memory is held, as if all that was let go of were free at once.
+* how much memory is held, as if all that was let go of were free at once;
+* how much memory of the host is held by tensors, pinned ones as PyTorch's allocator pins them.
 
 Left to real GPUs: values, times, what their own kernels use besides, and whether NCCL does what it
 is told to.
@@ -36,12 +37,48 @@ GRANULE = 512
 _aten = torch.ops.aten
 
 
+class HostMemory:
+    """Bytes of the host in tensors; a pinned one has a power of two of bytes.
+
+    Attributes:
+        held: by all tensors now.
+        peak: most of ``held`` so far.
+        pinned: most bytes of pinned tensors so far.
+    """
+
+    def __init__(self) -> None:
+        self.held = self.peak = self.pinned = 0
+        self._pinned_now = 0
+        self._known: set[int] = set()
+
+    def hold(self, storage: torch.UntypedStorage, *, pinned: bool) -> None:
+        """Note a storage until it is freed; one that is known is not counted again."""
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or not size:
+            return
+        room = 1 << (size - 1).bit_length() if pinned else size
+        self._known.add(key)
+        self._change(room, pinned)
+        weakref.finalize(storage, self._free, key, room, pinned).atexit = False
+
+    def _free(self, key: int, room: int, pinned: bool) -> None:
+        self._known.discard(key)
+        self._change(-room, pinned)
+
+    def _change(self, room: int, pinned: bool) -> None:
+        self.held += room
+        self.peak = max(self.peak, self.held)
+        self._pinned_now += room * pinned
+        self.pinned = max(self.pinned, self._pinned_now)
+
+
 class PretendedGpu(TorchDispatchMode):
     """The device of one rank; a context in which ``torch.cuda`` is about it.
 
     Attributes:
         streams: what comes after what.
         memory: what is held.
+        host: memory of the host that tensors hold.
         ranges: names of the NVTX ranges.
         forms: of the programs that were used; see ``_form``.
         number_of_others: what a tensor on the host has for its values, as if it had come from
@@ -56,6 +93,7 @@ class PretendedGpu(TorchDispatchMode):
         self._host_must_not_wait = False
         self.streams = Streams()
         self.memory = Memory(self.streams)
+        self.host = HostMemory()
         self._guard = load_guard()
         self._blocks: dict[int, Block] = {}
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -163,6 +201,9 @@ class PretendedGpu(TorchDispatchMode):
         result = function(*args, **kwargs)
         if kwargs.get("pin_memory"):
             self._pinned.add(result.untyped_storage())
+        for tensor in tensors_of(result):
+            if tensor.device.type == "cpu":
+                self.host.hold(tensor.untyped_storage(), pinned=bool(kwargs.get("pin_memory")))
         if any(t.device.type == "cuda" for t in [*tensors, *tensors_of(result)]):
             reads, writes = uses_of(function, args, kwargs)
             if function.namespace == "megatron_kernels":
@@ -223,6 +264,7 @@ class PretendedGpu(TorchDispatchMode):
     def _pin(self, tensor: Tensor, device: Any = None) -> Tensor:
         pinned = torch.empty_like(tensor)
         self._pinned.add(pinned.untyped_storage())
+        self.host.hold(pinned.untyped_storage(), pinned=True)
         return pinned
 
     def _is_pinned(self, tensor: Tensor, device: Any = None) -> bool:

@@ -24,11 +24,19 @@ class RankMemory:
         allocated: at most, by the CUDA code on a pretended GPU.
         predicted: by a dry run.
         faults: what else was found.
+        host: of the host, at most in tensors; a pretended GPU's run holds batches there too.
+        pinned: of them pinned, at most.
+        host_predicted: of the host by a dry run: activations, and states of the optimizer.
+        pinned_predicted: of them activations, which are pinned.
     """
 
     allocated: list[float]
     predicted: list[float]
     faults: list[str]
+    host: list[float]
+    pinned: list[float]
+    host_predicted: list[float]
+    pinned_predicted: list[float]
 
 
 def paper_config(
@@ -75,11 +83,17 @@ def memory(
     grid = config.parallel.grid
     found = gpus.map(run or until_full, config, ranks=grid.world_size)
     # What a dry run prints is rounded to a tenth of a GiB, more than a percent of a small model's.
-    predicted = forecast_run(config, make_run_plan(config), gpu("A100")).outcome.peak
+    forecast = forecast_run(config, make_run_plan(config), gpu("A100"))
+    predicted, moved = forecast.outcome.peak, forecast.activations_on_host
+    places = [grid.coordinates(rank).pipeline for rank in range(grid.world_size)]
     return RankMemory(
         [own.peak / GIB for own in found],
-        [predicted[grid.coordinates(rank).pipeline] / GIB for rank in range(grid.world_size)],
+        [predicted[place] / GIB for place in places],
         [fault for own in found for fault in own.faults],
+        [own.host / GIB for own in found],
+        [own.pinned / GIB for own in found],
+        [(moved[place] + forecast.memories[place].on_host) / GIB for place in places],
+        [moved[place] / GIB for place in places],
     )
 
 

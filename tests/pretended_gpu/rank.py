@@ -53,6 +53,8 @@ class Findings:
         journal: what the host has put on the streams, in order.
         held: bytes after every iteration.
         peak: most bytes held.
+        host: most bytes of the host that tensors held.
+        pinned: most of them that were pinned.
         ranges: names of NVTX ranges of the last iteration, if it was observed.
         spans: the recorded timeline of the last iteration, if it was observed.
         restored: steps that were undone.
@@ -65,6 +67,8 @@ class Findings:
     journal: list[Step] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     peak: int = 0
+    host: int = 0
+    pinned: int = 0
     ranges: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     restored: int = 0
@@ -124,6 +128,7 @@ def run_rank(
     found.restored = restore.call_count
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak
+    found.host, found.pinned = gpu.host.peak, gpu.host.pinned
     return found
 
 

@@ -63,6 +63,7 @@ def test_streams_are_ordered_and_memory_is_what_a_dry_run_says(
     own = memory(moving(config, 2), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+    assert own.pinned == pytest.approx(own.pinned_predicted, rel=0.01)
     kept = moving(config, None)
     peak = forecast_run(kept, make_run_plan(kept), gpu("A100")).outcome.peak
     assert own.allocated[0] < 0.95 * peak[0] / GIB

@@ -10,13 +10,29 @@ heads, d head width, f MLP width, V vocabulary; n = b*s tokens.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from reference import plain_experts, plain_latent, plain_rotation
 
 Parameters = dict[str, torch.Tensor]
+
+
+class Documents(NamedTuple):
+    """The documents of samples.
+
+    Attributes:
+        starts_bs: first position of every token's document, of which the token sees no earlier one;
+            ``None``: a sample is one document.
+        positions_bs: row of the position table for every token; ``None``: its place in the sample.
+    """
+
+    starts_bs: torch.Tensor | None = None
+    positions_bs: torch.Tensor | None = None
+
+
+WHOLE = Documents()
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,7 @@ class GPTOptions:
         moe_aux_loss_coeff: of that loss, or of each.
         moe_z_loss_coeff: of the squared log-sum-exp of the router.
         moe_router_in_fp32: decides nothing here.
+        moe_router_in_fp64: decides nothing here.
         moe_router_enable_expert_bias: a bias joins the scores for the choice.
         moe_router_bias_update_rate: by which an iteration changes it.
         moe_expert_capacity_factor: how many times the mean an expert takes; ``None``: all.
@@ -190,6 +207,7 @@ class GPTOptions:
     moe_aux_loss_coeff: float | tuple[float, ...] = 0.0
     moe_z_loss_coeff: float = 0.0
     moe_router_in_fp32: bool = False
+    moe_router_in_fp64: bool = False
     moe_router_enable_expert_bias: bool = False
     moe_router_bias_update_rate: float = 1e-3
     moe_expert_capacity_factor: float | None = None
@@ -330,19 +348,28 @@ def random_parameters(
     return parameters
 
 
-def logits(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+def logits(
+    parameters: Parameters,
+    tokens_bs: torch.Tensor,
+    options: GPTOptions,
+    documents: Documents = WHOLE,
+) -> torch.Tensor:
     """Capped logits [b, s, V] of the next token, in the dtype of the parameters."""
-    return _logits(parameters, _hidden(parameters, tokens_bs, options), options)
+    return _logits(parameters, _hidden(parameters, tokens_bs, options, documents), options)
 
 
 def all_logits(
-    parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions
+    parameters: Parameters,
+    tokens_bs: torch.Tensor,
+    options: GPTOptions,
+    documents: Documents = WHOLE,
 ) -> list[torch.Tensor]:
     """Those of the next token, then those of every depth of multi-token prediction.
 
     Depth k has a row for every position from which a token k further on is known, [b, s - k, V].
+    This token may be of the next document, as in Megatron-LM.
     """
-    x_bsh = _hidden(parameters, tokens_bs, options)
+    x_bsh = _hidden(parameters, tokens_bs, options, documents)
     found = [_logits(parameters, x_bsh, options)]
     words_bsh = _words(parameters, tokens_bs, options)
     for index in range(options.mtp_num_layers):
@@ -354,7 +381,7 @@ def all_logits(
         )
         x_bsh = _linear(parameters, f"{name}.eh_proj", torch.cat(both, dim=-1))
         layer, kind = f"{name}.transformer_layer", options.num_layers - 1
-        x_bsh = _layer(parameters, layer, kind, x_bsh, options)
+        x_bsh = _layer(parameters, layer, kind, x_bsh, options, documents)
         x_bsh = _norm(parameters, f"{name}.final_layernorm", x_bsh, options)
         found.append(_logits(parameters, x_bsh, options))
     return found
@@ -367,13 +394,17 @@ def _words(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions)
     return x_bsh
 
 
-def _hidden(parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions) -> torch.Tensor:
+def _hidden(
+    parameters: Parameters, tokens_bs: torch.Tensor, options: GPTOptions, documents: Documents
+) -> torch.Tensor:
     """Output of the final norm."""
     x_bsh = _words(parameters, tokens_bs, options)
     if options.position_embedding_type == "learned_absolute":
-        x_bsh = x_bsh + parameters["embedding.position_embeddings.weight"][: tokens_bs.shape[1]]
+        in_order = torch.arange(tokens_bs.shape[1])
+        rows = in_order if documents.positions_bs is None else documents.positions_bs
+        x_bsh = x_bsh + parameters["embedding.position_embeddings.weight"][rows]
     for index in range(options.num_layers):
-        x_bsh = _layer(parameters, f"decoder.layers.{index}", index, x_bsh, options)
+        x_bsh = _layer(parameters, f"decoder.layers.{index}", index, x_bsh, options, documents)
     return _norm(parameters, "decoder.final_layernorm", x_bsh, options)
 
 
@@ -385,7 +416,12 @@ def _logits(parameters: Parameters, x_bsh: torch.Tensor, options: GPTOptions) ->
 
 
 def _layer(
-    parameters: Parameters, layer: str, index: int, x_bsh: torch.Tensor, options: GPTOptions
+    parameters: Parameters,
+    layer: str,
+    index: int,
+    x_bsh: torch.Tensor,
+    options: GPTOptions,
+    documents: Documents,
 ) -> torch.Tensor:
     input_bsh, input_normed_bsh = (
         x_bsh,
@@ -393,6 +429,7 @@ def _layer(
     )
     attention = f"{layer}.self_attention"
     if options.multi_latent_attention:
+        assert documents == WHOLE
         epsilon = options.latent_norm_epsilon or options.norm_epsilon
         of_latents = replace(options, norm_epsilon=epsilon)
         attended_bsh = plain_latent.attention(
@@ -403,7 +440,9 @@ def _layer(
             lambda name, x: _norm(parameters, name, x, of_latents),
         )
     else:
-        attended_bsh = _attention(parameters, attention, index, input_normed_bsh, options)
+        attended_bsh = _attention(
+            parameters, attention, index, input_normed_bsh, options, documents
+        )
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm
@@ -462,7 +501,12 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
 
 
 def _attention(
-    parameters: Parameters, name: str, index: int, x_bsh: torch.Tensor, options: GPTOptions
+    parameters: Parameters,
+    name: str,
+    index: int,
+    x_bsh: torch.Tensor,
+    options: GPTOptions,
+    documents: Documents,
 ) -> torch.Tensor:
     b, s, _ = x_bsh.shape
     g, d = options.num_query_groups, options.kv_channels
@@ -491,6 +535,9 @@ def _attention(
     if options.window_size is not None and windowed:
         hidden_st = hidden_st | (behind_st > options.window_size)
     scores_bgrst = scores_bgrst.masked_fill(hidden_st, -math.inf)
+    if documents.starts_bs is not None:
+        before_bst = torch.arange(s) < documents.starts_bs[:, :s, None]
+        scores_bgrst = scores_bgrst.masked_fill(before_bst[:, None, None], -math.inf)
     if options.softmax_type != "vanilla":
         zeros_a = scores_bgrst.new_zeros(g * r)
         offset_a = parameters.get(f"{name}.softmax_offset", zeros_a)

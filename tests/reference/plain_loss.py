@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from reference import plain_experts
-from reference.plain_gpt import GPTOptions, Parameters, all_logits
+from reference.plain_gpt import Documents, GPTOptions, Parameters, all_logits
 
 
 class Microbatch(Protocol):
@@ -31,11 +31,11 @@ class Microbatch(Protocol):
 
     @property
     def document_starts(self) -> torch.Tensor | None:
-        """Not read here: the first position of every token's document."""
+        """The first position of every token's document; ``None``: a sample is one."""
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """Not read here: positions other than those of the sample."""
+        """Positions other than those of the sample, int64 [b, s]."""
 
     @property
     def valid_share(self) -> float | None:
@@ -54,8 +54,8 @@ class RandomMicrobatch:
         tokens: int64 [b, s].
         labels: int64 [b, s].
         loss_mask: float32 [b, s].
-        document_starts: documents are not told apart.
-        positions: these are those of the sample.
+        document_starts: int64 [b, s]; ``None``: documents are not told apart.
+        positions: int64 [b, s], from 0 in every document; ``None``: those of the sample.
         valid_share: nobody shares the samples.
         further: nor what follows them.
     """
@@ -63,23 +63,39 @@ class RandomMicrobatch:
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
-    document_starts: None = None
-    positions: None = None
+    document_starts: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     valid_share: None = None
     further: None = None
 
     @classmethod
     def draw(
-        cls, vocab_size: int, batch: int, sequence: int, seed: int, masked_out: bool = False
+        cls,
+        vocab_size: int,
+        batch: int,
+        sequence: int,
+        seed: int,
+        masked_out: bool = False,
+        documents: bool = False,
     ) -> "RandomMicrobatch":
-        """Draw from `seed`; with `masked_out`, no loss of this microbatch counts."""
+        """Draw from `seed`.
+
+        With `masked_out`, no loss of this microbatch counts. With `documents`, about every fifth
+        token begins a document that sees no other and has positions of its own.
+        """
         generator = torch.Generator().manual_seed(seed)
         stream = torch.randint(vocab_size, (batch, sequence + 1), generator=generator)
         kept = torch.rand(batch, sequence, generator=generator) < 0.8
+        starts = None
+        if documents:
+            begins = torch.rand(batch, sequence, generator=generator) < 0.2
+            starts = (begins * torch.arange(sequence)).cummax(1).values
         return cls(
             tokens=stream[:, :-1].contiguous(),
             labels=stream[:, 1:].contiguous(),
             loss_mask=torch.zeros(batch, sequence) if masked_out else kept.float(),
+            document_starts=starts,
+            positions=None if starts is None else torch.arange(sequence) - starts,
         )
 
 
@@ -190,7 +206,8 @@ def losses_and_gradients(
         losses = []
         plain_experts.left.clear()
         with patch.object(plain_experts, "is_recording", True):
-            every_logits = all_logits(leaves, microbatch.tokens, options)
+            documents = Documents(microbatch.document_starts, microbatch.positions)
+            every_logits = all_logits(leaves, microbatch.tokens, options, documents)
         for depth, logits_bsv in enumerate(every_logits):
             mask_bs = microbatch.loss_mask.to(logits_bsv.dtype)
             left_bs, labels_bs = mask_bs[:, depth:], microbatch.labels[:, depth:]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from reference.plain_gpt import (
+    Documents,
     GPTOptions,
     Parameters,
     all_logits,
@@ -258,3 +259,16 @@ def test_every_parameter_matters_under_every_option(
     # A shift common to all unrotated keys moves all scores of a query alike: softmax ignores it.
     shifts = {name for name in shapes if name.endswith("k_layernorm.bias")}
     assert idle == (shifts if position_embedding_type == "learned_absolute" else set())
+
+
+@pytest.mark.parametrize("kind", ["learned_absolute", "rope", "alibi"])
+def test_documents_of_a_sample_are_samples_of_their_own(kind: str) -> None:
+    """Also where a window reaches into the document before, and where a document is one token."""
+    options = GPTOptions(position_embedding_type=kind, window_size=2)
+    parameters, tokens = random_parameters(options), random_tokens(options, batch=1)
+    starts = torch.tensor([[0, 0, 2, 3, 3, 3, 3, 3, 8]])
+    documents = Documents(starts, torch.arange(9) - starts)
+    found = logits(parameters, tokens, options, documents)
+    for begin, end in ((0, 2), (2, 3), (3, 8), (8, 9)):
+        alone = logits(parameters, tokens[:, begin:end], options)
+        torch.testing.assert_close(found[:, begin:end], alone)

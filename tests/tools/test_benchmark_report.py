@@ -40,6 +40,7 @@ def run(schedule: float, **changes: Any) -> dict[str, Any]:
         "update_s": 1.0,
         "ideal_s": 0.9 * schedule,
         "simulated_s": 1.1 * schedule,
+        "cpu_s": 0.5 * schedule,
         "pass_ms": {"F": [1.0, 2.0], "B": [3.0, 4.0]},
         "in_flight": [2, 1],
         "promised_in_flight": [2.0, 1.0],
@@ -62,6 +63,8 @@ def test_rows_are_medians_and_ratios_of_forward_and_backward() -> None:
     single, none, vocab = summarise(cases, runs)
     assert none.schedule_ms == pytest.approx(8000)
     assert none.update_ms == pytest.approx(1000)
+    assert none.cpu_s == pytest.approx(4)
+    assert single.cpu_s is None
     assert none.to_base == pytest.approx(1)
     assert vocab.to_base == pytest.approx(2)
     assert vocab.idle == pytest.approx(0.1)

@@ -38,6 +38,7 @@ def table(tmp_path: Path) -> Path:
     path.write_text(as_csv(run(m, 64_000, ranks=4, iteration_ms=900) for m in methods))
     costs = Costs(dict.fromkeys(("F", "B", "S", "T", "IF", "IB"), 1.0))
     save_costs(tmp_path / "vocab-2.json", costs, [[1]] * 4)
+    (tmp_path / "whole.json").write_text(json.dumps({"passes": {"F": 1, "B": 2}}))
     return path
 
 
@@ -59,17 +60,25 @@ def test_runs_of_a_table_are_laid_beside_the_simulator(table: Path) -> None:
 def test_a_schedule_runs_with_jitter_and_comes_to_the_same(tmp_path: Path) -> None:
     passes = dict.fromkeys(("F", "B", "W", "S", "T", "IF", "IB"), 2.0)
     (tmp_path / "costs.json").write_text(
-        json.dumps({"passes": passes, "comms": {"p2p": 0.5, "C1": 0.3}})
+        json.dumps({"passes": passes, "comms": {"p2p": 0.5, "C1": 0.3, "O": 1.0, "L": 1.0}})
     )
     plan = ("--costs", "costs.json", "--unit", "0.001", "--schedule", "zb-v", "--vocab", "vocab-2")
     size = ("-p", "2", "-m", "4", "--rounds", "1", "--slow-down", "2")
-    done = emulate(*plan, *size, "--jitter", "0.5", "--iterations", "10", folder=tmp_path)
+    shaken = ("--jitter", "0.5", "--iterations", "10")
+    (tmp_path / "cases.txt").write_text(
+        "# the plan of the flags, then slices\n--vocab-parallel vocab-2\n\n"
+        "--num-seq-splits 2 --offload-chunk-num 1\n"
+    )
+    slices = ("--cases", "cases.txt")
+    done = emulate(*plan, *size, *shaken, *slices, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    _, slow, row, jitter, _, last = done.stdout.splitlines()
+    _, slow, row, jitter, cut, cut_jitter, _, last = done.stdout.splitlines()
     assert slow.startswith("2 ranks; everything takes 2 times as long")
     assert row.split()[:3] == ["zb-v", "vocab-2", "4"]
     assert "10 iterations with up to 50% jitter" in jitter
+    assert cut.split()[:5] == ["zb-v", "vocab-2", "4", "n=2", "host=1"]
     assert "results unchanged" in jitter
+    assert "results unchanged" in cut_jitter
     assert last.startswith("mean abs error to simulated: ")
 
 
@@ -112,6 +121,7 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
         (["--csv", "runs.csv", "--rows", "9"], "--rows 9: the table has the rows 1 to 3"),
         (["--csv", "runs.csv", "-p", "2"], "cannot become those of 2"),
         (["--costs", "nowhere.json"], "cannot read nowhere.json"),
+        (["--costs", "whole.json", "--cases", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--costs", "nowhere.json", "--rows", "1"], "--rows 1 goes with --csv"),
         *(
             (["--csv", "runs.csv", *words.split()], f"{words} goes with --measured-costs")
@@ -121,11 +131,16 @@ def test_rows_that_are_not_there_are_refused(word: str) -> None:
                 "--num-virtual-stages-per-pipeline-rank 2",
                 "--zero-bubble-max-pending-backward 4.0",
                 "--schedule-file runs.csv",
+                "--offload-chunk-num 1",
                 "--unit 1.0",
             )
         ),
         (["--csv", "runs.csv", "--iterations", "9"], "--iterations 9 goes with --jitter"),
         (["--csv", "runs.csv", "--seed", "0"], "--seed 0 goes with --jitter"),
+        (
+            ["--costs", "whole.json", "--offload-chunk-num", "2"],
+            "--offload-chunk-num 2 is more than the 1 chunk of a rank",
+        ),
         (["--costs", "vocab-2.json"], "vocab-2.json: these costs were not measured with"),
     ],
 )

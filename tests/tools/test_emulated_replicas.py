@@ -26,7 +26,7 @@ ALL = Overlap(reduce=True, updates=True, gather=True)
 def run_emulated(rank: int, world_size: int, *, jobs: list[EmulatedJob]) -> list[list[int]]:
     """Return this rank's checksum of every iteration of every job."""
     groups = make_groups(GRID, CPU, timedelta(seconds=60), ends=(0, 0))
-    lanes = Lanes(make_lane(CPU, 2, "vocabulary"), make_lane(CPU, 2, "gradients"))
+    lanes = Lanes(*(make_lane(CPU, 2, name) for name in ("vocabulary", "gradients", "host")))
     checksums = [run_job(job, groups, lanes, overshoot=0.0).checksums for job in jobs]
     lanes.vocabulary.close()
     lanes.gradients.close()

@@ -1,7 +1,7 @@
 """Emulated ranks: sums show whether all came to its place, and clocks whether it took its time."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,14 +11,17 @@ from runtime.test_placeholder_passes import CASES
 
 from megatron.parallel.lanes import Done, make_lane
 from megatron.runtime.executor import Executor
-from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.lower import lower
-from megatron.schedules.make_plan import make_plan
+from megatron.runtime.offload import HostBuffers, HostCopies
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Start, lower
+from megatron.schedules.make_plan import find_plan
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
-from tools.emulation import emulated_passes as emulation
-from tools.emulation.emulated_passes import EmulatedCommunicator, EmulatedPasses, Pacer, mix
+from megatron.schedules.request import Request
+from tools.emulation import emulated_communicator, emulated_passes
+from tools.emulation.emulated_communicator import EmulatedCommunicator, Link, Message
+from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer, mix
 
 RANKS = 3
 
@@ -26,30 +29,34 @@ RANKS = 3
 def run_emulated(rank: int, world_size: int, *, plan: Plan, iterations: int) -> list[int]:
     """Return this rank's checksum of every iteration of a program whose passes take no time."""
     groups = make_pipeline_groups()
-    lane = make_lane(CPU, world_size, "vocabulary")
+    lane, copies = make_lane(CPU, world_size, "vocabulary"), make_lane(CPU, 2, "host")
     pacer = Pacer(lambda item: 0.0, lambda comm: 0.0, overshoot=0.0)
-    passes = EmulatedPasses(plan, rank)
+    program = lower(plan)
+    host = HostCopies(program, rank, (), copies, HostBuffers(CPU), CPU) if plan.offloaded else None
+    passes = EmulatedPasses(plan, rank, host=host)
     communicator = EmulatedCommunicator(groups, plan, passes, lane, lambda comm: 0.0, pacer)
     checksums = []
     for _ in range(iterations):
         passes.checksum = 0
-        Executor(passes, communicator).run(lower(plan), pacer)
+        Executor(passes, communicator, host=host).run(program, pacer)
         checksums.append(passes.checksum)
         assert not len(passes.store)
     lane.close()
+    copies.close()
     return checksums
 
 
 @dataclass
 class ByHand:
-    """What the passes of one microbatch come to, from the flow of the data alone."""
+    """What the passes of one slice of a microbatch come to, from the flow of the data alone."""
 
     plan: Plan
     microbatch: int
+    slice: int
     sums: list[int]
 
     def done(self, kind: PassKind, rank: int, *taken: int, chunk: int = 0) -> int:
-        value = mix(Pass(kind, self.microbatch, chunk), rank, *taken)
+        value = mix(Pass(kind, self.microbatch, chunk, self.slice), rank, *taken)
         self.sums[rank] += value
         return value
 
@@ -57,20 +64,27 @@ class ByHand:
         columns = zip(*taken, strict=True) if taken else [()] * RANKS
         return [self.done(kind, rank, *values) for rank, values in enumerate(columns)]
 
-    def follow(self) -> None:
-        split = self.plan.treatment.is_sharded
-        came: list[int] = [sum(self.everywhere("IF"))] if split else []
-        forward = []
-        for rank, chunk in self.plan.stages:
-            came = [self.done("F", rank, *came, chunk=chunk)]
-            forward.append(came[0])
-        gradient = self.output_layer(came[0]) if split else came[0]
-        for (rank, chunk), own in reversed(list(zip(self.plan.stages, forward, strict=True))):
-            gradient = self.done("B", rank, own, gradient, chunk=chunk)
+    def forward(self, before: list[int]) -> list[int]:
+        """Return what F comes to on every stage; ``before`` is that of the slice before."""
+        came = [sum(self.everywhere("IF"))] if self.plan.treatment.is_sharded else []
+        outputs = []
+        for stage, (rank, chunk) in enumerate(self.plan.stages):
+            came = [self.done("F", rank, *came, *before[stage : stage + 1], chunk=chunk)]
+            outputs += came
+        return outputs
+
+    def backward(self, outputs: list[int], after: list[int]) -> list[int]:
+        """Return what B comes to on every stage; ``after`` is that of the slice after."""
+        split, gradients = self.plan.treatment.is_sharded, [0] * len(outputs)
+        gradient = self.output_layer(outputs[-1]) if split else outputs[-1]
+        for stage, (rank, chunk) in reversed(list(enumerate(self.plan.stages))):
+            taken = (outputs[stage], gradient, *after[stage : stage + 1])
+            gradients[stage] = gradient = self.done("B", rank, *taken, chunk=chunk)
             if self.plan.split_backward:
                 self.done("W", rank, gradient, chunk=chunk)
         if split:
             self.everywhere("IB", [gradient] * RANKS)
+        return gradients
 
     def output_layer(self, x: int) -> int:
         own = self.everywhere("S", [x] * RANKS)
@@ -82,19 +96,41 @@ class ByHand:
         after = self.everywhere("T", own, *merged)
         if self.plan.treatment.name != "vocab-2":
             return sum(after)
-        t = Pass("T", self.microbatch)
+        t = Pass("T", self.microbatch, slice=self.slice)
         return sum(mix(t, rank, value, sum(own)) for rank, value in enumerate(own))
 
 
-@pytest.mark.parametrize(("schedule", "treatment"), CASES)
+def follow(plan: Plan, microbatch: int, sums: list[int]) -> None:
+    slices = [ByHand(plan, microbatch, s, sums) for s in range(plan.slices)]
+    outputs: list[list[int]] = []
+    for own in slices:
+        outputs.append(own.forward(outputs[-1] if outputs else []))
+    gradients: list[int] = []
+    for own, left in reversed(list(zip(slices, outputs, strict=True))):
+        gradients = own.backward(left, gradients)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "treatment", "slices", "offloaded"),
+    [
+        *((*case, 1, 0) for case in CASES),
+        ("1f1b", "vocab-1", 4, 0),
+        ("zb-h1", "vocab-2", 2, 1),
+        ("interleaved", "none", 3, 1),
+        ("v-half", "vocab-2", 2, 2),
+    ],
+)
 def test_checksums_are_those_of_the_flow_of_the_data(
-    schedule: str, treatment: str, ranks: RankPool
+    schedule: str, treatment: str, slices: int, offloaded: int, ranks: RankPool
 ) -> None:
-    plan = make_plan(schedule, treatment, RANKS, 7, UNIT_COSTS)
+    plan = find_plan(Request(schedule, treatment, RANKS, 7, slices=slices))[0]
+    plan = replace(plan, offloaded=offloaded)
+    moved = {step.comm.kind for step in lower(plan).rows[0] if isinstance(step, Start)} & {"O", "L"}
+    assert moved == ({"O", "L"} if offloaded else set())
     sums = [0] * RANKS
     for i in range(plan.microbatches):
-        ByHand(plan, i, sums).follow()
-    expected = [[value % emulation.MODULUS] * 2 for value in sums]
+        follow(plan, i, sums)
+    expected = [[value % MODULUS] * 2 for value in sums]
     assert ranks.run(run_emulated, RANKS, plan=plan, iterations=2) == expected
 
 
@@ -104,6 +140,7 @@ def test_mix_depends_on_everything() -> None:
         mix(Pass("B", 1), 0, 5, 6),
         mix(Pass("F", 2), 0, 5, 6),
         mix(Pass("F", 1, 1), 0, 5, 6),
+        mix(Pass("F", 1, 0, 1), 0, 5, 6),
         mix(Pass("F", 1), 1, 5, 6),
         mix(Pass("F", 1), 0, 6, 5),
         mix(Pass("F", 1), 0, 5),
@@ -130,7 +167,8 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
-    monkeypatch.setattr(emulation, "time", clock)
+    for module in (emulated_passes, emulated_communicator):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -195,11 +233,8 @@ def test_messages_arrive_as_in_the_simulator(
 ) -> None:
     """A message of 2 s begins when its link is free and both sides have issued it, here at 10 s."""
     clock.now = 10.0
-    link = emulation.Link(deque())
-    messages = [
-        emulation.Message(link, Done(torch.tensor([7.0, time])), 2.0, pacer_of(1.0))
-        for time in sent
-    ]
+    link = Link(deque())
+    messages = [Message(link, Done(torch.tensor([7.0, time])), 2.0, pacer_of(1.0)) for time in sent]
     latest = 0.0
     for index in order:
         latest = max(latest, through[index])

@@ -48,6 +48,21 @@ def test_a_dense_gradient_comes_beside_what_waits_for_w() -> None:
         assert working[0][0] == dense - freed
 
 
+@pytest.mark.parametrize(("seq_length", "sums"), [(3072, 0), (4096, 409 + 4096)])
+def test_more_than_3072_tokens_are_sorted_and_summed_beside_the_dense_gradient(
+    seq_length: int, sums: int
+) -> None:
+    gpt = replace(GPT, seq_length=seq_length)
+    whole = sizes(VocabularyRun(gpt, 4, 2, 4, "v-half", "none", shortened=False)).working["B"]
+    assert isinstance(whole, list)
+    assert whole[0][0] == (2 * gpt.vocab_size + 4 * sums) * gpt.hidden_size
+
+    few = replace(gpt, vocab_size=8000)
+    split = sizes(VocabularyRun(few, 4, 4, 4, "1f1b", "vocab-1", shortened=False)).working["IB"]
+    sums = min(sums, 409 + 2000)  # a shard has 2000 rows
+    assert split == few.activation + (2 * 2000 + 4 * sums) * few.hidden_size
+
+
 def test_a_split_vocabulary_levels_memory() -> None:
     runs = [VocabularyRun(GPT, 8, 4, 8, "1f1b", name, False) for name in ("none", "vocab-2")]
     whole, split = map(parameters, runs)

@@ -92,6 +92,9 @@ h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype},
 
 {definitions("time", "idle", "in flight")}
 
+*CPU s*: seconds of the CPU that all ranks together take for the same work as *time*. Other programs
+on the machine change them less.
+
 *speed*: times as fast as {BASE[0]} with {BASE[1]}.
 
 *layout*: tensor-parallel ranks t (with `--sequence-parallel`), pipeline ranks p, replicas d, and n
@@ -159,15 +162,16 @@ def _thousands(vocab_size: int) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown: time, idle share, then the other figures of a case."""
     lines = [
-        "| V | schedule | vocabulary | layout | time, ms | idle | with update, ms | speed "
+        "| V | schedule | vocabulary | layout | time, ms | idle | CPU s | with update, ms | speed "
         "| GB by rank | in flight | GB promised | in flight, promised |",
-        "|--:|---|---|---|--:|--:|--:|--:|---|---|---|---|",
+        "|--:|---|---|---|--:|--:|--:|--:|--:|---|---|---|---|",
     ]
     for row in rows:
         cells = [
             *_case(row),
             f"{row.schedule_ms:,.0f}",
             _cell(row.idle, ".1%"),
+            _cell(row.cpu_s, ".2f"),
             _cell(row.with_update_ms, ",.0f"),
             _cell(row.to_base, ".2f", "x"),
             " ".join(f"{gb:.2f}" for gb in row.memory_gb),

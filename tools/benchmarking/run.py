@@ -104,11 +104,14 @@ def _run_whole_batch(state: TrainState, config: RunConfig, costs: Costs) -> None
 def step(
     state: TrainState, batch: list[DeviceMicrobatch], iteration: int, recorder: Recorder
 ) -> dict[str, float]:
-    """Run an iteration; return the seconds of schedule and update, and this rank's loss."""
-    start = _now(state)
+    """Run an iteration; return the seconds of schedule and update, and this rank's loss.
+
+    The schedule has seconds of the clock and of the CPU.
+    """
+    start, cpu = _now(state), time.process_time()
     loss = state.pipeline.train(batch, iteration, recorder)
     assert loss is not None, "nothing stops the iteration"
-    after_schedule = _now(state)
+    after_schedule, cpu = _now(state), time.process_time() - cpu
     squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
     state.groups.world.all_reduce(squares)
     if state.sharded is not None:  # the next iteration takes the step
@@ -119,6 +122,7 @@ def step(
     end = _now(state)
     return {
         "schedule": after_schedule - start,
+        "cpu": cpu,
         "update": end - after_schedule,
         "loss": float(loss),
     }
@@ -145,6 +149,7 @@ def _passes(
     work = [timeline.work(rank) for rank in range(timeline.ranks)]
     return {
         "ideal_s": sum(work) / timeline.ranks,
+        "cpu_s": sum(rank["cpu"] for rank in ranks),
         "simulated_s": simulate(program, costs).end,
         "pass_ms": {
             kind: [1e3 * _mean(timeline, rank, kind) for rank in range(timeline.ranks)]

@@ -19,6 +19,8 @@ class Row:
         treatment: of the vocabulary.
         layout: ranks of the axes; empty for references.
         schedule_ms: forwards and backwards of all microbatches.
+        cpu_s: seconds of the CPU that all ranks together take for the schedule. Other programs on
+            the machine change it less than ``schedule_ms``.
         update_ms: gradient norm, optimizer step and clearing of the gradients.
         tokens_per_s: of the whole job, in forward and backward.
         mfu: model FLOPs / (p x ``Rates.peak``), over the schedule.
@@ -53,6 +55,7 @@ class Row:
     pass_ms: dict[str, list[float]]
     promised_in_flight: list[float] | None = None
     promised_gb: list[float] | None = None
+    cpu_s: float | None = None
 
     @property
     def with_update_ms(self) -> float | None:
@@ -149,5 +152,6 @@ def _row(
         loss=runs[0]["loss"],
         pass_ms={kind: pass_ms(kind) for kind in runs[0].get("pass_ms", {})},
         promised_in_flight=runs[0].get("promised_in_flight"),
+        cpu_s=if_known("cpu_s", lambda run: run["cpu_s"]),
         promised_gb=[held / 1e9 for held in runs[0].get("promised_bytes", [])],
     )

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from megatron.commands.simulate_schedule import costs_of_file
 from megatron.schedules.costs import Costs
+from megatron.schedules.counted import counted
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.request import Request
 from megatron.simulator.exchange import EvenBuckets, Overlap
@@ -123,6 +124,7 @@ def planned_case(
     unit: float,
     replicas: int = 1,
     overlap: Overlap = ALL_AT_THE_END,
+    offloaded: int = 0,
 ) -> EmulatedCase:
     """Return the case of a schedule with the costs of a file.
 
@@ -132,17 +134,25 @@ def planned_case(
         unit: seconds of a unit of the costs.
         replicas: number of pipelines that run at once.
         overlap: exchanges of the replicas, and whether they run beside passes.
+        offloaded: number of chunks of every rank whose activations wait on the host.
 
     Raises:
         ValueError: for a file that holds no costs, costs that do not go with the plan, or that were
-            measured with another treatment of the vocabulary.
+            measured with another treatment of the vocabulary; for a plan with fewer chunks.
     """
     costs = costs_of_file(path, request.vocabulary).costs
     request = replace(request, costs=costs)
     plan = run(Scenario(request)).plan
+    if offloaded > plan.chunks:
+        raise ValueError(
+            f"--offload-chunk-num {offloaded} is more than the {counted(plan.chunks, 'chunk')} of "
+            "a rank: lower it"
+        )
+    plan = replace(plan, offloaded=offloaded)
     if request.traits.compares:
         costs = costs.per_chunk(plan.chunks)
-    name = f"    {request.schedule:<10} {request.vocabulary:>10} {plan.microbatches:>5}"
+    name = f"    {request.schedule:<11} {request.vocabulary:>8} {plan.microbatches:>4}"
+    name += f" n={plan.slices}" * (plan.slices > 1) + f" host={offloaded}" * (offloaded > 0)
     program = lower(plan, costs)
     if replicas == 1:
         return EmulatedCase(name, program, costs, unit)

@@ -3,15 +3,14 @@
 Every pass sleeps for its time. It mixes the numbers that it takes into the number that it leaves,
 so a wrong checksum of an iteration shows that some data went to the wrong place. As in the
 simulator, a communication with a given time begins when all participants have issued it and its
-lane is free. A message carries the time at which it was sent, and a collective keeps its lane busy.
-All ranks must run on one machine, because they share its monotonic clock.
+lane is free. A message carries the time at which it was sent (``emulated_communicator``), and a
+collective, or a copy to or from the host, keeps its lane busy. All ranks must run on one machine,
+because they share its monotonic clock.
 """
 
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TypeVar
 
@@ -19,15 +18,12 @@ import torch
 from torch import Tensor
 
 from megatron.layers.vocabulary.output_s import Merged, merge_statistics
-from megatron.parallel.groups import Groups
-from megatron.parallel.lanes import Lane, Pending
 from megatron.parallel.turns import Turns
-from megatron.runtime.communicator import Communicator
+from megatron.runtime.offload import HostCopies
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import UnitTensors
-from megatron.schedules.lower import lane as lane_of
-from megatron.schedules.needs import Comm, participants
+from megatron.schedules.needs import Comm
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
 from tools.emulation.emulated_replicas import EmulatedBuckets
@@ -48,7 +44,7 @@ EXCHANGES: Final = 8
 def mix(item: Pass, rank: int, *taken: int) -> int:
     """Return the number that ``item`` of ``rank`` leaves; it depends on every argument."""
     value = PASS_KINDS.index(item.kind)
-    for part in (item.microbatch, item.chunk, rank, *taken):
+    for part in (item.microbatch, item.slice, item.chunk, rank, *taken):
         value = (value * _FACTOR + part + 1) % MODULUS
     return value
 
@@ -165,6 +161,19 @@ def measure_overshoot(samples: int = 50) -> float:
     return median(excess)
 
 
+class KeptByAutograd:
+    """A number in a tensor that autograd keeps for the backward, as it keeps activations."""
+
+    def __init__(self, number: float) -> None:
+        self._leaf = torch.zeros(1, dtype=TENSORS.dtype, requires_grad=True)
+        self._product = self._leaf * torch.tensor([number], dtype=TENSORS.dtype)
+
+    def read(self) -> int:
+        """Return the number, which the backward of the product reads."""
+        [gradient] = torch.autograd.grad(self._product.sum(), self._leaf)
+        return int(gradient.item())
+
+
 class EmulatedPasses(PlaceholderPasses):
     """Passes that mix the numbers that they take into new ones; a ``Pacer`` makes them last.
 
@@ -174,6 +183,9 @@ class EmulatedPasses(PlaceholderPasses):
         replica: number of this pipeline; the numbers of each pipeline differ.
         buckets: whose numbers passes take and add to.
         pacer: makes the passes of pairs last.
+        host: the copies of a program that moves activations to the host. The number that an F of
+            such a program leaves is a tensor that autograd keeps for B, as in a real F, so it is
+            wrong or absent if B runs before the copies are done.
 
     Attributes:
         checksum: sum of the numbers of all passes, modulo ``MODULUS``.
@@ -186,6 +198,7 @@ class EmulatedPasses(PlaceholderPasses):
         replica: int = 0,
         buckets: EmulatedBuckets | None = None,
         pacer: Pacer | None = None,
+        host: HostCopies | None = None,
     ) -> None:
         store, device = ActivationStore(), torch.device("cpu")
         super().__init__(plan, rank, store, TENSORS, device)
@@ -193,17 +206,45 @@ class EmulatedPasses(PlaceholderPasses):
         self._place = replica * plan.ranks + rank
         self._buckets = buckets
         self._pacer = pacer
+        self._host = host
+
+    def forward(self, item: Pass) -> None:
+        """F: as in ``PlaceholderPasses``; the host's copies get what autograd keeps."""
+        if self._host is None:
+            super().forward(item)
+            return
+        with self._host.around(item, None):
+            super().forward(item)
+            i = self.plan.unit(item)
+            kept = KeptByAutograd(self.store.take("graph", i, item.chunk))
+            self.store.put("graph", i, kept, item.chunk)
 
     def result(self, item: Pass, *taken: Any) -> float:
         """Return a number that is mixed from all numbers that ``item`` has taken."""
         read = () if self._buckets is None else self._buckets.read(item)
-        value = mix(item, self._place, *map(_number, (*taken, *read)))
+        taken = (*taken, *self._taken_from_slice(item), *read)
+        value = mix(item, self._place, *map(_number, taken))
+        self._leave_for_slice(item, value)
         if self._buckets is not None:
             self._buckets.add(item, value)
         self.checksum = (self.checksum + value) % MODULUS
         if self._pacer is not None:
             self._pacer.in_turns(item)
         return value
+
+    def _taken_from_slice(self, item: Pass) -> tuple[int, ...]:
+        """Return what the F of the slice before has left (keys), or the B of the slice after."""
+        before = item.slice - (1 if item.kind == "F" else -1)
+        if item.kind not in ("F", "B") or not 0 <= before < self.plan.slices:
+            return ()
+        i = self.plan.unit(item._replace(slice=before))
+        return (self.store.take(f"{item.kind} of a slice", i, item.chunk),)
+
+    def _leave_for_slice(self, item: Pass, value: int) -> None:
+        """Leave a number for the F of the slice after, or for the B of the slice before."""
+        after = item.slice + (1 if item.kind == "F" else -1)
+        if item.kind in ("F", "B") and 0 <= after < self.plan.slices:
+            self.store.put(f"{item.kind} of a slice", self.plan.unit(item), value, item.chunk)
 
     def updated(self, bucket: int) -> int:
         """Return the number that U of a bucket leaves."""
@@ -214,101 +255,18 @@ class EmulatedPasses(PlaceholderPasses):
         merged = merge_statistics(statistics_p4n)
         if state.raw_gradient_nh is None:
             return merged, None
-        number = mix(Pass("T", i), self._place, _number(state), _number(merged))
+        microbatch, slice_ = divmod(i, self.plan.slices)
+        item = Pass("T", microbatch, slice=slice_)
+        number = mix(item, self._place, _number(state), _number(merged))
         return merged, self._all_tokens(i, number)
 
 
-def _number(taken: Tensor | Merged | PlaceholderState | float) -> int:
+def _number(taken: Tensor | Merged | PlaceholderState | KeptByAutograd | float) -> int:
     """Return the number that a pass has taken."""
     if isinstance(taken, PlaceholderState):
         return int(taken.value)
     if isinstance(taken, Merged):
         taken = taken.sum_n
+    if isinstance(taken, KeptByAutograd):
+        return taken.read()
     return int(taken.view(-1)[0].item() if isinstance(taken, Tensor) else taken)
-
-
-@dataclass
-class Link:
-    """One direction between two ranks; messages arrive in the order in which they were sent.
-
-    Attributes:
-        under_way: messages for which no rank has waited yet.
-        free: time at which the last awaited message had arrived.
-    """
-
-    under_way: "deque[Message]"
-    free: float = 0.0
-
-
-class Message:
-    """A real transfer that counts as arrived when the emulated transfer would have arrived.
-
-    The sender does not know when the receiver was ready, and counts from its own start.
-
-    Args:
-        link: the link of the message.
-        pending: the real transfer, just issued; its last number is the time at which it was sent.
-        seconds: how long it takes.
-        pacer: sleeps.
-    """
-
-    def __init__(self, link: Link, pending: Pending[Any], seconds: float, pacer: Pacer) -> None:
-        self._link = link
-        self._pending = pending
-        self._seconds = seconds
-        self._pacer = pacer
-        self._issued = time.monotonic()
-        self._through: float | None = None
-        self._tensor: Tensor | None = None
-        link.under_way.append(self)
-
-    def wait(self) -> Tensor | None:
-        """Return the result of a communication, no sooner than the emulated one would end."""
-        while self._through is None:
-            self._link.under_way.popleft()._settle()
-        self._pacer.sleep_until(self._through)
-        return self._tensor
-
-    def _settle(self) -> None:
-        """Wait for the real transfer, and find out when the emulated one is through."""
-        tensor = self._tensor = self._pending.wait()
-        start = max(self._issued, tensor.view(-1)[-1].item(), self._link.free)
-        self._through = self._link.free = start + self._seconds
-
-
-class EmulatedCommunicator(Communicator):
-    """A communicator whose messages take the time they are told to.
-
-    Args:
-        groups: the process groups.
-        plan: the training plan.
-        passes: this rank's passes.
-        lane: where collectives run beside the passes.
-        seconds: time of a communication.
-        pacer: sleeps.
-    """
-
-    def __init__(
-        self,
-        groups: Groups,
-        plan: Plan,
-        passes: EmulatedPasses,
-        lane: Lane,
-        seconds: Callable[[Comm], float],
-        pacer: Pacer,
-    ) -> None:
-        super().__init__(groups, plan, passes, lane, TENSORS)
-        self._seconds = seconds
-        self._pacer = pacer
-        self._links: dict[tuple[str | int, ...], Link] = defaultdict(lambda: Link(deque()))
-
-    def start(self, comm: Comm) -> Pending[object]:
-        """Issue ``comm``; a message takes the time with it."""
-        if comm.kind not in ("X", "G"):
-            return super().start(comm)
-        if self._groups.pipeline.rank == participants(self._plan, comm)[0]:
-            name = "output" if comm.kind == "X" else "input_gradient"
-            tensor = self.passes.store.get(name, comm.microbatch, comm.stage)
-            tensor.view(-1)[-1] = time.monotonic()
-        link = self._links[lane_of(self._plan, comm)]
-        return Message(link, super().start(comm), self._seconds(comm), self._pacer)

@@ -19,6 +19,7 @@ from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.parallel.lanes import Lane, make_lane
 from megatron.runtime.executor import Executor
+from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.schedules.buckets import Bucket
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
@@ -26,12 +27,8 @@ from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 from megatron.simulator.simulate import comm_time, pass_time
 from megatron.training.metrics.peak_memory import peak_memory
-from tools.emulation.emulated_passes import (
-    MODULUS,
-    EmulatedCommunicator,
-    EmulatedPasses,
-    Pacer,
-)
+from tools.emulation.emulated_communicator import EmulatedCommunicator
+from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer
 from tools.emulation.emulated_replicas import EmulatedBuckets, EmulatedReplicaWork
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
@@ -62,10 +59,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a rank: of the vocabulary's collectives, and of the work with replicas."""
+    """The lanes of a rank.
+
+    Attributes:
+        vocabulary: of the vocabulary's collectives.
+        gradients: of the work with replicas.
+        host: of the copies to and from the host.
+    """
 
     vocabulary: Lane
     gradients: Lane
+    host: Lane
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def serve(connection: Connection, place: Place) -> None:
         lanes = Lanes(
             make_lane(groups.device, groups.vocabulary.size, "vocabulary"),
             make_lane(groups.device, groups.gradients.size, "gradients"),
+            make_lane(groups.device, 2, "host"),  # a copy has two sides: the rank and its host
         )
         connection.send(None)
         while True:
@@ -191,17 +196,20 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
 
     pacer = Pacer(_duration(job, groups), seconds, overshoot, waits)
     buckets = EmulatedBuckets(job.buckets[rank] if job.buckets else (), groups.gradients)
-    passes = EmulatedPasses(plan, rank, groups.data.rank, buckets, pacer)
+    host = _host_copies(job.program, rank, lanes.host) if plan.offloaded else None
+    passes = EmulatedPasses(plan, rank, groups.data.rank, buckets, pacer, host)
     communicator = EmulatedCommunicator(groups, plan, passes, lanes.vocabulary, seconds, pacer)
     work = EmulatedReplicaWork(
         buckets, lanes.gradients, sharded=job.sharded, updated=passes.updated
     )
-    executor = Executor(passes, communicator, replicas=work, turns=pacer.turns)
+    executor = Executor(passes, communicator, replicas=work, turns=pacer.turns, host=host)
     outcome = Outcome([], [], [], [])
     for _ in range(job.iterations):
         start = _common_start(groups)
         pacer.begin(start)
         passes.checksum = 0
+        if host is not None:
+            host.begin(())
         executor.run(job.program, pacer)
         outcome.seconds.append(time.monotonic() - start)
         assert not len(passes.store), "an iteration has left something in the store"
@@ -210,6 +218,11 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
         outcome.overheads.extend(pacer.overheads)
         outcome.peaks.append(peak_memory(groups.device).held)
     return outcome
+
+
+def _host_copies(program: Program, rank: int, lane: Lane) -> HostCopies:
+    device = torch.device("cpu")
+    return HostCopies(program, rank, (), lane, HostBuffers(device), device)
 
 
 def _duration(job: EmulatedJob, groups: Groups) -> Callable[[Pass], float]:

@@ -8,8 +8,9 @@ Megatron-LM's.
 from typing import Final
 
 from megatron.schedules.passes import PassKind
-from megatron.simulator.costs.count import HALF
+from megatron.simulator.costs.count import FULL, HALF
 from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
+from tools.predictions.counted_layer import Shape
 from tools.predictions.vocabulary_runs import VocabularyRun
 
 PARAMETER: Final = 16
@@ -32,6 +33,12 @@ after GELU, and that of the stage's output."""
 DENSE: Final = 2
 """Bytes of a parameter of a matrix of the vocabulary whose gradient is formed densely, in 16 bits,
 before it is added: of the input layer at the end of B or in IB, and of the output layer in T."""
+
+UNSORTED: Final = 3072
+SUMMED_AT_ONCE: Final = 10
+"""Tokens up to which PyTorch adds an embedding's gradient token by token; it sorts more of them by
+word, and sums at most ten of a word at once (``embedding_dense_backward_cuda`` in its
+``Embedding.cu``, ``NROWS_PER_THREAD`` in ``EmbeddingBackwardKernel.cu``)."""
 
 LOOKED_UP: Final = 1
 """Activations u that the first stage keeps for B where the vocabulary is split: the embeddings as
@@ -59,7 +66,9 @@ def sizes(run: VocabularyRun) -> Sizes:
         kept[rank][chunk] = layers * gpt.kept
         working["B"][rank][chunk] = B_ACTIVATIONS * u
     first, last = run.stages[0], run.stages[-1]
-    dense = DENSE * gpt.vocab_size * gpt.hidden_size // run.shards
+    rows = gpt.vocab_size // run.shards
+    dense = DENSE * rows * gpt.hidden_size
+    embedded = dense + partial_sums(gpt, rows)
     kept[last[0]][last[1]] += u  # the final norm keeps its input
     exponentials = u + HELD_LOGIT * logits
     held = [float(PARAMETER * count) for count in parameters(run)]
@@ -68,7 +77,7 @@ def sizes(run: VocabularyRun) -> Sizes:
         for kind in ("F", "B"):
             working[kind][last[0]][last[1]] += WORKING_LOGIT * logits
         # By then B has let go of the layers, unless ``WeightGradStore`` keeps their factors for W.
-        at_end = dense - (kept[first[0]][first[1]] if run.chunks == 1 else 0)
+        at_end = embedded - (kept[first[0]][first[1]] if run.chunks == 1 else 0)
         working["B"][first[0]][first[1]] = max(working["B"][first[0]][first[1]], at_end)
         factors = [list(own) for own in kept]
         factors[last[0]][last[1]] -= (HELD_LOGIT - HALF) * logits
@@ -85,9 +94,19 @@ def sizes(run: VocabularyRun) -> Sizes:
             **working,
             "S": float(work),
             "T": float(max(work, dense)),
-            "IB": float(u + dense),
+            "IB": float(u + embedded),
         },
     )
+
+
+def partial_sums(gpt: Shape, rows: int) -> int:
+    """Return the bytes that PyTorch needs beside the gradient of an embedding with ``rows`` rows.
+
+    These are sums in fp32, and there is room for as many as there could be.
+    """
+    if gpt.tokens <= UNSORTED:
+        return 0
+    return FULL * gpt.hidden_size * (gpt.tokens // SUMMED_AT_ONCE + min(gpt.tokens, rows))
 
 
 def parameters(run: VocabularyRun) -> list[int]:

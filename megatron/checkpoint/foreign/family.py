@@ -102,6 +102,7 @@ OF_TRAINING: Final = (
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_in_fp32",
+    "moe_router_in_fp64",
     "moe_router_bias_update_rate",
     "moe_router_force_load_balancing",
     "moe_input_jitter_eps",

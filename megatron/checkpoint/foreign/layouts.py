@@ -28,7 +28,7 @@ class ForeignError(ValueError):
 
 
 class Layout:
-    """Their tensors that make one of our tensors; by default a single tensor, equal to ours.
+    """The foreign tensors ("their tensors") that make one of our tensors; by default one, equal.
 
     Args:
         names: names of their tensors; ``{}`` stands for the number of the layer.
@@ -42,7 +42,7 @@ class Layout:
         return self.names
 
     def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
-        """Return those of the names that files may lack, because their tensors are copies."""
+        """Return the names of copies of other tensors: a file may leave these tensors out."""
         return ()
 
     def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
@@ -257,7 +257,7 @@ def _in_table(name: str, model: ModelConfig) -> tuple[str, str]:
 
 
 def without_number(name: str) -> tuple[str, str]:
-    """Split one of our names into the name without the layer's number and the number, or ``""``."""
+    """Return one of our names without the layer's number, and the number; ``""``: it has none."""
     if not name.startswith(LAYERS):
         return name, ""
     number, _, rest = name.removeprefix(LAYERS).partition(".")

@@ -1,10 +1,10 @@
 """Products of groups of rows on a GPU: PyTorch's kernel where it has one, else Triton's.
 
-PyTorch has one kernel for all groups in bf16 on Hopper and Blackwell of data centres. Elsewhere it
-asks the device how many rows each group has, and the host waits. The programs here read the ends of
-the groups on the device. They also form all gradients of weights: they add to a sum in fp32 while
-they multiply, where PyTorch's kernel would write a gradient in 16 bits that is then read again. For
-a group without rows the program itself makes a gradient of zeros, whatever a library would do.
+PyTorch has one kernel for all groups in bf16 on Hopper and Blackwell of data centres. Elsewhere
+PyTorch asks the device how many rows each group has, and the host waits. The programs here read the
+ends of the groups on the device. They also form all gradients of weights, because they add to a sum
+in fp32 while they multiply. PyTorch's kernel would write a gradient in 16 bits, which would then be
+read again. For a group without rows the program itself writes a gradient of zeros.
 
 Shapes: s rows of all groups, g groups, i inputs, o outputs.
 """

@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda.transformer_engine import Layout, fault_of_names, known_version
+from megatron.kernels.cuda.transformer_engine import Layout, known_version
 from megatron.kernels.grouped import GroupedKernels
+from megatron.native.packages import fault_of_names
 
 PackageName: TypeAlias = Literal["transformer_engine", "grouped_gemm"]
 

@@ -51,7 +51,7 @@ class Products:
 
     @property
     def widens(self) -> bool:
-        """Whether ``form`` writes a sum in fp32 that no step before has rounded."""
+        """Whether ``form`` writes a product in fp32 that was not rounded to 16 bits before."""
         return self._add is not None
 
     @property

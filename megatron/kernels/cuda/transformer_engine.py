@@ -9,16 +9,17 @@ pass. The package is optional: a flag asks for it, and a missing part is reporte
 Shapes: n rows, k columns of a factor.
 """
 
-import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from megatron.native.packages import fault_of_names
 
 Layout = Literal["TN", "NN", "NT"]
 """The products ``right left^T``, ``right left`` and ``right^T left``. BLAS, whose matrices lie in
@@ -308,27 +309,3 @@ def known_version() -> str:
         oldest = ".".join(map(str, OLDEST))
         raise ValueError(f"version {version} is installed, and {oldest} to 2.x are known here")
     return version
-
-
-def fault_of_names(used: Mapping[str, str], called: Mapping[str, Any]) -> str | None:
-    """Return a line about the first missing function or arguments; ``None``: all are there."""
-    for name, arguments in used.items():
-        if called[name] is None:
-            return f"its {name} is missing"
-        known = arguments_of(called[name])
-        lacks = [argument for argument in arguments.split() if argument not in known]
-        if lacks:
-            return f"its {name} has no {', '.join(lacks)}"
-    return None
-
-
-def arguments_of(function: Any) -> Collection[str]:
-    """Return the names of a function's arguments.
-
-    Compiled functions have no signature for ``inspect``. Their documentation begins with one.
-    """
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        first, *_ = (function.__doc__ or "").splitlines() or [""]
-        return set(re.findall(r"[(,]\s*(\w+)\s*:", first))

@@ -52,8 +52,8 @@ class GroupedEightBitOperations(ProductOperations):
             ends_g: as in ``largest_of_groups``.
             dtype: e4m3 or e5m2.
             straight: return the result [s, k] first; otherwise ``None``.
-            turned: return the rows as columns [k, p] second; otherwise ``None``. What stands
-                behind the last group's gap is undefined.
+            turned: return the rows as columns [k, p] second; otherwise ``None``. Numbers after the
+                last group's gap are undefined.
             seen_g: fp32, contiguous; each is raised to the largest magnitude of its group.
         """
         size = x_sk.shape[1], places(len(x_sk), len(ends_g))

@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 
 class PartView(NamedTuple):
-    """What decides how much the queries of a part see of its keys, besides their products.
+    """The facts, besides products, that decide how much a part's queries see of its keys.
 
     Attributes:
         first_query: position of the first query in its sample; the others follow it.

@@ -5,7 +5,7 @@ The balancing loss is e times the sum over experts of their share of choices tim
 scores alone, without groups and without the expert bias, as in Megatron. Shares are of the tokens
 of a microbatch, of every sequence (arXiv 2412.19437, equation 17), or of the global batch so far
 (arXiv 2501.11873). They are counted over all ranks that have such tokens, and have no gradient.
-Mean scores are of this rank's tokens. ``slice_balance.py`` has what slices of microbatches need.
+Mean scores are of this rank's tokens. ``slice_balance.py`` is for slices of microbatches.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of attention and MLP, e experts.
 """

@@ -11,6 +11,7 @@ Shapes: b batch, s tokens of a sequence, u tokens of it that a rank has outside 
 hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ from megatron.layers.experts.biases import weighted_biases, with_biases
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.route import Route, route_of
 from megatron.layers.experts.router import Choice, Router, RouterOptions
+from megatron.layers.experts.visit import at_the_experts
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation, function_of, is_gated
 from megatron.layers.recompute import again, forgotten
 from megatron.layers.site import Site
+from megatron.parallel.deep_ep import VisitedExperts
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,7 @@ class Experts(nn.Module):
 
     def _run(self, x_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         choice: Choice = self.router(x_buh, forward_pass)
-        experts_buk, _, kept_buk = choice
-        route = route_of(
-            experts_buk,
-            self._number,
-            self._ranks,
-            self._kernels,
-            kept_buk,
-            host_knows=self._host_knows,
-        )
+        mixed = self._mixing(x_buh, choice)
         beside_buh = self._shared(x_buh) if self.shared_experts is not None else None
         if self.experts.linear_fc2.bias is not None:
             biases_buh = weighted_biases(
@@ -109,8 +104,19 @@ class Experts(nn.Module):
             )
             beside_buh = biases_buh if beside_buh is None else beside_buh + biases_buh
         # The experts come last: computing the mixture again then ends before their last product.
-        y_buh: Tensor = self.experts(x_buh, choice.weights_buk, route)
+        y_buh = mixed()
         return y_buh if beside_buh is None else y_buh + beside_buh
+
+    def _mixing(self, x_buh: Tensor, choice: Choice) -> Callable[[], Tensor]:
+        """Return the function that computes the chosen experts; its route may be there before."""
+        experts_buk, weights_buk, kept_buk = choice
+        ranks, kernels, host_knows = self._ranks, self._kernels, self._host_knows
+        if isinstance(ranks, VisitedExperts):
+            return lambda: at_the_experts(
+                self.experts, x_buh, choice, self._number, ranks, kernels, host_knows=host_knows
+            )
+        route = route_of(experts_buk, self._number, ranks, kernels, kept_buk, host_knows=host_knows)
+        return lambda: self.experts(x_buh, weights_buk, route)
 
     def _shared(self, x_buh: Tensor) -> Tensor:
         assert self.shared_experts is not None

@@ -28,7 +28,7 @@ class GroupedProducts(Protocol):
         """Return slots as a factor, and the tensors to keep of the factor for W.
 
         Args:
-            role: what the slots are.
+            role: the layer's input, or the gradient of its output.
             rows_zk: the slots.
             ends_e: of the experts.
             keeps: whether W needs the factor; otherwise no tensor is returned.

@@ -1,10 +1,10 @@
 """The route of tokens to the slots of this rank's experts, and of the experts' results back.
 
 A *slot* is a row of a rank's experts: one token, for one of the experts that it has chosen. The
-tokens of a rank's slots come from all ranks that share the experts with it. How they come is up to
-the site's ``ExpertParallel``; here its steps are joined with the local order of slots
-(``order.py``). ``dispatch`` and ``combine`` are each other's adjoint, so that the backward of one
-is the other; the same holds for weights.
+tokens of a rank's slots come from all ranks that share the experts with it. The site's
+``ExpertParallel`` brings them; this file joins its steps with the local order of slots
+(``order.py``). ``dispatch`` and ``combine`` are each other's adjoint: each is the backward of the
+other. The same holds for weights.
 
 Shapes: b batch, u tokens of a sequence that a rank has outside of the layer, k choices of a token,
 z slots of this rank, c choices that come to it, h any width, E experts of a layer.

@@ -53,7 +53,9 @@ class RouterOptions:
         balances: what balances the experts, with the coefficient of each loss.
         z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials
             (arXiv 2202.08906, equation 5).
-        in_fp32: logits are products in fp32.
+        dtype: of the product that makes logits, if it is wider than activations, and of all that
+            follows up to the weights of choices; ``None``: logits are products in the type of
+            activations, and what follows is in fp32 at least.
         has_bias: a bias of every expert joins the scores for the choice.
         bias_rate: change of the bias after an iteration.
         is_forced: random logits take the place of the router's.
@@ -71,7 +73,7 @@ class RouterOptions:
     scaling: float = 1.0
     balances: tuple[tuple[Balance, float], ...] = ()
     z_loss_coeff: float = 0.0
-    in_fp32: bool = False
+    dtype: torch.dtype | None = None
     has_bias: bool = False
     bias_rate: float = 1e-3
     is_forced: bool = False
@@ -148,9 +150,10 @@ class Router(nn.Module):
         """Choose for every token, and leave losses and load of the choice in ``forward_pass``."""
         options, site = self.options, self._site
         wide = torch.promote_types(x_buh.dtype, torch.float32)
-        dtype = wide if options.in_fp32 else x_buh.dtype
+        dtype = torch.promote_types(x_buh.dtype, options.dtype or x_buh.dtype)
         noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
-        logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels).to(wide)
+        logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels)
+        logits_bue = logits_bue.to(torch.promote_types(dtype, wide))
         if self.bias is not None:
             logits_bue = logits_bue + self.bias
         if options.is_forced:
@@ -161,6 +164,7 @@ class Router(nn.Module):
             choice = self._by_sinkhorn(logits_bue, is_training=forward_pass.seeds is not None)
         else:
             choice = choose(logits_bue, options, self.expert_bias)
+        choice = choice._replace(weights_buk=choice.weights_buk.to(wide))
         if forward_pass.counts_load:
             times_e = times_chosen(choice.experts_buk.flatten(), options.experts)
             forward_pass.leave_load(times_e)

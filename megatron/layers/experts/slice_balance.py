@@ -1,9 +1,10 @@
 """The balancing loss of experts, for whole microbatches and for slices of them.
 
-The loss compares the experts' shares of a whole microbatch's choices, which are known only after
-the F of its last slice. The shares have no gradient: they are factors of the mean scores. So a
-slice's B, which runs after all F of the microbatch, can form its gradient then. The value of the
-loss is a sum over slices of linear terms. The F of the last slice has it, and stands for all.
+The loss compares the experts' shares of the choices of a whole microbatch. These shares are known
+only after the F of the last slice. The shares have no gradient: they are factors of the mean
+scores. So a slice's B, which runs after all F of the microbatch, can form the gradient. The loss is
+a sum of one linear term for each slice. Only the F of the last slice can form this sum, and leaves
+the loss for all slices.
 
 Shapes: x samples, or 1 if a loss puts them together; e experts.
 """
@@ -33,13 +34,13 @@ def imbalance_of_slices(
 ) -> Tensor:
     """Return a slice's part of the balancing loss of its microbatch, as a mean over its tokens.
 
-    The gradient is that of the slice's own part. The value is 0, except for the last slice: there
-    it is that of all slices together.
+    The gradient is that of the slice's own part. The value is 0 for all slices except the last one:
+    the last slice has the value for all slices together.
 
     Args:
         times_xe: int64, how often the slice's tokens choose every expert.
-        scores_xe: their mean scores of every expert.
-        sliced: the slice, and the choices of earlier ones.
+        scores_xe: mean scores of every expert over these tokens.
+        sliced: the slice, and the choices of earlier slices.
         loss: the layer's index in the whole model, and the loss's name.
     """
     sliced.choices.put(loss, sliced.part, times_xe, scores_xe.detach())

@@ -100,7 +100,7 @@ class Block:
         return self.interval * max(self.group * self.chunks // self.chunks_per_turn, 1)
 
     def offset(self, unit: int) -> float:
-        """Return how much later than unit 0 a unit runs through the block."""
+        """Return the time from the start of unit 0 to the start of ``unit``, in the same slot."""
         group, place = divmod(unit, max(self.group, 1))
         return group * self.period + place * self.interval
 

@@ -1,10 +1,10 @@
 """Stretch any block until every F has a B of another microbatch right behind it.
 
-``pairs.joined`` can join these two passes, and then each works while the tokens of the other one
-travel. A pair hands on both results when it ends, so a microbatch needs the time of a whole pair on
-every stage, forward and back, where it needed the time of one pass. The block keeps its way through
-the stages and its groups, and with several chunks its pauses between two stages where they are
-longer than a pair. The backwards come later than before, so ranks hold more microbatches:
+``pairs.joined`` can join these two passes. Then each pass works while the tokens of the other pass
+travel. A pair hands on both results when it ends. So a microbatch needs the time of a whole pair on
+every stage, forward and back; without pairs it needs the time of one pass. The block keeps its way
+through the stages and its groups. With several chunks it also keeps pauses between two stages that
+are longer than a pair. The backwards come later than before, so ranks hold more microbatches:
 
 * interleaved 1F1B and Hanayo, whose hops take as long as a pair anyway, hold one chunk more;
 * ZB-V holds one microbatch more;
@@ -13,11 +13,11 @@ longer than a pair. The backwards come later than before, so ranks hold more mic
   multiple of T. From a stage to the stage before, this time grows by two pairs at least, which is
   more than T.
 
-With one chunk a rank, every hop takes T, also where a pair is shorter because W is a pass of its
-own. The time from F to B grows by 2 T a stage anyway, so hops of T hold no more microbatches. Hops
-as short as a pair of the block are shorter than real ones, because real pairs take a larger share
-of T than in the block, and S and T of a split vocabulary stand between them. The last stage was
-then late, and every rank waited for it before its S.
+With one chunk a rank, every hop takes T, even if a pair is shorter because W is a pass of its own.
+The time from F to B grows by 2 T a stage anyway, so hops of T hold no more microbatches. Hops as
+short as a pair of the block were tried. They are shorter than real hops: real pairs take a larger
+share of T than pairs of the block, and the passes S and T of a split vocabulary stand between real
+pairs. So the last stage was late, and every rank waited for it before its S.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """The V shapes: chunk 0 goes down the ranks, chunk 1 comes back up (arXiv 2405.15362, section 3).
 
-The first and the last stage are on rank 0. A rank that holds the activations of one chunk for long
-holds those of its other chunk briefly, so all ranks hold the same amount. The amount depends on the
-time between a microbatch's passes. It is p microbatches (ZB-V, arXiv 2401.10241, section 6), (p +
-2) / 2 (V-Half) or (p + 4) / 3 (V-Min), both rounded down. The unit is the pass of a chunk, F = B =
-W = 1; a microbatch takes six units on each rank.
+The first and the last stage are on rank 0. If a rank holds the activations of one chunk for long,
+it holds the activations of its other chunk briefly. So all ranks hold the same amount. The amount
+depends on the time between a microbatch's passes. It is p microbatches (ZB-V, arXiv 2401.10241,
+section 6), (p + 2) / 2 (V-Half) or (p + 4) / 3 (V-Min), both rounded down. The unit is the pass of
+a chunk, F = B = W = 1; a microbatch takes six units on each rank.
 """
 
 from collections.abc import Callable

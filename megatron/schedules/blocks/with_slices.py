@@ -4,14 +4,15 @@
 microbatch. Cut into slices, it repeats them for every *unit*, a slice of a microbatch; an interval
 is then n times shorter in real time. Attention of a slice reads the keys and values of all earlier
 slices of its microbatch, so forwards take the slices in the order of the sequence, and backwards in
-the reverse order. The first backward of a microbatch is that of its last slice, which comes in the
-block's own place; that of slice 0 comes last. So the backwards are held back until each is at its
-own place in the block or later: by n - 1 intervals, and by more if chunks take turns in groups that
-are smaller than a microbatch. A rank then holds n - 1 units more than the block without slices:
-1F1B with p stages holds (n + p - 1) / n microbatches, and idles for (p - 1) (F + B) / n.
+the reverse order. The backward of the last slice comes first, and the backward of slice 0 comes
+last. So all backwards of a microbatch are held back until none is earlier than its place in the
+block: by n - 1 intervals, and by more if chunks take turns in groups that are smaller than a
+microbatch. A rank then holds n - 1 units more than the block without slices: 1F1B with p stages
+holds (n + p - 1) / n microbatches, and idles for (p - 1) (F + B) / n.
 
-IB is held back like B; the other vocabulary passes follow F, and are not. So ``with_slices`` comes
-after ``with_vocabulary`` and ``interlaced``, and each barrier costs an interval of a slice.
+IB is held back like B. The other vocabulary passes follow F, and are not held back. So
+``with_slices`` comes after ``with_vocabulary`` and ``interlaced``, and each barrier costs an
+interval of a slice.
 """
 
 from dataclasses import replace

@@ -56,7 +56,7 @@ def greedy(
     Args:
         plan: gives the passes; their order does not matter.
         problem: durations and limits.
-        slack: a pass may delay a more urgent pass, whose start is known, by this share of the own
+        slack: a pass may delay a more urgent pass, whose start is known, by this share of its own
             duration.
         filler_slack: the slack of passes that no other pass waits for.
         warm_up_slack: the slack of all passes before a rank's first B.

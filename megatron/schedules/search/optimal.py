@@ -4,10 +4,10 @@ The order of the passes is a scheduling problem. Passes have fixed durations, a 
 at a time, each pass starts after its needs, and no rank exceeds its memory. OR-Tools' CP-SAT looks
 for shorter plans and for a lower bound of their time, until both are equal or the time is up.
 
-CP-SAT counts in whole ticks, with durations rounded down. A tick is the largest time of which all
-durations, cut to some digits (``tick_of``), are multiples. So durations with few digits are not
-rounded at all. If the start times of a real schedule are rounded down too, they form a valid
-schedule in ticks. So a bound in ticks also holds in real time.
+CP-SAT counts in whole ticks, with durations rounded down. All durations, cut to some digits, are
+multiples of a tick, and a tick is the largest such time (``tick_of``). So durations with few digits
+are not rounded at all. If the start times of a real schedule are rounded down too, they form a
+valid schedule in ticks. So a bound in ticks also holds in real time.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Shorten a plan within limits of memory: try several ways and keep the best.
 
 A block orders its passes as if a new microbatch came after every interval, and as if passes took
-the times of the block. The first is false in the warm-up and the cool-down, and the second is false
-with real costs. So other orders are tried. The given plan is one of the trials, so the returned
-plan is never longer. (arXiv 2405.15362, section 4.2, moves F, B and W ahead by a greedy rule;
-``fill_gaps``, one of the trials, uses this rule.)
+the times of the block. But in the warm-up and the cool-down there is no new microbatch after every
+interval, and real costs are not the times of the block. So other orders are tried. The given plan
+is one of the trials, so the returned plan is never longer. (arXiv 2405.15362, section 4.2, moves F,
+B and W ahead by a greedy rule; ``fill_gaps``, one of the trials, uses this rule.)
 """
 
 from collections.abc import Callable, Iterator, Sequence

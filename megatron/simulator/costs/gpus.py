@@ -144,7 +144,7 @@ class Gpu:
 
     @property
     def host(self) -> float:
-        """Bytes/s that copies between the GPU and its host are assumed to attain."""
+        """Assumed speed of copies between the GPU and its host, in bytes/s."""
         return HOST_SHARE * self.bus
 
     @property

@@ -2,14 +2,14 @@
 
 * The result of a matrix product is cut into tiles. A multiprocessor computes one tile at a time,
   and all multiprocessors together compute a wave of tiles. A wave that is not full takes as long as
-  a full one. Before a tile multiplies, it fills a pipeline of loads. This takes as long as some
-  more steps along k, the dimension over which a product sums.
+  a full wave. Before a tile multiplies, it fills a pipeline of loads. This takes as long as some
+  additional steps along k, the dimension over which a product sums.
 * Fused attention attains a share of the peak of its own. Its FLOPs are those that the kernel
   executes.
-* No kernel is faster than the memory moves its bytes; a kernel without products takes just this
-  time.
-* The host queues kernels ahead of the GPU, so the host costs no time. Between the end of a kernel
-  and the begin of the next lies a gap.
+* A kernel takes at least the time in which the memory moves its bytes. A kernel without products
+  takes just this time.
+* The host queues kernels ahead of the GPU, so the host costs no time. There is a gap between the
+  end of a kernel and the start of the next kernel.
 
 ``docs/predictions.md`` says how many constants there are, and where they come from.
 """

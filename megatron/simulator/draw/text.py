@@ -41,12 +41,12 @@ class _Piece(NamedTuple):
 
     @property
     def last_sign(self) -> str:
-        """The sign that ends it."""
+        """The sign in the last column: it marks the end of a pass, or of the F of a pair."""
         return _JOINT if self.span.beside and self.span.kind == "F" else _END
 
     @property
     def text(self) -> str:
-        """The label; if it has no room, the kind; if this has no room either, a sign."""
+        """The label if it fits, else the kind if that fits, else a sign."""
         span = self.span
         label = span.label if span.lane == "compute" else f"{span.kind}{span.microbatch}"
         names = (label, span.kind)

@@ -1,10 +1,10 @@
 """The live display: a few lines about the run that stay below the printed lines on a terminal.
 
-The ``Live`` of the package rich draws the display. The terminal stays usable at every moment: the
-cursor is visible and below the display, and the display changes no mode of the terminal that a
-killed process would leave changed. The display is redrawn only over its own lines, and only after
-an event in which all ranks have taken part. So a rank that fails can print its error: no other rank
-draws after that. When a run ends by an error, the display stays, and the error stands below it.
+The ``Live`` of the package rich draws the display. The terminal stays usable at every moment, even
+if the process is killed: the cursor is visible and below the display, and the display changes no
+mode of the terminal. The display is redrawn only over its own lines, and only after an event in
+which all ranks have taken part. After a rank has failed, there is no such event, so nothing is
+drawn over its error. When a run ends by an error, the display stays, and the error stands below it.
 """
 
 import io

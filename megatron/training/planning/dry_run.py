@@ -240,7 +240,13 @@ def _recomputed(found: RunForecast) -> Iterator[str]:
 
 
 def _on_host(found: RunForecast) -> Iterator[str]:
-    """Yield a line on the states of the optimizer that are on the host, if there are any."""
+    """Yield a line each on activations and on states of the optimizer that are on the host."""
+    activations = max(found.activations_on_host)
+    if activations:
+        yield (
+            f"activations on the host: up to {MEMORY.write(activations)} a rank, in buffers of "
+            "powers of two of bytes, as PyTorch pins memory"
+        )
     states, most = found.config.train.host_states, max(own.on_host for own in found.memories)
     if states is not None:
         beside = "beside" if states.overlap else "before and after"

@@ -17,6 +17,7 @@ from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.host_memory import activations_on_host
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.crowding import crowded
@@ -42,6 +43,7 @@ class RunForecast:
         timeline: timeline of the schedule, in seconds.
         outcome: time and memory of an iteration.
         memories: memory of every rank, from which the peaks follow.
+        activations_on_host: bytes of every rank's buffers for activations on its host.
         exchanges: communication of ranks with the same parameters; ``None``: there are none.
         hidden: how much of ``exchanges`` the passes hide, by kind of communication.
         buckets: buckets of every pipeline rank, if there are replicas.
@@ -55,6 +57,7 @@ class RunForecast:
     timeline: Timeline
     outcome: Forecast
     memories: Sequence[RankMemory]
+    activations_on_host: Sequence[int]
     exchanges: Exchanges | None = None
     hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     buckets: Sequence[RankBuckets] = ()
@@ -131,6 +134,7 @@ def forecast_run(
         timeline,
         outcome,
         memories,
+        [activations_on_host(program, own, rank) for rank, own in enumerate(memories)],
         exchanges,
         kept,
         buckets,

@@ -78,9 +78,9 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
     """Yield settings that may hold less than the run.
 
     Every schedule is yielded with the run's treatment of the vocabulary and with
-    ``_LEAST_DELAYED``. Then come settings that only add the recomputation of logits, and at the end
-    those with slices or with activations on the host: they take longest to count, and the time to
-    look at settings is limited.
+    ``_LEAST_DELAYED``. Then come settings that only add the recomputation of logits. Settings with
+    slices or with activations on the host come last, because they take longest to count, and the
+    time to look at settings is limited.
     """
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     spread = list[tuple[str, str]]()

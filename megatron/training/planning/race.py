@@ -96,9 +96,12 @@ def _by_seconds(compared: Sequence[Candidate], seconds: float | None) -> Candida
 
 @dataclass
 class _Runner:
-    """A candidate of the race, with an estimate by a plan of few microbatches if it is made.
+    """A candidate of the race.
 
-    ``is_done``: the candidate's own plan is made.
+    Attributes:
+        candidate: the candidate.
+        estimate: by a plan of few microbatches; ``None``: it is not made yet.
+        is_done: whether the candidate's own plan is made.
     """
 
     candidate: Candidate
@@ -134,7 +137,11 @@ class _Runner:
         return found is None or (found.fits and found.in_flight <= self.candidate.limit)
 
     def look(self, comparing: Watch) -> None:
-        """Make the estimate; if it exists or would spare nothing, make the candidate's own plan."""
+        """Make the estimate, or the candidate's own plan if an estimate would not save time.
+
+        An estimate saves no time if it is already made, if the own plan is already made, or if the
+        own plan has no more microbatches than the estimate.
+        """
         request = self.candidate.request
         has_few = planned_microbatches(request) == request.microbatches
         if self.estimate is not None or self.candidate.is_planned or has_few:

@@ -16,7 +16,7 @@ from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import BucketLayout
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
-from megatron.parallel.experts import ExpertParallel, spread_experts
+from megatron.parallel.experts import ExpertParallel, GatheringExperts
 from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
@@ -86,7 +86,7 @@ def _experts(parallel: ParallelConfig) -> ExpertParallel | None:
         return None
     names: tuple[AxisName, ...] = ("experts", "expert_tensor", "expert_data")
     experts, tensor, data = (ConnectedAxis(name, 0, grid.axis(name, 0).ranks) for name in names)
-    return spread_experts(experts, tensor, data, parallel.experts.dispatcher)
+    return GatheringExperts(experts, tensor, data)  # tokens do not travel here
 
 
 def _most_updated(

@@ -15,6 +15,7 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
 from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.host_memory import pinned
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
 from megatron.training.planning.count.optimizer import count_step, count_step_on_host
@@ -135,26 +136,32 @@ def share_on_host(config: RunConfig) -> float:
 def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool) -> float:
     """Return the bytes of masters and moments on a rank's host, and of the slots for copies.
 
-    With ``keeps_copy`` the rank has a copy of masters and moments, to undo steps.
+    With ``keeps_copy`` the rank has a copy of masters and moments, to undo steps. fp32 weights are
+    pinned one by one, and counted as if no allocation were rounded up.
     """
-    if config.train.host_states is None:
+    states = config.train.host_states
+    if states is None:
         return 0.0
     count, dtype = count_step_on_host(config), config.train.dtype
     own_master = dtype == torch.float32  # a weight is its own master on a device
     state = (count.state + 4.0 * own_master) * (1 + keeps_copy)
     elements = share_on_host(config) * per_element(config, parameters, 1.0, 1.0)
-    weight = 0 if own_master else dtype.itemsize
-    in_slots = SLOTS * (count.gradient + weight)
-    return state * elements + in_slots * slot_elements(
-        ceil(elements), largest_part(config, parameters)
-    )
+    in_slot = slot_elements(ceil(elements), largest_part(config, parameters))
+    is_gpu = config.parallel.device == "cuda" or config.parallel.gpu is not None
+    slot = 0.0
+    for size, pins in (
+        (count.gradient, states.pins_gradients),
+        (0 if own_master else dtype.itemsize, states.pins_weights),
+    ):
+        slot += pinned(size * in_slot) if pins and is_gpu else size * in_slot
+    return state * elements + SLOTS * slot
 
 
 def largest_part(config: RunConfig, parameters: Parameters) -> int:
-    """Return the most elements of a parameter that may travel to the host at once.
+    """Return the largest number of elements of one parameter that may travel to the host at once.
 
-    With a sharded optimizer these are rows in one shard of a bucket. A bucket is full with the
-    parameter that reaches its size.
+    With a sharded optimizer only the parameter's rows in one shard of a bucket travel. A bucket
+    takes parameters until it has reached its size, so the last parameter may exceed this size.
     """
     replicas = config.parallel.replicas
     if not replicas.shard_optimizer:

@@ -60,7 +60,7 @@ class Observation:
         return iteration in self._measured or iteration == self._last
 
     def passed_over(self, iteration: int) -> None:
-        """Note that ``iteration`` does not run; every rank calls it in place of ``begin``."""
+        """Note that ``iteration`` is skipped; every rank calls this instead of ``begin``."""
         if iteration in self._measured:  # a later iteration is measured in its place
             self._measured = range(self._measured.start, self._measured.stop + 1)
         if iteration == self._last:

@@ -71,13 +71,13 @@ class Tried:
 def replan(
     plan_with: PlanWith, state: TrainState, costs: Costs, measured: Sequence[Timeline]
 ) -> tuple[Replanned, Trial | None]:
-    """Plan with measured costs, and run that plan on trial if it is predicted to be faster.
+    """Make a plan with measured costs. If it is predicted to be faster, begin a trial of it.
 
-    Every rank calls it between two iterations. Rank 0 plans for all ranks, so that all have the
-    same plan even on unlike machines. Stages and layers stay where they are.
+    Every rank calls this between two iterations. Rank 0 plans for all ranks, so all ranks have the
+    same plan even if their machines differ. Stages and layers stay on their ranks.
 
-    ``costs`` are seconds by rank and chunk, and ``measured`` are iterations of the plan that runs.
-    Both are the same on every rank.
+    ``costs`` are seconds by rank and chunk, and ``measured`` are iterations of the plan that runs
+    now. Both are the same on every rank.
 
     Returns:
         The new plan, and its trial if it runs from the next iteration on.

@@ -33,7 +33,7 @@ def launches(name: str, *, splits: bool) -> list[Launch]:
     """Of a forward and a backward whose weight gradients, if it ``splits``, come last."""
     hidden, width, experts, topk = SHAPES[name]
     site = Site(META, torch.bfloat16, given_kernels=counted_kernels(torch.bfloat16))
-    router = RouterOptions(experts, topk, in_fp32=True)
+    router = RouterOptions(experts, topk, dtype=torch.float32)
     layer, work = Experts(ExpertsShape(hidden, width), router, "swiglu", site), list[Work]()
     for parameter in layer.parameters():
         give_main_grad(parameter, torch.empty(parameter.shape, device=META))

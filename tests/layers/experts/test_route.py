@@ -3,7 +3,10 @@
 Each row is told apart by its values, so that the test knows where every slot came from.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -59,7 +62,7 @@ def tokens_of(rank: int, choices: str) -> tuple[Tensor, Tensor, Tensor]:
 class Visit:
     """What came to a rank: slots of its experts, their weights, and what came home to its tokens.
 
-    ``sent`` are the bytes that it has sent in every exchange of rows, by place.
+    ``sent`` are the bytes that it has sent in every exchange, by place (``Sent``).
     """
 
     experts: range
@@ -88,18 +91,44 @@ def visit_all(rank: int, world_size: int, *, grid: Grid) -> Visits:
     }
 
 
+class Sent:
+    """Watches a rank: the bytes that it sends to every place of an axis, exchange by exchange.
+
+    An axis of one rank has no exchange. A rank's part for itself counts as if it were sent.
+    """
+
+    def __init__(self) -> None:
+        self.to_places: list[list[int]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch every way in which rows of experts travel."""
+        with ExitStack() as stack:
+            for name in ("all_gather", "all_to_all", "gather_parts", "reduce_scatter"):
+                own = partial(self._watched, name, getattr(collectives, name))
+                stack.enter_context(patch.object(collectives, name, own))
+            yield
+
+    def _watched(self, name: str, run: Any, rows: Tensor, axis: ConnectedAxis, *sizes: Any) -> Any:
+        whole, size = rows.numel() * rows.element_size(), axis.size
+        if name == "all_gather":
+            parts = [whole] * size
+        elif sizes:
+            total = sum(sizes[0])
+            parts = [whole // total * count if total else 0 for count in sizes[0]]
+        else:
+            parts = [whole // size] * size
+        if name == "gather_parts":
+            parts = [parts[axis.rank]] * size
+        if size > 1:
+            self.to_places.append(parts)
+        return run(rows, axis, *sizes)
+
+
 def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
     """Dispatch tokens; combine the squares of the slots, times the numbers of their experts."""
-    sent: list[list[int]] = []
-    send = collectives.all_to_all
-
-    def watched(rows: Tensor, axis: ConnectedAxis, *sizes: Any) -> Tensor:
-        if sizes:
-            width = rows[:1].numel() * rows.element_size() if len(rows) else 0
-            sent.append([width * count for count in sizes[0]])
-        return send(rows, axis, *sizes)
-
-    with patch.object(collectives, "all_to_all", watched):
+    sent = Sent()
+    with sent.watching():
         x_buh, experts_buk, weights = tokens_of(rank, choices)
         kept_buk = experts_buk >= 0 if "dropped" in choices else None
         route = route_of(experts_buk.clamp(min=0), EXPERTS, ranks, KERNELS, kept_buk)
@@ -120,7 +149,7 @@ def visit(rank: int, ranks: ExpertParallel, choices: str) -> Visit:
         [of_slots[a:b] for a, b in bounds],
         combined,
         of_weights,
-        sent,
+        sent.to_places,
     )
 
 
@@ -163,17 +192,82 @@ def check(
     torch.testing.assert_close(own.of_weights, weights, rtol=1e-12, atol=1e-12)
 
 
-def test_an_exchange_sends_what_routing_says(ranks: RankPool) -> None:
-    by_rank: list[Visits] = ranks.run(visit_all, 4, grid=Grid(data_size=4, expert_size=4))
+@dataclass(frozen=True)
+class Said:
+    """What routing says about the bytes that a rank of four sends, from the ranks' choices.
+
+    Ranks are numbered as etp x e, of which the number in etp changes fastest.
+
+    Attributes:
+        rank: of which.
+        e: ranks over which experts are spread.
+        etp: ranks that share an expert.
+        chosen: the experts that the tokens of each rank choose; -1: dropped.
+    """
+
+    rank: int
+    e: int
+    etp: int
+    chosen: list[Tensor]
+
+    def rows(self, of_rank: int, to_place: int) -> int:
+        """Choices of a rank whose experts are at a place of the axis of experts."""
+        own = EXPERTS // self.e
+        experts = self.chosen[of_rank]
+        return int(((experts >= to_place * own) & (experts < (to_place + 1) * own)).sum())
+
+    def exchanged(self, width: int) -> list[list[int]]:
+        """With ``alltoall``, rows of ``width`` bytes, to every place of each axis."""
+        there = [width * self.rows(self.rank, place) for place in range(self.e)]
+        return [there, [self._arrived(width)[self.rank % self.etp]] * self.etp][: self._axes]
+
+    def brought_home(self, width: int) -> list[list[int]]:
+        """The way back of ``exchanged``."""
+        own, tensor_rank = self.rank // self.etp, self.rank % self.etp
+        back = [width * self.rows(place * self.etp + tensor_rank, own) for place in range(self.e)]
+        return [self._arrived(width), back][-self._axes :]
+
+    def gathered(self, width: int) -> list[list[int]]:
+        """With ``allgather``, ``width`` bytes of every rank, to every place of each axis."""
+        return [[width] * self.e, [self.e * width] * self.etp][: self._axes]
+
+    @property
+    def _axes(self) -> int:
+        return 1 + (self.etp > 1)
+
+    def _arrived(self, width: int) -> list[int]:
+        """Bytes for this rank's experts that come over each of the ranks that share them."""
+        own = self.rank // self.etp
+        return [
+            width * sum(self.rows(place * self.etp + shared, own) for place in range(self.e))
+            for shared in range(self.etp)
+        ]
+
+
+@pytest.mark.parametrize(("e", "etp"), [(4, 1), (2, 2)])
+def test_an_exchange_sends_what_routing_says(e: int, etp: int, ranks: RankPool) -> None:
+    """First choices are gathered or numbers of rows are told; then tokens and weights travel."""
+    grid = Grid(data_size=4, expert_size=e, given_expert_tensor_size=etp)
+    by_rank: list[Visits] = ranks.run(visit_all, 4, grid=grid)
+    row, number = WIDTH * 8, 8
     for choices in CHOICES:
-        chosen = [tokens_of(rank, choices)[1] // 2 for rank in range(4)]
+        chosen = [tokens_of(rank, choices)[1] for rank in range(4)]
+        tokens, of_token = BATCH * LENGTH, chosen[0].shape[-1]
         for rank, visits in enumerate(by_rank):
-            to = [int((chosen[rank] == place).sum()) for place in range(4)]
-            back = [int((chosen[place] == rank).sum()) for place in range(4)]
-            rows, weights = WIDTH * 8, 8
+            said = Said(rank, e, etp, chosen)
+            told = [[number * EXPERTS // e] * e, [number * EXPERTS] * etp][: 1 + (etp > 1)]
             assert visits["alltoall", choices].sent == [
-                [rows * count for count in to],
-                [weights * count for count in to],
-                [rows * count for count in back],
-                [weights * count for count in back],
+                *told,
+                *said.exchanged(row),
+                *said.exchanged(number),
+                *said.brought_home(row),
+                *said.brought_home(number),
+            ]
+            weights, rows = said.gathered(tokens * of_token * number), said.gathered(tokens * row)
+            assert visits["allgather", choices].sent == [
+                *weights,  # the choices, which are as large
+                *rows,
+                *weights,
+                *reversed(rows),
+                *reversed(weights),
             ]

@@ -16,7 +16,7 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.experts.balance import Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
-from megatron.layers.experts.router import Choice, Router, RouterOptions, choose
+from megatron.layers.experts.router import Choice, Router, RouterOptions, Score, choose
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.left_losses import LayerLosses
 from megatron.layers.site import Site
@@ -43,6 +43,55 @@ def router(options: RouterOptions, hidden: int = 8) -> Router:
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+NARROW = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
+def test_a_router_in_fp64_is_exact_up_to_the_rounding_of_its_results(
+    narrow: torch.dtype, score: Score
+) -> None:
+    """Weights are rounded to fp32, gradients to the type of what they are of."""
+    balances: tuple[tuple[Balance, float], ...] = (("seq_aux_loss", 0.5),)
+    options = RouterOptions(8, 3, score, dtype=torch.float64, balances=balances, z_loss_coeff=0.25)
+    found = scored(options, narrow)
+    wanted = scored(options, torch.float64)
+    wide = scored(replace(options, dtype=torch.float32), narrow)
+    rounded = [own.to(other.dtype) for own, other in zip(wanted, found, strict=True)]
+    assert [own.dtype for own in found] == [torch.float32, narrow, narrow, torch.float64]
+    assert all(own.equal(other) for own, other in zip(found, rounded, strict=True))
+    assert not wide[0].equal(rounded[0]), "fp32 is not enough"
+
+
+def scored(options: RouterOptions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Weights, gradients of input and matrix, and losses of a router with factors of a type."""
+    x_buh, weight_eh = numbers(2, 30, 64).to(torch.bfloat16), numbers(8, 64, seed=1)
+    made = Router(options, 64, replace(SITE, dtype=dtype))
+    with torch.no_grad():
+        made.weight.copy_(weight_eh.to(torch.bfloat16))
+    x_buh = x_buh.to(dtype).requires_grad_()
+    losses = LayerLosses()
+    choice = made(x_buh, replace(TRAINING, losses=losses))
+    left = torch.stack([own.loss for own in losses.close()[0]])
+    grad_buk = numbers(*choice.weights_buk.shape, seed=2).to(torch.bfloat16)
+    ((choice.weights_buk * grad_buk).sum() + left.sum()).backward()
+    assert x_buh.grad is not None
+    assert made.weight.grad is not None
+    return choice.weights_buk.detach(), x_buh.grad, made.weight.grad, left.detach()
+
+
+def test_a_router_in_fp64_tells_logits_apart_that_fp32_cannot() -> None:
+    made = Router(
+        RouterOptions(2, 1, "sigmoid", dtype=torch.float64), 3, replace(SITE, dtype=torch.float32)
+    )
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.5, 0.0]]))
+    for large in (1e8, -1e8):
+        choice = made(torch.tensor([[[large, 1.0, -large]]]), PLAIN_PASS)
+        assert choice.experts_buk.item() == 0
+        assert choice.weights_buk.item() == pytest.approx(torch.sigmoid(torch.ones(())).item())
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -97,6 +97,16 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     assert all(peak > static for peak, static in ranks)
 
 
+def test_buffers_of_the_host_are_said_if_activations_wait_there() -> None:
+    run = config(4, "none")
+    assert "activations on the host" not in report(run)
+    moving = replace(run, parallel=replace(run.parallel, offloaded=1, host_bandwidth=1e12))
+    buffers = max(forecast_run(moving, make_run_plan(moving), gpu("A100")).activations_on_host)
+    text = report(moving)
+    assert buffers > GIB
+    assert f"activations on the host: up to {buffers / GIB:.1f} GiB a rank" in text
+
+
 def test_the_mfu_is_that_of_the_time() -> None:
     text = report(config())
     [seconds] = re.findall(r"^iteration ([\d.]+) s", text, re.MULTILINE)

@@ -22,7 +22,7 @@ def gelu_of(x):
 
 @triton.jit
 def activation(out_n, x_n, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    """GELU, or the square of what is positive."""
+    """GELU, or the square of ReLU."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     x = tl.load(x_n + place, mask=inside, other=0.0).to(tl.float32)

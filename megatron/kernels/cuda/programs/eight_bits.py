@@ -1,7 +1,7 @@
 """The Triton program that scales a matrix and rounds it to 8 bits, straight and turned, in one go.
 
-It rounds by integer arithmetic, so that Triton's interpreter, whose own conversions cut digits off,
-shows what a GPU does.
+It rounds by integer arithmetic. So Triton's interpreter rounds as a GPU does; the interpreter's own
+conversions would cut digits off.
 
 Shapes: r rows, k numbers of a row.
 """
@@ -37,9 +37,9 @@ def _rounded(x, E5M2: tl.constexpr):
 def raise_to_largest(seen, x):
     """Raise ``seen`` to the largest magnitude of a tile.
 
-    ``seen`` has the bits of a float, not below 0. Such bits are in the order of the floats,
-    infinity above all numbers and NaN above it; so an integer maximum finds the largest magnitude,
-    whatever the order of the programs.
+    ``seen`` has the bits of a float that is not negative. As integers, such bits are in the order
+    of the floats; infinity is above all numbers, and NaN above infinity. So an integer maximum
+    finds the largest magnitude, in any order of the programs.
     """
     largest = tl.max(tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1), 0)
     tl.atomic_max(seen, largest, mask=largest > tl.load(seen))

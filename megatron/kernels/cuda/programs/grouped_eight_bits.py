@@ -2,7 +2,7 @@
 
 Tensor cores multiply numbers of 8 bits along rows of both factors. So the factors of a weight's
 gradient are *turned*: the rows of a group are columns, which begin at a multiple of 16 (``places``
-in ``kernels/eight_bits.py``). What lies between the end of a group and the next multiple is 0.
+in ``kernels/eight_bits.py``). Between the end of a group and the next multiple all numbers are 0.
 
 Shapes: s rows of all groups, g groups, k width of a factor, n rows of a matrix; o outputs, i inputs
 and p places of turned factors.

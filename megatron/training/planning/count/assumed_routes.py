@@ -5,10 +5,16 @@ busiest rank, so the busiest rank is counted. By default all ranks have equally 
 case for which a job is laid out. Where the host would wait for the numbers, the count says so.
 """
 
+from math import ceil, comb
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from megatron.parallel.deep_ep import Handle
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
 from megatron.parallel.groups import ConnectedAxis
+from megatron.simulator.costs.count import Collective
 from megatron.training.planning.count.recorder import Recorder
 
 
@@ -47,6 +53,88 @@ class AssumedExchange(AssumedGathering, ExchangingExperts):
         """As in ``ExchangingExperts``, with the assumed numbers."""
         self._recorder.let_the_host_wait()
         return assumed_journey(leaving, self.rank, self.size, self.tensor_size, self._imbalance)
+
+
+class AssumedBuffer:
+    """The class ``Buffer`` of the package DeepEP for a count: rows and numbers are assumed.
+
+    Time is counted as if every travel were an all-to-all of NCCL. The memory of the package's own
+    buffers is not counted.
+
+    Args:
+        recorder: lists the travels, and notes where the host waits.
+        ranks: over which experts are spread.
+        imbalance: slots of this rank, divided by the mean of all ranks.
+    """
+
+    def __init__(self, recorder: Recorder, ranks: int, imbalance: float = 1.0) -> None:
+        self._recorder, self._ranks, self._imbalance = recorder, ranks, imbalance
+
+    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Any, ...]:
+        """As the package's, without values; one program writes which token goes to which rank."""
+        by_rank, by_expert = (
+            topk_idx.new_empty(size, dtype=torch.int32) for size in (self._ranks, num_experts)
+        )
+        is_sent = topk_idx.new_zeros((len(topk_idx), self._ranks), dtype=torch.bool)
+        return by_rank, None, by_expert, is_sent, None
+
+    def dispatch(self, x: Tensor, handle: Handle | None = None, **named: Any) -> tuple[Any, ...]:
+        """As the package's, with the assumed number of rows."""
+        if handle is not None:
+            rows = x.new_empty((len(handle[0]), x.shape[1]))
+            self._travel(rows)
+            return rows, None, None, None, None, None
+        chosen, weights = named["topk_idx"], named["topk_weights"]
+        experts, choices = len(named["num_tokens_per_expert"]), chosen.shape[1]
+        own = busiest(chosen.numel(), self._ranks, self._imbalance)
+        from_each = visitors(len(x), choices, experts, self._ranks, self._imbalance)
+        arrived = self._ranks * from_each
+        self._recorder.let_the_host_wait()
+        results = [each.new_empty((arrived, each.shape[1])) for each in (x, chosen, weights)]
+        self._travel(*results)
+        source, heads = (
+            chosen.new_empty(shape, dtype=torch.int32)
+            for shape in ((arrived,), (len(x), self._ranks))
+        )
+        slots, here = own * self._ranks, experts // self._ranks
+        times = [slots // here + (expert < slots % here) for expert in range(here)]
+        return *results, times, (source, heads, named["is_token_in_rank"]), None
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: Handle,
+        topk_weights: Tensor | None = None,
+        *,
+        async_finish: bool = False,
+    ) -> tuple[Any, ...]:
+        """As the package's, without values."""
+        assert not async_finish, "a count has no pairs"
+        tensors = [x] if topk_weights is None else [x, topk_weights]
+        self._travel(*tensors)
+        sums = [each.new_empty((len(handle[1]), each.shape[1])) for each in tensors]
+        return sums[0], sums[1] if len(sums) > 1 else None, None
+
+    def _travel(self, *rows: Tensor) -> None:
+        size = sum(each.numel() * each.element_size() for each in rows)
+        self._recorder.communicate(Collective("all_to_all", "experts", self._ranks, size))
+
+
+def visitors(tokens: int, choices: int, experts: int, ranks: int, imbalance: float = 1.0) -> int:
+    """Return how many tokens of each rank visit the busiest rank, if all choices are as likely.
+
+    A token visits a rank unless all of its choices are elsewhere. If tokens choose from groups of
+    experts, they visit fewer ranks.
+
+    Args:
+        tokens: of each rank.
+        choices: different experts of a token.
+        experts: of the layer.
+        ranks: over which they are spread, each with equally many.
+        imbalance: choices of this rank's experts, divided by the mean of all ranks.
+    """
+    elsewhere = comb(experts - experts // ranks, choices) / comb(experts, choices)
+    return min(tokens, ceil(tokens * (1 - elsewhere) * imbalance))
 
 
 def busiest(slots: int, ranks: int, imbalance: float) -> int:

@@ -3,9 +3,9 @@
 Every further slice of the same length sees one slice of keys more. So the numbers of a count, such
 as FLOPs and bytes, grow by the same amount from each slice to the next. The first and the last
 slice are different: the first one takes buffers, which its backward frees, and no slice after the
-last one has left gradients of its keys. Therefore the first two slices, the last two and one
-between are counted. The slice between shows whether it is on a line with the second slice and the
-last but one.
+last one has left gradients of its keys. Therefore the first two slices, the last two slices and one
+slice in the middle are counted. The slice in the middle tests the line: its count must be on the
+line from the second slice to the last but one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +22,10 @@ _COUNTED: Final = 5
 
 
 def count_few(count: Callable[[Sequence[int]], Sliced], lengths: Sequence[int]) -> Sliced:
-    """Return the count of a microbatch of which as few slices as possible are counted.
+    """Return the count of a microbatch, for which as few slices as possible are counted.
 
-    All are counted if their lengths differ, or if the slices between are not on a line. A window
-    of attention, for example, ends the growth at some slice.
+    All slices are counted if their lengths differ, or if their counts are not on a line. For
+    example, with a window of attention the counts grow only up to some slice.
 
     Args:
         count: returns the count of a microbatch with the slices of the given numbers alone.

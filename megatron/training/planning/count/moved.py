@@ -14,7 +14,7 @@ from megatron.training.planning.count.recorder import Recorder
 
 
 class CountedActivations:
-    """Notes the storages that a run would copy to the host; they stay where they are.
+    """Notes the storages that a run would copy to the host; nothing is copied.
 
     Args:
         shared: tensors that live longer than a microbatch.

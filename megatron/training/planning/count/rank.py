@@ -19,6 +19,7 @@ from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.context import ContextAxes, ContextParallel, context_parallel
+from megatron.parallel.deep_ep import VisitedExperts
 from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import Groups, connect_grid
@@ -42,7 +43,11 @@ from megatron.simulator.costs.count import (
     Work,
     in_order,
 )
-from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
+from megatron.training.planning.count.assumed_routes import (
+    AssumedBuffer,
+    AssumedExchange,
+    AssumedGathering,
+)
 from megatron.training.planning.count.divided import LAYERS, DividedAtLayers
 from megatron.training.planning.count.moved import CountedActivations
 from megatron.training.planning.count.ordered import waits_before_readers
@@ -137,13 +142,17 @@ class CountedRank:
 
     def _spread_experts(self) -> ExpertParallel | None:
         """Return how tokens travel to experts that are spread."""
-        groups, dispatcher = self._groups, self._subject.experts.dispatcher
+        groups, ranks = self._groups, self._subject.experts
         if not groups.grid.spreads_experts:
             return None
-        exchanges = dispatcher == "alltoall" and groups.experts.size > 1
+        recorder, imbalance = self._recorder, self._subject.expert_imbalance
+        if ranks.visits:
+            buffer = AssumedBuffer(recorder, groups.experts.size, imbalance)
+            return VisitedExperts(groups.experts, groups.expert_gradients, buffer)
+        exchanges = ranks.dispatcher == "alltoall" and groups.experts.size > 1
         kind = AssumedExchange if exchanges else AssumedGathering
         axes = groups.experts, groups.expert_tensor, groups.expert_gradients
-        return kind(*axes, self._recorder, self._subject.expert_imbalance)
+        return kind(*axes, recorder, imbalance)
 
     def _begin(self) -> None:
         """Begin an iteration of one microbatch."""

@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
             self._in_lane.append(collective)
 
     def beside(self, work: Callable[[], T]) -> T:
-        """Run ``work`` of a lane; its launches count where the lane's work begins."""
+        """Run ``work`` of a lane; its launches are counted at the step that begins this work."""
         self._in_lane = []
         try:
             return work()

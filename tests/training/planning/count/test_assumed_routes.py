@@ -1,6 +1,7 @@
 """How many tokens a count assumes at the experts of the busiest rank."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Final
 
 import pytest
@@ -14,7 +15,7 @@ from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.experts import Dispatcher
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HOST_WAIT, Collective, Launch, RankCount
-from megatron.training.planning.count.assumed_routes import assumed_journey, busiest
+from megatron.training.planning.count.assumed_routes import assumed_journey, busiest, visitors
 
 MIXTURE: Final = replace(
     LLAMA, num_layers=2, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2
@@ -50,7 +51,7 @@ def exchanged(count: RankCount) -> int:
     return sum(s.bytes for s in steps if isinstance(s, Collective) and s.kind == "all_to_all")
 
 
-@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall", "flex"])
 def test_the_busiest_rank_multiplies_and_holds_more_by_the_factor(dispatcher: Dispatcher) -> None:
     usual, more = (of(dispatcher, factor) for factor in (1.0, 1.5))
     slots = 2 * MIXTURE.seq_length
@@ -69,6 +70,51 @@ def test_more_rows_take_longer_to_arrive() -> None:
     grown = exchanged(of("alltoall", 1.5)) - exchanged(of("alltoall", 1.0))
     weights = 2 * MIXTURE.seq_length * 4
     assert grown == MIXTURE.num_layers * (2 * hidden + weights) // 2
+
+
+Moved = list[tuple[str, str, int]]
+"""Kind, axis and bytes of exchanges."""
+
+
+def there(width: int, e: int, etp: int, dispatcher: Dispatcher) -> Moved:
+    """What brings ``width`` bytes of every rank to the experts, if all ranks have equally many."""
+    if dispatcher == "allgather":
+        first = "all_gather", "experts", e * width
+    else:
+        first = "all_to_all", "experts", width
+    return [first, ("all_gather", "expert_tensor", etp * first[2])][: 1 + (etp > 1)]
+
+
+def home(width: int, e: int, etp: int, dispatcher: Dispatcher) -> Moved:
+    kinds = {"all_gather": "reduce_scatter", "all_to_all": "all_to_all"}
+    forth = there(width, e, etp, dispatcher)
+    return [(kinds[kind], axis, size) for kind, axis, size in reversed(forth)]
+
+
+@pytest.mark.parametrize("etp", [1, 2])
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+def test_bytes_of_every_exchange_are_those_of_the_tokens(dispatcher: Dispatcher, etp: int) -> None:
+    """Before tokens leave, ranks tell each other choices (gathering) or numbers of rows, in int64.
+
+    The weights of choices travel in fp32. In the backward nothing has to be told.
+    """
+    e, choices = RANKS // etp, 2 * MIXTURE.seq_length
+    rows = 2 * MIXTURE.hidden_size * (MIXTURE.seq_length if dispatcher == "allgather" else choices)
+    told = 8 * (choices if dispatcher == "allgather" else 8)
+    layout = e, etp, dispatcher
+    wanted: dict[PassKind, Moved] = {
+        "F": there(told, *layout) + there(rows, *layout) + there(4 * choices, *layout)
+        + home(rows, *layout),
+        "B": there(rows, *layout) + home(4 * choices, *layout) + home(rows, *layout),
+    }  # fmt: skip
+    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(e, etp, dispatcher)})
+    [found] = counted(replace(run, dry_run=DryRun("H100")), (2,))
+    for kind, moved in wanted.items():
+        steps = [step for work, _ in found.passes[kind, 0].parts for step in work.steps]
+        of_experts = [
+            (step.kind, step.axis, step.bytes) for step in steps if isinstance(step, Collective)
+        ]
+        assert of_experts == MIXTURE.num_layers * moved
 
 
 @pytest.mark.parametrize("ranks", [1, RANKS])
@@ -108,3 +154,38 @@ def test_the_host_waits_for_every_assumed_round_of_sinkhorn() -> None:
     assert steps[plain].count(HOST_WAIT) == 0
     launches = [sum(isinstance(s, Launch) for s in steps[model]) for model in (balanced, plain)]
     assert launches[0] - launches[1] > 5 * rounds
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_the_mean_of_visitors_is_that_of_all_choices(
+    tokens: int, choices: int, own: int, ranks: int
+) -> None:
+    experts = own * ranks
+    choices = min(choices, experts)
+    every = list(combinations(range(experts), choices))
+    share = sum(min(chosen) < own for chosen in every) / len(every)  # of the first rank
+    assert visitors(tokens, choices, experts, ranks) == pytest.approx(tokens * share, abs=1)
+    assert visitors(tokens, choices, experts, ranks, imbalance=100) <= tokens
+
+
+def test_deep_ep_sends_a_token_once_to_a_rank_and_the_host_waits_once() -> None:
+    """Per layer: in F tokens with choices and weights, and sums; in B gradients, twice rows."""
+    count, (tokens, hidden) = of("flex", 1.0), (MIXTURE.seq_length, MIXTURE.hidden_size)
+    rows = RANKS * visitors(tokens, 2, 8, RANKS)
+    row, choices, weights = 2 * hidden * rows, 2 * 8 * rows, 2 * 4 * rows
+    wanted: dict[PassKind, tuple[int, list[int]]] = {
+        "F": (1, [row + choices + weights, row]),
+        "B": (0, [row, row + weights]),
+    }
+    for kind, (waits, sizes) in wanted.items():
+        steps = [s for work, _ in count.passes[kind, 0].parts for s in work.steps]
+        sent = [s.bytes for s in steps if isinstance(s, Collective) and s.kind == "all_to_all"]
+        assert sent == sizes * MIXTURE.num_layers
+        assert steps.count(HOST_WAIT) == waits * MIXTURE.num_layers
+
+
+def test_with_deep_ep_a_package_that_multiplies_makes_the_host_wait_no_more() -> None:
+    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(RANKS, 1, "flex")})
+    by_package = replace(run, train=replace(run.train, grouped_package="grouped_gemm"))
+    own, other = (counted(each, (2,))[0].passes["F", 0].parts for each in (run, by_package))
+    assert [work.steps for work, _ in own] == [work.steps for work, _ in other]

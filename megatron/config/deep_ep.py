@@ -1,0 +1,94 @@
+"""Tokens that travel to experts by the package DeepEP: flags, and rules of the dispatcher flex."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from megatron.config.expert_ranks import expert_ranks, sizes_of_experts
+from megatron.config.experts import ExpertFlags
+from megatron.config.model import ModelFlags
+from megatron.config.parallelism import on_cuda
+from megatron.config.precision import activation_dtype
+from megatron.flags.declare import COUNT, flag
+from megatron.flags.groups import Flags
+from megatron.parallel.deep_ep import MOST_CHOICES, MULTIPLE, load_deep_ep
+
+_FLEX: Final = "--moe-token-dispatcher-type flex"
+_INSTEAD: Final = "or take --moe-token-dispatcher-type alltoall"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class DeepEPFlags:
+    """Tokens that travel to experts by the package DeepEP."""
+
+    moe_flex_dispatcher_backend: Literal["deepep", "hybridep"] = flag("deepep",
+        "What moves tokens: the class Buffer of the package DeepEP. hybridep, another class of "
+        "that package, is refused.", idle_without=_FLEX)
+    moe_deepep_num_sms: int = flag(20,
+        "Multiprocessors of a GPU that move tokens; an even number.", COUNT, idle_without=_FLEX)
+# fmt: on
+
+
+def _own_flags(flags: Flags) -> Iterator[str]:
+    if not expert_ranks(flags).visits:
+        return
+    own = flags[DeepEPFlags]
+    if own.moe_flex_dispatcher_backend == "hybridep":
+        yield (
+            "--moe-flex-dispatcher-backend hybridep: of the package DeepEP only the class Buffer "
+            f"is called here; take deepep, {_INSTEAD}"
+        )
+    if own.moe_deepep_num_sms % 2:
+        yield (
+            f"--moe-deepep-num-sms {own.moe_deepep_num_sms} is odd: one multiprocessor sends and "
+            "another one receives; choose an even number"
+        )
+
+
+def _layer(flags: Flags) -> Iterator[str]:
+    """Yield what DeepEP cannot do with this layer."""
+    if not expert_ranks(flags).visits:
+        return
+    chosen, hidden = flags[ExpertFlags].moe_router_topk, flags[ModelFlags].hidden_size
+    if activation_dtype(flags) != torch.bfloat16:
+        yield f"{_FLEX}: the package DeepEP sums tokens in bf16 only: add --bf16, {_INSTEAD}"
+    _, sharing = sizes_of_experts(flags)
+    if sharing > 1:
+        yield (
+            f"{_FLEX} with --expert-tensor-parallel-size {sharing}: a token travels to one rank of "
+            f"each expert; give --expert-tensor-parallel-size 1, {_INSTEAD}"
+        )
+    if hidden % MULTIPLE:
+        yield (
+            f"{_FLEX}: --hidden-size {hidden} is no multiple of {MULTIPLE}, and DeepEP's programs "
+            f"copy half rows of whole 16 bytes: choose a multiple, {_INSTEAD}"
+        )
+    if chosen > MOST_CHOICES:
+        yield (
+            f"{_FLEX}: --moe-router-topk {chosen} is more than the {MOST_CHOICES} experts of a "
+            f"token that DeepEP counts: lower it, {_INSTEAD}"
+        )
+
+
+def _of_device(flags: Flags) -> Iterator[str]:
+    ranks = expert_ranks(flags)
+    if not ranks.visits:
+        return
+    if not on_cuda(flags):
+        yield f"{_FLEX}: the package DeepEP moves tokens between GPUs only; take alltoall"
+        return
+    try:
+        load_deep_ep(ranks.size)
+    except ValueError as error:
+        yield (
+            f"{_FLEX}: {error}; https://github.com/deepseek-ai/DeepEP says how to install it, "
+            f"{_INSTEAD}"
+        )
+
+
+DEEP_EP_RULES: Final = (_own_flags, _layer)
+DEEP_EP_DEVICE_RULES: Final = (_of_device,)
