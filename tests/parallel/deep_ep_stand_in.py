@@ -117,7 +117,7 @@ class Buffer:
         self._check_rows(x)
         if handle is not None:
             assert topk_idx is topk_weights is None
-            _, is_sent, arriving = handle
+            is_sent, arriving = handle
             [rows] = self._sent(is_sent, arriving.tolist(), x)
             CALLS.append(("dispatch again", len(rows), False))
             [rows], event = later(async_finish, rows)
@@ -134,20 +134,15 @@ class Buffer:
         arriving = torch.empty_like(num_tokens_per_rank)
         dist.all_to_all_single(arriving, num_tokens_per_rank, group=self.group)
         own = len(num_tokens_per_expert) // self.group_size
-        source, rows, experts, weights = self._sent(
-            is_token_in_rank,
-            arriving.tolist(),
-            torch.arange(len(x), dtype=torch.int32),
-            x,
-            topk_idx,
-            topk_weights,
+        rows, experts, weights = self._sent(
+            is_token_in_rank, arriving.tolist(), x, topk_idx, topk_weights
         )
         experts = experts - self.group.rank() * own
         is_here = (experts >= 0) & (experts < own)
         experts, weights = experts.where(is_here, -1), weights.where(is_here, 0)
         times = [int((experts == expert).sum()) for expert in range(own)]
         CALLS.append(("dispatch", len(rows), True))
-        handle = source, is_token_in_rank, arriving
+        handle = is_token_in_rank, arriving
         (rows, weights), event = later(async_finish, rows, self.weights_there(weights))
         return rows, experts, weights, times, handle, event
 
@@ -163,13 +158,13 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         self._check_rows(x)
-        _, is_sent, arriving = handle
+        is_sent, arriving = handle
         parts = [x]
         if topk_weights is not None:
             self._check_weights(topk_weights)
             assert len(topk_weights) == len(x)
             parts.append(self.weights_home(topk_weights))
-        found = [self._summed(part, is_sent, arriving.tolist()) for part in parts]
+        found = self._summed(is_sent, arriving.tolist(), *parts)
         CALLS.append(("combine", len(x), topk_weights is not None))
         found, event = later(async_finish, *found)
         return found[0], found[1] if topk_weights is not None else None, event
@@ -193,21 +188,31 @@ class Buffer:
 
     def _sent(self, is_sent: Tensor, arriving: list[int], *tensors: Tensor) -> list[Tensor]:
         """The rows of tensors that arrive here, in the order of ranks and of tokens."""
-        order = torch.cat([each.nonzero().flatten() for each in is_sent.T])
-        leaving, found = sums(is_sent).tolist(), []
-        for tensor in tensors:
-            rows = tensor.new_empty((sum(arriving), *tensor.shape[1:]))
-            dist.all_to_all_single(rows, tensor[order], arriving, leaving, group=self.group)
-            found.append(rows)
+        order, leaving = order_of(is_sent), sums(is_sent).tolist()
+        return self._moved([each[order] for each in tensors], leaving, arriving)
+
+    def _summed(self, is_sent: Tensor, arriving: list[int], *tensors: Tensor) -> list[Tensor]:
+        """The sums of the rows of every token at its home, formed in fp32."""
+        order, leaving = order_of(is_sent), sums(is_sent).tolist()
+        found = []
+        for rows in self._moved(tensors, arriving, leaving):
+            wide = torch.zeros(len(is_sent), rows.shape[1], dtype=torch.float32)
+            found.append(wide.index_add_(0, order, rows.float()).to(rows.dtype))
         return found
 
-    def _summed(self, rows: Tensor, is_sent: Tensor, arriving: list[int]) -> Tensor:
-        """The sums of the rows of every token at its home, formed in fp32."""
-        order = torch.cat([each.nonzero().flatten() for each in is_sent.T])
-        back = rows.new_empty((len(order), rows.shape[1]))
-        dist.all_to_all_single(back, rows, sums(is_sent).tolist(), arriving, group=self.group)
-        wide = torch.zeros(len(is_sent), rows.shape[1], dtype=torch.float32)
-        return wide.index_add_(0, order, back.float()).to(rows.dtype)
+    def _moved(
+        self, tensors: Sequence[Tensor], leaving: list[int], arriving: list[int]
+    ) -> list[Tensor]:
+        """The rows that the ranks have sent here; all tensors travel together."""
+        rows = torch.cat([each.contiguous().view(torch.uint8) for each in tensors], 1)
+        came = rows.new_empty((sum(arriving), rows.shape[1]))
+        dist.all_to_all_single(came, rows, arriving, leaving, group=self.group)
+        widths = [each.shape[1] * each.element_size() for each in tensors]
+        # Copies, because views of one row may begin where no number of their type can.
+        parts = [
+            part.clone(memory_format=torch.contiguous_format) for part in came.split(widths, 1)
+        ]
+        return [part.view(each.dtype) for part, each in zip(parts, tensors, strict=True)]
 
 
 class WideBuffer(Buffer):
@@ -218,6 +223,11 @@ class WideBuffer(Buffer):
 
 def sums(flags: Tensor) -> Tensor:
     return flags.sum(0, dtype=torch.int32)
+
+
+def order_of(is_sent: Tensor) -> Tensor:
+    """The tokens of all rows that leave, by the rank to which they go."""
+    return torch.cat([each.nonzero().flatten() for each in is_sent.T])
 
 
 def later(is_late: bool, *results: Tensor) -> tuple[list[Tensor], EventOverlap]:
