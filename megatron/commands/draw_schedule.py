@@ -8,11 +8,12 @@ same layers as passes of all ranks. The output layer is that of V = 256k at hidd
 sequence length 2048 and 4 transformer layers per stage: V / (12 h + 2 s) = 4.8 layers (arXiv
 2411.05288, section 2), or 1.2 stages. F, B and W of a rank's transformer layers take one unit
 each. Communications and the input layer are free, except in the first picture, 1f1b_vocab,
-which shows them.
+which shows them. The picture ``pairs`` has no output layer: it shows when tokens of experts travel,
+and pairs that hide this, in segments.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -48,13 +49,17 @@ TREATMENT_TITLES: Final[Mapping[str, str]] = {
 }
 PAIR: Final = ("none", "vocab-2")
 
+WITH_EXPERTS: Final = Costs({"F": 1.5, "B": 1.5, "W": 1.0}, waits={"F": 0.5, "B": 0.5})
+"""Of a chunk with one layer: its tokens travel twice in F, and twice in B."""
+
 TRANSFORMER_COSTS: Final = Costs({"F": 1.0, "B": 1.0, "W": 1.0, "E": 0.0, "IF": 0.0, "IB": 0.0})
 
 PAGE: Final = f"""# Pictures of the schedules
 
 Simulated at p = {RANKS} and m = {MICROBATCHES} (1f1b_vocab: p = 4, m = 8, with communications that
 take time); F = B = W = 1 for the transformer layers of a rank, and an output layer whose forward
-takes {OUTPUT_LAYER}. So both panels of a schedule do the same work.
+takes {OUTPUT_LAYER}. So both panels of a schedule do the same work. In pairs (p = 4, m = 8) each
+chunk is a layer with experts: F = B = 1.5, of which tokens travel for 0.5, W = 1, no output layer.
 Drawn, and this page written, by `python tools/draw.py`.
 
 {{definitions}}
@@ -92,10 +97,20 @@ def panels_of(
     }
 
 
+def pairs_panels() -> Panels:
+    """Return the panels of a schedule without and with pairs."""
+    request = Request("dualpipe-v", "none", 4, 8, WITH_EXPERTS)
+    return {
+        "DualPipeV, every pass alone": Scenario(request),
+        "DualPipeV, F and B in pairs": Scenario(replace(request, joined=True)),
+    }
+
+
 def pictures() -> dict[str, Panels]:
     """Return the panels of every picture, by the name of the picture's file."""
     return {
         "1f1b_vocab.svg": panels_of("1f1b", PAIR, 4, 8, WITH_COMMS),
+        "pairs.svg": pairs_panels(),
         "treatments.svg": panels_of("1f1b", ("naive", "vocab-1", "vocab-2")),
         **{
             f"{name}.svg": panels_of(name, PAIR)

@@ -53,6 +53,8 @@ class Costs:
         waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
             its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
             of a pair works meanwhile.
+        journeys: how often tokens, or weights of their choices, travel in a pass that waits, by
+            kind. Drawings show this many exchanges; absent kinds have two.
         slices: for every slice of a microbatch, the costs of its passes and communications; empty:
             each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 
@@ -64,6 +66,7 @@ class Costs:
     comms: Mapping[CommKind, HopTime] = field(default_factory=dict)
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     waits: Mapping[PassKind, Time] = field(default_factory=dict)
+    journeys: Mapping[PassKind, Time] = field(default_factory=dict)
     slices: "Sequence[Costs]" = ()
 
     def __post_init__(self) -> None:
@@ -115,6 +118,12 @@ class Costs:
                     )
                 total += wait
         return share * total
+
+    def journeys_of(self, plan: Plan, rank: int, item: Pass) -> int:
+        """Return how often the tokens of ``item`` travel, if it waits for them."""
+        own, _ = self._of_slice(plan.slices, item.slice)
+        parts = (part for part in own._parts(plan, item) if part in own.waits)
+        return sum(int(_at(own.journeys.get(part, 2), part, rank, item.chunk)) for part in parts)
 
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair: each pass works while the other one waits for its exchange.
@@ -212,7 +221,8 @@ class Costs:
 
             part = alike[number]
             comms = {kind: _times(time, part) for kind, time in self.comms.items()}
-            return Costs(scaled(self.passes), comms, waits=scaled(self.waits))
+            waits = scaled(self.waits)
+            return Costs(scaled(self.passes), comms, waits=waits, journeys=self.journeys)
 
         return replace(self, slices=tuple(map(of, range(len(lengths)))))
 

@@ -21,6 +21,7 @@ from megatron.simulator.costs.output_layer_costs import (
 )
 from megatron.simulator.costs.peak_bytes import check_counts
 from megatron.simulator.exchange import EvenBuckets, Hidden, hidden
+from megatron.simulator.segments import with_segments
 from megatron.simulator.simulate import Timeline, simulate
 
 LAYERS_PER_STAGE: Final = 4
@@ -110,7 +111,7 @@ def run(scenario: Scenario, watch: Watch | None = None) -> Simulation:
     if scenario.buckets is not None:
         program = scenario.buckets.added_to(program)
         kept = hidden(program, costs)
-    timeline = simulate(program, costs)
+    timeline = with_segments(simulate(program, costs), plan, costs)
     if not timeline.end:
         raise ValueError("nothing takes time: give some pass a time above 0")
     held = in_flight(plan, request.traits.kept)

@@ -59,11 +59,15 @@ class Timeline:
     Attributes:
         spans: all passes and communications, in no particular order.
         waits: all waits of ranks, labelled by the communication; in no particular order.
+        segments: for drawings, parts of passes that exchange tokens of experts: where the tokens
+            travel (lane ``tokens``), and where a pass of a pair works (``work``). A segment is
+            labelled as its pass; ``segments.with_segments`` makes them.
     """
 
     ranks: int
     spans: tuple[Span, ...]
     waits: tuple[Span, ...] = ()
+    segments: tuple[Span, ...] = ()
 
     @classmethod
     def of_lanes(cls, ranks: int, spans: Iterable[Span]) -> "Timeline":

@@ -16,6 +16,7 @@ from megatron.simulator.costs.count import (
     NO_PASS,
     Begin,
     Collective,
+    Launch,
     PassCount,
     RankCount,
     Work,
@@ -101,11 +102,13 @@ def costs_of(
     comms: dict[CommKind, HopTime] = {kind: max(map(seconds, each)) for kind, each in begun.items()}
     passes: dict[PassKind, Time] = {}
     waits: dict[PassKind, Time] = {}
+    journeys: dict[PassKind, Time] = {}
     for kind in PASS_KINDS:
         if any(known == kind for known, _ in counts[0].passes):
             passes[kind] = _table(counts, kind, plan, seconds)
             if kind in CHUNKED_KINDS and _exchanges_tokens(counts, kind):
                 waits[kind] = _table(counts, kind, plan, partial(_wait, price, seconds))
+                journeys[kind] = _table(counts, kind, plan, _journeys)
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
@@ -114,7 +117,7 @@ def costs_of(
         comms["O"] = comms["L"] = copies
     slices = zip(*(count.slices for count in counts), strict=True)
     own = tuple(costs_of(each, plan, price, crossing) for each in slices)
-    return Costs(passes, comms, waits=waits, slices=own)
+    return Costs(passes, comms, waits=waits, journeys=journeys, slices=own)
 
 
 _OF_EXPERTS: Final = ("experts", "expert_tensor")
@@ -136,6 +139,19 @@ def _wait(price: Price, seconds: Callable[[PassCount], float], count: PassCount)
     """Return the time in which a pass waits for its tokens to travel; a part of its time."""
     alone = sum(times * price.seconds(Work(_exchange(work))) for work, times in count.parts)
     return min(alone, seconds(count))
+
+
+def _journeys(count: PassCount) -> float:
+    """Return how often the tokens of a pass travel: exchanges without a product between are one."""
+    found = 0
+    for work, times in count.parts:
+        computes = True
+        for step in work.steps:
+            if isinstance(step, Collective) and step.axis in _OF_EXPERTS:
+                found, computes = found + times * computes, False
+            elif isinstance(step, Launch) and step.flops:
+                computes = True
+    return float(found)
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:

@@ -26,6 +26,10 @@ COLOURS: Final[Mapping[str, str]] = {
     "AG": "#7a8b3c",
     "O": "#b0679b",
     "L": "#7d3c6b",
+    "tokens-F": "#1f6f8b",
+    "tokens-R": "#4d9fa6",
+    "tokens-B": "#a8431f",
+    "tokens-W": "#3f7f43",
 }
 """Fill of every kind of pass and communication; the paler shades carry the numbers."""
 
@@ -52,6 +56,10 @@ MEANINGS: Final[Mapping[str, str]] = {
     "AG": "gathering from replicas",
     "O": "copy to the host",
     "L": "copy from the host",
+    "tokens-F": "tokens of an F travel",
+    "tokens-R": "tokens of an R travel",
+    "tokens-B": "tokens of a B travel",
+    "tokens-W": "tokens of a W travel",
 }
 """Meaning of every kind, for the legend."""
 

@@ -1,17 +1,20 @@
 """Lay out a picture of timelines: one row per rank, time to the right, one scale for all panels.
 
 Every rank has a row of passes; a box shows the microbatch's number if it has room for it. Below the
-row are thin lanes for communications, as many as the rank has under way at once. A picture that is
+row are thin lanes for communications, as many as the rank has under way at once. A pair whose
+segments are known is drawn in segments, with both numbers in its middle; the first lanes below show
+when tokens of experts travel. A picture that is
 too long for the width goes on in further strips. The result is boxes, texts and lines in pixels,
 which ``svg`` paints.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import PASS_KINDS
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS
 from megatron.simulator.draw.palette import GLYPH, MEANINGS, Role
 from megatron.simulator.draw.stretches import (
     WHOLE,
@@ -172,17 +175,15 @@ class _Sheet:
         part = Stretch(part.begin, min(part.end, timeline.end))
         self.labels.append(Label("title", _MARGIN, y + 14, panel.title))
         y += _TITLE
-        comms: list[list[Span]] = [[] for _ in range(timeline.ranks)]
-        for span in filter(part.shows, timeline.spans):
-            if span.lane == "comm":
-                comms[span.rank].append(span)
-        for rank in range(timeline.ranks):
+        beside: list[dict[str, list[Span]]] = [defaultdict(list) for _ in range(timeline.ranks)]
+        for span in filter(part.shows, (*timeline.spans, *timeline.segments)):
+            beside[span.rank][span.lane].append(span)
+        for rank, lanes in enumerate(beside):
             self.labels.append(Label("plain", _MARGIN, y + _BASELINE, f"rank {rank}"))
             self.boxes.append(Box("idle", "", _LEFT, y, part.length * self._scale, _BOX))
-            for span in filter(part.shows, timeline.compute(rank)):
-                self._draw_pass(span, part, y)
+            self._draw_row(timeline.compute(rank), lanes["work"], part, y)
             y += _BOX + 1
-            for lane in _pack(comms[rank]):
+            for lane in (*_pack(lanes["tokens"]), *_pack(lanes["comm"])):
                 self.boxes += [self._box("comm", span, part, y, _LANE) for span in lane]
                 y += _LANE + 1
             y += _GAP
@@ -196,6 +197,9 @@ class _Sheet:
         for group in (PASS_KINDS, COMM_KINDS):
             x = float(_LEFT)
             entries = {f"{kind} {MEANINGS[kind]}": str(kind) for kind in group if kind in kinds}
+            if group is COMM_KINDS:
+                tokens = (f"tokens-{kind}" for kind in CHUNKED_KINDS)
+                entries |= {MEANINGS[kind]: kind for kind in tokens if kind in kinds}
             if group is PASS_KINDS and paler:
                 entries["paler: later chunks of a rank"] = ""
             if group is PASS_KINDS and paired:
@@ -212,14 +216,25 @@ class _Sheet:
                 y += _LEGEND_LINE
         return y - _LEGEND_LINE + 10
 
-    def _draw_pass(self, span: Span, part: Stretch, y: int) -> None:
-        box = self._box("later" if span.chunk else "pass", span, part, y, _BOX)
-        self.boxes.append(box)
-        if span.beside:
-            self._draw_joint(span, box)
-        number = str(span.microbatch)
+    def _draw_row(self, row: Sequence[Span], work: Sequence[Span], part: Stretch, y: int) -> None:
+        """Draw the passes of a rank; those of ``work`` in segments."""
+        self.boxes += [self._pass_box(span, part, y) for span in work]
+        known, by_label = {span.label for span in work}, {span.label: span for span in row}
+        for span in filter(part.shows, row):
+            box = self._pass_box(span, part, y)
+            if span.label not in known:
+                self.boxes.append(box)
+                self._draw_number(str(span.microbatch), box)
+            elif span.kind == "F":
+                other = by_label[span.beside]
+                pair = self._pass_box(span._replace(end=other.end), part, y)
+                self._draw_number(f"{span.microbatch}|{other.microbatch}", pair)
+            if span.beside:
+                self._draw_joint(span, box)
+
+    def _draw_number(self, number: str, box: Box) -> None:
         if box.width >= _room(len(number)) * (1 - 1e-9):
-            self.labels.append(Label("number", box.x + box.width / 2, y + _BASELINE, number))
+            self.labels.append(Label("number", box.x + box.width / 2, box.y + _BASELINE, number))
 
     def _draw_joint(self, span: Span, box: Box) -> None:
         """Draw the half of a pair's bar that lies over ``box``; bars of two pairs do not touch."""
@@ -227,14 +242,19 @@ class _Sheet:
         x = box.x + inset if span.kind == "F" else box.x
         self.boxes.append(Box("pair", "", x, box.y, box.width - inset, _BAR))
 
+    def _pass_box(self, span: Span, part: Stretch, y: int) -> Box:
+        return self._box("later" if span.chunk else "pass", span, part, y, _BOX)
+
     def _box(
         self, look: Literal["pass", "later", "comm"], span: Span, part: Stretch, y: int, height: int
     ) -> Box:
         """Return the box for the part of ``span`` inside ``part``; its note has the full times."""
         x, end = (self._x(time, part) for time in (span.start, span.end))
         name = f"{span.label} beside {span.beside}" if span.beside else span.label
-        note = f"{name}: {span.start:.4g} to {span.end:.4g}"
-        return Box(look, span.kind, x, y, end - x, height, note)
+        kind = span.kind
+        if span.lane == "tokens":
+            name, kind = f"tokens of {span.label}", f"tokens-{kind}"
+        return Box(look, kind, x, y, end - x, height, f"{name}: {span.start:.4g} to {span.end:.4g}")
 
     def _x(self, time: float, part: Stretch) -> float:
         return _LEFT + (min(max(time, part.begin), part.end) - part.begin) * self._scale

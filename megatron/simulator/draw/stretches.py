@@ -114,10 +114,12 @@ def from_zero(timeline: Timeline) -> Timeline:
     """Return the spans of ``timeline`` that take time, with times counted from the first start."""
     seen = [span for span in timeline.spans if span.end > span.start]
     origin = min((span.start for span in seen), default=0.0)
-    return Timeline(
-        timeline.ranks,
-        tuple(s._replace(start=s.start - origin, end=s.end - origin) for s in seen),
-    )
+    segments = (span for span in timeline.segments if span.end > span.start)
+
+    def moved(spans: Iterable[Span]) -> tuple[Span, ...]:
+        return tuple(s._replace(start=s.start - origin, end=s.end - origin) for s in spans)
+
+    return Timeline(timeline.ranks, moved(seen), segments=moved(segments))
 
 
 def strips(whole: Stretch, longest: float) -> list[Stretch]:

@@ -1,7 +1,8 @@
 """A timeline in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
 A rank is a process in the trace. Its threads are: its passes, its waits, the collectives, each
-direction of each link to a neighbour, its exchange with replicas, and its host. Arrows lead from
+direction of each link to a neighbour, its exchange with replicas, its host, and the exchange of
+tokens within its passes. A pair whose segments are known is shown in segments. Arrows lead from
 each pass or communication to the passes and communications that wait for it. The exchange with
 replicas has no arrows, because the plan does not tell which passes a bucket belongs to.
 """
@@ -32,9 +33,11 @@ Thread = tuple[str | int, ...]
 
 _COMPUTE: Final[Thread] = ("compute",)
 _WAIT: Final[Thread] = ("wait",)
+_TOKENS: Final[Thread] = ("tokens",)
 _THREAD_NAMES: Final[Mapping[Thread, str]] = {
     _COMPUTE: "compute",
     _WAIT: "waiting",
+    _TOKENS: "communication: tokens of experts",
     ("vocabulary",): "communication: collectives",
 }
 
@@ -46,6 +49,12 @@ class _Slice(NamedTuple):
     thread: int
     start: int
     end: int
+
+    def joined(self, other: "_Slice | None") -> "_Slice":
+        """Return the slice from the start of the first to the end of the last of both."""
+        if other is None:
+            return self
+        return self._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
     def at(self, nanoseconds: int) -> Event:
         """Return the fields that place an event on this thread at this time."""
@@ -69,17 +78,21 @@ def chrome_trace(plan: Plan, timeline: Timeline, microseconds: float = 1.0) -> d
     """
     spans = (*timeline.spans, *timeline.waits)
     comms = {str(comm): comm for comm in (*_comms(plan), *_exchanged(spans), *_copied(spans))}
-    threads = _threads(plan, comms.values())
+    threads = _threads(plan, comms.values(), has_tokens=bool(timeline.segments))
     events = list(_names(threads))
+    work = [span for span in timeline.segments if span.lane == "work"]
+    in_segments = {(span.rank, span.label) for span in work}
     slices: dict[tuple[int, Need], _Slice] = {}
-    for span in spans:
-        item: Need = _pass(span) if span.lane == "compute" else comms[span.label]
+    for span in (*spans, *timeline.segments):
+        of_pass = span.lane in ("compute", "work", "tokens")
+        item: Need = _pass(span) if of_pass else comms[span.label]
         thread = threads[span.rank].index(_thread(plan, span, item))
         start, end = (round(time * microseconds * 1000) for time in (span.start, span.end))
         shown = _Slice(span.rank, thread, start, end)
-        events.append(_complete(span, shown))
-        if end > start and span.lane != "wait":
-            slices[span.rank, item] = shown
+        if span.lane != "compute" or (span.rank, span.label) not in in_segments:
+            events.append(_complete(span, shown))
+            if end > start and span.lane not in ("wait", "tokens"):
+                slices[span.rank, item] = shown.joined(slices.get((span.rank, item)))
     for number, (source, target) in enumerate(_arrows(plan, slices)):
         events += _arrow(number, source, target)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -98,7 +111,7 @@ def save_chrome_trace(
 
 def _thread(plan: Plan, span: Span, item: Need) -> Thread:
     if isinstance(item, Pass):
-        return _COMPUTE
+        return _TOKENS if span.lane == "tokens" else _COMPUTE
     return _WAIT if span.lane == "wait" else lane(plan, item)
 
 
@@ -129,14 +142,15 @@ def _pass(span: Span) -> Pass:
     return Pass(kind, span.microbatch, span.chunk, span.slice)
 
 
-def _threads(plan: Plan, comms: Iterable[Comm]) -> list[list[Thread]]:
+def _threads(plan: Plan, comms: Iterable[Comm], *, has_tokens: bool) -> list[list[Thread]]:
     """Return the threads of every rank in the order in which they are shown."""
     threads: list[set[Thread]] = [set() for _ in range(plan.ranks)]
     for comm in comms:
         if comm.microbatch == 0 or comm.kind in (*REPLICA_KINDS, *HOST_KINDS):
             for rank in participants(plan, comm):
                 threads[rank].add(lane(plan, comm))
-    return [[_COMPUTE, _WAIT, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
+    first = [_COMPUTE, _WAIT, _TOKENS] if has_tokens else [_COMPUTE, _WAIT]
+    return [[*first, *sorted(lanes, key=lambda key: (len(key), key))] for lanes in threads]
 
 
 def _names(threads: list[list[Thread]]) -> Iterator[Event]:

@@ -2,6 +2,7 @@
 
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.count import (
+    HOST_WAIT,
     Begin,
     Collective,
     PassCount,
@@ -52,6 +53,18 @@ def test_a_pass_waits_for_exchanges_of_tokens_alone() -> None:
     costs = costs_of([counted()], make_plan("1f1b", "none", 1, 1), ByBytes())
     assert costs.passes == {"F": [[1 + 1000 + 3 * 112]], "B": [[1]]}
     assert costs.waits == {"F": [[3 * 110]]}
+
+
+def test_tokens_travel_as_often_as_a_product_lies_between_their_exchanges() -> None:
+    costs = costs_of([counted()], make_plan("1f1b", "none", 1, 1), ByBytes())
+    assert costs.journeys == {"F": [[3 * 2]]}
+    launch = product(2, 3, 4)
+    sizes_first = Work((launch, EXPERTS, HOST_WAIT, OF_EXPERT, launch, EXPERTS))
+    count = RankCount(
+        {("F", 0): PassCount.of(sizes_first), ("B", 0): PassCount.of(Work((launch,)))}
+    )
+    costs = costs_of([count], make_plan("1f1b", "none", 1, 1), ByBytes())
+    assert costs.journeys == {"F": [[2]]}
 
 
 def test_by_flops_no_pass_waits() -> None:

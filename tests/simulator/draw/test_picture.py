@@ -16,7 +16,7 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
-from megatron.schedules.passes import PASS_KINDS, Pass
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass
 from megatron.simulator.draw.palette import COLOURS, GLYPH, MEANINGS
 from megatron.simulator.draw.picture import WIDTH, Panel, lay_out
 from megatron.simulator.draw.stretches import Window
@@ -168,7 +168,8 @@ def test_the_legend_names_what_is_drawn_and_nothing_else() -> None:
 
 
 def test_every_kind_has_a_colour_and_a_meaning() -> None:
-    assert set(COLOURS) == set(MEANINGS) == {*PASS_KINDS, *COMM_KINDS}
+    tokens = {f"tokens-{kind}" for kind in CHUNKED_KINDS}
+    assert set(COLOURS) == set(MEANINGS) == {*PASS_KINDS, *COMM_KINDS, *tokens}
     assert len(set(COLOURS.values())) == len(COLOURS)
 
 
@@ -198,6 +199,38 @@ def test_a_bar_lies_over_each_pair_and_only_there() -> None:
             (first, second), (begin, end) = bars, paired
             assert begin.x < first.x < first.x + first.width == pytest.approx(second.x)
             assert second.x + second.width < end.x + end.width
+
+
+def test_a_pair_is_drawn_in_segments_with_the_travels_of_its_tokens_below() -> None:
+    pair = pair_spans(0, (Pass("F", 12), Pass("B", 3)), 0.0, 4.0, 8.0)
+    forward, backward = pair
+    work = [
+        forward._replace(lane="work", start=0, end=3),
+        backward._replace(lane="work", start=4, end=8),
+    ]
+    tokens = [
+        backward._replace(lane="tokens", start=0, end=4),
+        forward._replace(lane="tokens", start=4, end=6),
+    ]
+    alone = Span(0, "compute", "F4", "F", 4, 0, 8, 12)
+    timeline = Timeline(1, (*pair, alone), segments=(*work, *tokens))
+    picture = lay_out([Panel("a", timeline)])
+    row = [box for box in picture.boxes if box.look == "pass" and box.note]
+    assert [box.note for box in row] == [
+        "F12 beside B3: 0 to 3",
+        "B3 beside F12: 4 to 8",
+        "F4: 8 to 12",
+    ]
+    below = [box for box in picture.boxes if box.look == "comm"]
+    assert [(box.kind, box.note) for box in below] == [
+        ("tokens-B", "tokens of B3: 0 to 4"),
+        ("tokens-F", "tokens of F12: 4 to 6"),
+    ]
+    assert [box.x for box in below] == [row[0].x, row[1].x]
+    assert {box.y for box in below} == {row[0].y + row[0].height + 1}
+    assert [label.text for label in picture.labels if label.role == "number"] == ["12|3", "4"]
+    legend = [label.text for label in picture.labels if "travel" in label.text]
+    assert legend == [MEANINGS["tokens-F"], MEANINGS["tokens-B"]]
 
 
 def test_a_title_is_text_and_not_markup() -> None:

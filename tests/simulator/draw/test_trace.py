@@ -13,8 +13,10 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import COMM_KINDS
+from megatron.schedules.pairs import joined
 from megatron.schedules.plan import Plan
 from megatron.simulator.draw.trace import chrome_trace
+from megatron.simulator.segments import with_segments
 from megatron.simulator.simulate import Timeline, simulate
 
 Event = dict[str, Any]
@@ -129,6 +131,28 @@ def test_processes_and_threads_have_names() -> None:
         *(f"communication: {kind} to rank 1" for kind in "XG"),
         *(f"communication: {kind} from rank 1" for kind in "XG"),
     }
+
+
+def test_pairs_are_shown_in_segments_and_tokens_on_a_thread_of_their_own() -> None:
+    costs = Costs({"F": 3.0, "B": 3.0, "W": 1.0}, waits={"F": 1.0, "B": 1.0})
+    order = make_plan("dualpipe-v", "none", 2, 5, costs.without_waits(), shortened=False)
+    plan = joined(order, costs)
+    assert plan.pairs
+    timeline = with_segments(simulate(lower(plan, costs), costs), plan, costs)
+    events = events_of(plan, timeline)
+    shown = [e for e in events if e["ph"] == "X"]
+    pair = next(span for span in timeline.spans if span.beside)
+    for lane in ("compute", "work", "tokens"):
+        own = (e for e in shown if (e["pid"], e["cat"]) == (pair.rank, lane))
+        found = [e for e in own if e["name"] == pair.label]
+        assert len(found) == {"compute": 0, "work": 2, "tokens": 2}[lane]
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    on = {e["cat"]: threads[e["pid"], e["tid"]] for e in shown}
+    assert on["work"] == on["compute"] == "compute"
+    assert on["tokens"] == "communication: tokens of experts"
+    assert {(s["cat"], t["cat"]) for s, t in arrows(events)} >= {("work", "compute")}
 
 
 def test_a_recorded_second_is_a_million_microseconds() -> None:
