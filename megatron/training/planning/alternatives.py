@@ -57,7 +57,7 @@ class Compared:
         """Look at alternatives for half of the time, or for all of it if none so far can fit.
 
         Args:
-            least: alternatives that are looked at in any case.
+            least: alternatives that are looked at in any case; the first always is.
             seconds: the whole time, if the watch has no limit.
 
         Raises:
@@ -67,7 +67,7 @@ class Compared:
         self._looking = self._watch.again(None if time is None else time / 2)
         self._whole = self._with_limit(seconds)
         for number in range(len(self._waiting)):
-            if number >= least and self._is_enough():
+            if number >= max(1, least) and self._is_enough():
                 break
             self._look_at_next()
         if not self.candidates:

@@ -260,7 +260,7 @@ def test_nothing_nearby_fits() -> None:
 def test_what_can_never_fit_is_said_without_a_search() -> None:
     """All schedules of this vocabulary are too large for the GPU; they fit one of 40 GiB."""
     stream, run = StringIO(), config(2, "none", "auto")
-    with patch("megatron.training.planning.run_plan.plan_for", side_effect=AssertionError):
+    with patch("megatron.training.planning.run_request.plan_for", side_effect=AssertionError):
         said, *_ = islice(dry_run(run, gpu("RTX4090"), Watch(None, stream)), 1)
     found = re.search(r"it can never fit: .* less than ([\d.]+) GiB on rank (\d)", said)
     assert found is not None

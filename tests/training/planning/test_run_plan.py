@@ -334,6 +334,6 @@ def test_layers_that_fit_no_stages_are_refused_before_any_stage_is_laid_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A block of 65,536 ranks takes seconds, and every schedule has its own."""
-    monkeypatch.delattr("megatron.training.planning.run_plan.stages_of")
+    monkeypatch.delattr("megatron.training.planning.run_request.stages_of")
     with pytest.raises(ValueError, match="--num-layers 8 is not divisible by the 65536 stages"):
         make_run_plan(config("auto", ranks=65536))

@@ -18,7 +18,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
-from megatron.training.planning import run_plan
+from megatron.training.planning import run_request
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.neighbours import neighbours
@@ -80,7 +80,7 @@ def test_a_setting_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyPat
         made.append(config.parallel.vocab_parallel)
         return planned_costs(config, plan, layers)
 
-    monkeypatch.setattr(run_plan, "planned_costs", noted)
+    monkeypatch.setattr(run_request, "planned_costs", noted)
     settings = [*neighbours(run)]
     assert not made
     text = what_would_fit(run, gpu("RTX4090"), own, watch(20.0, 1.0))
