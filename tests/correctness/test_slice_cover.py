@@ -111,7 +111,7 @@ def layout_of(case: Case) -> Layout:
 
 
 def job_of(case: Case) -> Job:
-    """Four microbatches, of which the second replica has none that counts."""
+    """Four microbatches. With two replicas the second has none that counts."""
     options = replace(
         GPT if case["tied"] else LLAMA,
         mtp_num_layers=case["depths"],
