@@ -13,7 +13,7 @@ the buffer of keys and values that later slices of the microbatch will fill.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron.schedules.lower import Program, Run, Start, Wait
+from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import OfSlice, PassKind
 from megatron.schedules.plan import Plan
@@ -51,6 +51,7 @@ class RankMemory:
 def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[float, float]]:
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     now, slices = _at_rest(program.plan, memory, rank), program.plan.slices
+    late = _late_waits(program.rows[rank])
     for step in program.rows[rank]:
         item: OfSlice = step.item if isinstance(step, Run) else step.comm
         count, n = memory.count.of_slice(item.slice, slices)
@@ -63,8 +64,34 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
         else:
             known = count.begun if isinstance(step, Start) else count.ended
             own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
+        if (item.microbatch, item.slice) in late:
+            own = _with_late_wait(count, step, own)
         yield now + own.peak / n, now + own.left / n
         now += own.left / n
+
+
+def _late_waits(row: Sequence[Instruction]) -> set[tuple[int, int]]:
+    """Return the units, microbatch and slice, whose IB runs before the rank waits for their CIB.
+
+    The rank that broadcasts the gradient of embeddings need not wait for it before IB. The later of
+    the two frees the gradient. A count lets IB free it.
+    """
+    read, late = set[tuple[int, int]](), set[tuple[int, int]]()
+    for step in row:
+        if isinstance(step, Run) and step.item.kind == "IB":
+            read.add((step.item.microbatch, step.item.slice))
+        elif isinstance(step, Wait) and step.comm.kind == "CIB":
+            late |= {(step.comm.microbatch, step.comm.slice)} & read
+    return late
+
+
+def _with_late_wait(count: RankCount, step: Instruction, own: PassCount) -> PassCount:
+    """Return the count of a step of a unit of ``_late_waits``: the wait frees the bytes of IB."""
+    if isinstance(step, Run) and step.item.kind == "IB":
+        return PassCount(peak=own.peak)
+    if isinstance(step, Wait) and step.comm.kind == "CIB":
+        return PassCount(left=own.left + count.passes.get(("IB", 0), NO_PASS).left)
+    return own
 
 
 def _of_copy(plan: Plan, count: RankCount, step: Start | Wait) -> PassCount:
