@@ -36,13 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what a full run has more of; make the folder in which processes find shared plans."""
-    from harness.patience import be_patient
-    from harness.properties import examples, try_all
+    from harness.properties import examples
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
+    from harness.whole_run import say_whether_full
 
     full = config.option.markexpr != NOT_FULL
-    try_all(full=full)
-    be_patient(full=full)
+    say_whether_full(full=full)
     # A deadline would make a property fail because the machine is busy. CI draws the same examples
     # in every run, so that a commit which passed once passes again; other runs look for new ones.
     hypothesis.settings.register_profile(

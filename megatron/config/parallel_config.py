@@ -15,12 +15,7 @@ from megatron.config.deep_ep import DeepEPFlags
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.log import LogFlags
 from megatron.config.offload import host_bandwidth, offloaded_chunks
-from megatron.config.parallelism import (
-    ParallelFlags,
-    adjacent_heads,
-    first_exchange,
-    on_cuda,
-)
+from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.replicas import ReplicaConfig, replica_config
 from megatron.config.schedule import (
@@ -30,10 +25,7 @@ from megatron.config.schedule import (
     schedule_of,
     treatment_of,
 )
-from megatron.config.slices import (
-    SliceFlags,
-    strategy_of,
-)
+from megatron.config.slices import SliceFlags, strategy_of
 from megatron.config.stages import distribution_of
 from megatron.flags.groups import Flags, copied
 from megatron.model.distribution import LayerDistribution

@@ -3,14 +3,9 @@
 Every run but CI's draws others, so that many default runs see what a full one sees.
 """
 
+from harness.whole_run import is_full
+
 _FEWEST = 5
-_in_full = False
-
-
-def try_all(*, full: bool) -> None:
-    """Say whether this run is a full one, before any test is imported."""
-    global _in_full
-    _in_full = full
 
 
 def examples(most: int) -> int:
@@ -19,4 +14,4 @@ def examples(most: int) -> int:
     Args:
         most: in a full run.
     """
-    return most if _in_full else min(most, max(_FEWEST, most // 3))
+    return most if is_full() else min(most, max(_FEWEST, most // 3))

@@ -1,7 +1,7 @@
 """The memory of the paper's models: the bytes that the CUDA code allocates, and a dry run's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,22 @@ def paper_config(
         dropout=dropout,
     )
     return job.config(layout, torch.bfloat16)
+
+
+def moving(config: RunConfig, chunks: int | None) -> RunConfig:
+    """The run on A100s with so many chunks of a rank on the host; ``None``: all on the device.
+
+    The link is so quick that nearly all activations are moved.
+    """
+    parallel = replace(
+        config.parallel,
+        device="cuda",
+        backend="nccl",
+        gpu=gpu("A100"),
+        offloaded=chunks,
+        host_bandwidth=1e12,
+    )
+    return replace(config, parallel=parallel)
 
 
 def memory(

@@ -8,7 +8,7 @@ import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
-from pretended_gpu.paper_memory import memory, paper_config
+from pretended_gpu.paper_memory import memory, moving, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
@@ -18,7 +18,6 @@ from megatron.config.run_config import RunConfig
 from megatron.optimizer.config import HostStates
 from megatron.optimizer.host_optimizer import HostOptimizer
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
-from megatron.simulator.costs.gpus import gpu
 
 pytestmark = needs_pretended_gpus
 
@@ -75,15 +74,7 @@ def test_memory_is_what_a_dry_run_says(
 ) -> None:
     """On the GPU and on its host: masters, moments, slots; activations beside them."""
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=2)
-    parallel = replace(
-        config.parallel,
-        device="cuda",
-        backend="nccl",
-        gpu=gpu("A100"),
-        offloaded=chunks,
-        host_bandwidth=1e12,
-    )
-    own = memory(with_states(replace(config, parallel=parallel), states), gpus)
+    own = memory(with_states(moving(config, chunks), states), gpus)
     assert own.faults == []
     if chunks is None:  # with activations away, rank 0 has 1.3 % more than counted
         assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

@@ -9,7 +9,7 @@ import pytest
 from correctness.short_runs import Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
-from pretended_gpu.paper_memory import memory, paper_config
+from pretended_gpu.paper_memory import memory, moving, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 
@@ -22,22 +22,6 @@ from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.run_plan import make_run_plan
 
 pytestmark = needs_pretended_gpus
-
-
-def moving(config: RunConfig, chunks: int | None) -> RunConfig:
-    """The run on A100s with so many chunks of a rank on the host; ``None``: all on the device.
-
-    The link is so quick that nearly all activations are moved.
-    """
-    parallel = replace(
-        config.parallel,
-        device="cuda",
-        backend="nccl",
-        gpu=gpu("A100"),
-        offloaded=chunks,
-        host_bandwidth=1e12,
-    )
-    return replace(config, parallel=parallel)
 
 
 TOO_LITTLE = "rank 0 holds 2 % more than counted, and nobody knows why (docs/LOG.md, 2026-11-26)"
