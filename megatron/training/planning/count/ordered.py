@@ -10,8 +10,8 @@ def waits_before_readers(row: Sequence[Instruction]) -> Iterator[Instruction]:
     """Yield a row whose waits for gradients of embeddings come right before the IB of their unit.
 
     The rank that broadcasts such a gradient has it already, so its IB need not come after its wait.
-    The later of the two frees the gradient. In the row of one microbatch IB may be the first one;
-    with many microbatches it is the last one until the pipeline drains, and so it is counted.
+    The later of the two frees the gradient. In this order IB always frees the gradient. Where IB
+    comes first in the row of a plan, ``rank_memory.held`` lets the wait free the gradient instead.
     """
     waits = {(step.comm.microbatch, step.comm.slice): step for step in row if _is_moved(step)}
     for step in row:
