@@ -1,8 +1,8 @@
 """What a run leaves to its plan: which alternatives are looked at, and which candidate is taken.
 
 To look at an alternative is to bound its memory and time. Where time is short, some alternatives
-are not looked at. If no plan of the others fits, they are looked at while time is left. A message
-names those that no time was left for.
+are not looked at. If no plan of the others fits, further alternatives are looked at while time is
+left. A message names the alternatives that no time was left for.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,8 +81,8 @@ class Compared:
         time is up.
 
         Args:
-            seconds: time for the plans of what ``look`` has found, and as much again for the plans
-                of further alternatives, if the watch has no limit.
+            seconds: time to plan the candidates that ``look`` has found, and as much again for
+                further alternatives, if the watch has no limit.
 
         Raises:
             ValueError: no candidate is within the limit of microbatches in flight.
