@@ -139,7 +139,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "hanayo": Schedule(
         title="Hanayo",
-        description="a microbatch goes down the ranks and up again, in v / 2 such waves",
+        description="a microbatch goes down the ranks and up again (one wave), v / 2 times",
         paper="arXiv 2308.15762",
         block=lambda p, m, v: hanayo(p, v),
         promise=lambda p, m, v: p,
@@ -216,7 +216,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "dualpipe-v": Schedule(
         title="DualPipeV",
-        description="V shape in which every F has a B beside it",
+        description="V shape in which every F has a B next to it",
         paper="arXiv 2412.19437",
         block=lambda p, m, v: dualpipe_v(p),
         promise=lambda p, m, v: p + 0.5,
