@@ -66,7 +66,7 @@ class ReplicaFlags(OverlapFlags):
 
 
 def about_replicas(flags: Flags) -> Iterator[str]:
-    """Yield a line on each flag about replicas if there is only one replica."""
+    """Yield a message for each flag about replicas, which needs more than one replica."""
     own = flags[ReplicaFlags]
     for field in fields(ReplicaFlags) if own.replicas == 1 else ():
         if field.name != "replicas" and getattr(own, field.name):

@@ -109,7 +109,9 @@ class VisitedExperts(ExpertParallel):
         self._turns, self._buffer = experts.turns, buffer
 
     def send(self, x_nh: Tensor, experts_nk: Tensor, weights_nk: Tensor, experts: int) -> Arrival:
-        """Send this rank's tokens to their experts; the host waits for the numbers that arrive.
+        """Send this rank's tokens to their experts.
+
+        The host waits to learn how many tokens arrive.
 
         Args:
             x_nh: the tokens.

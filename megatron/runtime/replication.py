@@ -42,7 +42,10 @@ class Replication:
     def in_program(
         self, program: Program, model: RankModel, groups: Groups, *, with_steps: bool
     ) -> Program:
-        """Return a program with the reductions of all pipeline ranks; every rank calls this method.
+        """Return ``program`` with the reductions of all pipeline ranks added.
+
+        Every pipeline rank must call this method, because the ranks exchange the descriptions of
+        their buckets.
 
         If optimizer steps are deferred and ``with_steps`` is true, the program also takes the step
         of the previous iteration.

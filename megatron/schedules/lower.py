@@ -82,10 +82,15 @@ class Program:
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
-    Every directed link has a lane for each kind of message, all collectives of the vocabulary share
-    one lane, and every rank has a lane for the exchange with its replicas and one for copies to and
-    from its host. Communications in a lane have the same participants and run one after another.
-    With NCCL, every lane between ranks is a communicator.
+    The lanes are:
+
+    * one for every link, which carries X or G (``kind``) from one rank to another;
+    * one for all collectives of the vocabulary;
+    * for every rank, one for the exchange with its replicas;
+    * for every rank, one for copies to and from its host.
+
+    Communications in a lane have the same participants and run one after another. With NCCL, every
+    lane between ranks is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
