@@ -61,7 +61,7 @@ class RecordFlags:
 
 @dataclass(frozen=True)
 class RecordConfig(RecordFlags):
-    """Records of a run beside its printed lines: their flags, and the folder of the progress file.
+    """Records of a run for programs: their flags, and the folder of the progress file.
 
     Attributes:
         progress_folder: folder of the file with a line for every start and save; ``None``: there is

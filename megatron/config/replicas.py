@@ -103,8 +103,8 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 def rank_order(flags: Flags, replicas: int) -> Order:
     """Return the order of the ranks: by the flags, else with the fewest hops between machines.
 
-    If replicas exchange tokens for experts, they are adjacent by default. Every layer exchanges
-    tokens; a microbatch hops only between stages.
+    If replicas exchange tokens for experts, the ranks of replicas are neighbours by default: every
+    layer exchanges tokens, but messages of the pipeline travel only between stages.
     """
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"

@@ -91,8 +91,8 @@ def own_totals(
         losses: this rank's part of the weighted loss, and of further losses, one-dimensional.
         parts: parts of parameters whose gradients this rank adds to the norm. With several
             replicas, each has its own shard of the reduced gradients.
-        tokens: number of tokens in the replica's batch, and number of tokens that count, on one
-            rank of the replica; 0 on the others.
+        tokens: number of tokens in the replica's batch, and number of those that count. One rank of
+            the replica gives these numbers, and all its other ranks give 0.
         kernels: of the device.
         loss_scale: factor in ``losses`` and in the gradients; the result is divided by it.
         unscaled: further sums without this factor, float64, one-dimensional.

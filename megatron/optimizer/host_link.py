@@ -59,9 +59,12 @@ def parts_on_host(
 
 
 def slot_elements(elements: int, largest: int, batch: int = BATCH) -> int:
-    """Return the elements of a slot, if parts with so many ``elements`` travel through it.
+    """Return the number of elements that a slot has room for.
 
-    ``largest`` is the number of elements of the largest of these parts.
+    Args:
+        elements: of all parts that travel through the slot.
+        largest: elements of the largest of these parts.
+        batch: elements of a batch, if parts are small enough for it.
     """
     return min(max(batch, largest), elements)
 
@@ -87,8 +90,8 @@ class Slot:
     Attributes:
         gradients: bytes.
         weights: bytes.
-        user: the batch whose gradients arrive here or have arrived; ``None``: they are not needed
-            any more.
+        user: the batch whose gradients arrive here or have arrived; ``None`` when no batch needs
+            the gradients any more.
         leaving: the last copy of weights from the slot to the device.
     """
 

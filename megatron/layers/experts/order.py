@@ -56,7 +56,7 @@ class Order(NamedTuple):
         return Order(own_z, self.slot_bsk, self.ends[:experts])
 
     def known_to_host(self) -> "Order":
-        """Return the order with its ends on the host, which waits for the device."""
+        """Return the order with ``ends`` on the host. The host waits for the device meanwhile."""
         return self._replace(ends=self.ends.cpu())
 
     @property
