@@ -102,7 +102,7 @@ class ExpertFlags:
         "waits once a layer and microbatch to learn how many tokens each expert has.",
         idle_without=_EXPERTS)
     overlap_moe_expert_parallel_comm: bool = flag(False,
-        "Join each forward with a backward that stands beside it in the plan, where no iteration "
+        "Join each forward with a backward that stands near it in the plan, where no iteration "
         "becomes longer: each works while tokens of the other travel to experts and back. A rank "
         "may then hold one microbatch more, or as many as --zero-bubble-max-pending-backward "
         "allows. "

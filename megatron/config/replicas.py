@@ -28,7 +28,7 @@ class ReplicaFlags:
     """Data parallelism: as many replicas of the model as the ranks of the job make."""
 
     overlap_grad_reduce: bool = flag(False,
-        "Reduce gradients over the replicas beside the passes, in every schedule.")
+        "Reduce gradients over the replicas while passes run, in every schedule.")
     ddp_bucket_size: int | None = flag(None,
         "Parameters of a bucket. The gradients of a bucket are reduced together.", COUNT,
         unset="400,000,000, or 1,000,000 for each replica if that is more",
@@ -41,7 +41,7 @@ class ReplicaFlags:
         "ZeRO-1: every replica keeps the optimizer's state of its own share of the parameters "
         "only. It updates this share, and gathers the other shares.")
     overlap_param_gather: bool = flag(False,
-        "Gather updated parameters beside passes that do not read them.")
+        "Gather updated parameters while passes run that do not read them.")
     grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
     use_tp_pp_dp_mapping: bool = flag(False,
         "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "

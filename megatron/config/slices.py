@@ -54,7 +54,7 @@ class SliceFlags:
     seq_split_strategy: SliceStrategy | None = flag(None,
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{TOKENS} tokens.", unset=f"uniform; beside {_SPLITS} auto balanced where it can be had",
+        f"{TOKENS} tokens.", unset=f"uniform; with {_SPLITS} auto balanced where possible",
         idle_without=f"{_SPLITS} > 1 or {_SPLITS} auto")
 # fmt: on
 
