@@ -296,4 +296,4 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
 EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert,)
-"""The rules that find flags of experts that change nothing beside the others."""
+"""The rules that find flags of experts that change nothing together with the others."""

@@ -1,4 +1,4 @@
-"""Records of a run beside its printed lines: flags, rules, configuration."""
+"""Records of a run for programs: flags, rules, configuration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class RecordConfig(RecordFlags):
 
 
 def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
-    """Return the records of a run; Weights & Biases writes beside the checkpoints, as in Megatron.
+    """Return the records of a run; Weights & Biases writes next to the checkpoints, as in Megatron.
 
     ``save`` is the folder of checkpoints, if there is one.
     """

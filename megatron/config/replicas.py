@@ -64,7 +64,7 @@ class ReplicaConfig:
             up.
         shard_optimizer: each of these ranks keeps the optimizer's state of its own shards only
             (ZeRO-1).
-        overlap_gather: gather updated parameters beside passes that do not read them; otherwise
+        overlap_gather: gather updated parameters while passes run that do not read them; else
             before the first pass.
         order: order in which the ranks of the job are numbered.
     """

@@ -9,7 +9,7 @@ pass has exactly the results that it would have alone.
 
 On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
 waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues
-in between, run beside the exchange.
+in between, run during the exchange.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ class Replication:
         optimizer: the optimizer, if it is sharded over the replicas.
         deferred: whether the program of an iteration takes the optimizer step of the previous
             iteration.
-        overlap_gather: gather parameters beside passes that do not read them.
+        overlap_gather: gather parameters while passes run that do not read them.
     """
 
     buckets: Sequence[Bucket]

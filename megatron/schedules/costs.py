@@ -129,7 +129,7 @@ class Costs:
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair: each pass works while the other one waits for its exchange.
 
-        A pass works for c and waits for x. The exchange of the one runs beside the work of the
+        A pass works for c and waits for x. The exchange of the one runs during the work of the
         other, so the pair takes max(c of the first, x of the second) and max(c of the second, x of
         the first).
         """

@@ -26,7 +26,7 @@ class Overlap:
         reduce: reduce each bucket as soon as its gradients are complete; otherwise reduce all
             buckets after the last pass.
         updates: begin the program with the update of the parameters, for a sharded optimizer.
-        gather: let a pass run beside a gathering whose parameters the pass does not read; otherwise
+        gather: let a pass run during a gathering whose parameters the pass does not read; otherwise
             the first pass comes after all gatherings.
     """
 

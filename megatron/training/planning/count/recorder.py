@@ -3,7 +3,7 @@
 The recorder sees every operation of PyTorch. Memory is counted by storages: a storage counts from
 the operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory
 back at once. Process groups that move nothing list the collectives (``ListedGroup``). A lane, which
-on a GPU runs work beside the passes, lists its work and runs it at once (``ListedLane``).
+on a GPU runs work while passes run, lists its work and runs it at once (``ListedLane``).
 """
 
 import weakref
