@@ -59,12 +59,9 @@ def parts_on_host(
 
 
 def slot_elements(elements: int, largest: int, batch: int = BATCH) -> int:
-    """Return the number of elements that a slot has room for.
+    """Return the elements of a slot, if parts with so many ``elements`` travel through it.
 
-    Args:
-        elements: of all parts that travel through the slot.
-        largest: elements of the largest of these parts.
-        batch: elements of a batch, if parts are small enough for it.
+    ``largest`` is the number of elements of the largest of these parts.
     """
     return min(max(batch, largest), elements)
 
