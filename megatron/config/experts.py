@@ -148,7 +148,7 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
 
 
 def upcycling_of(flags: Flags) -> int:
-    """Return the number of parts of an MLP that experts begin as; 0: checkpoints have experts."""
+    """Return into how many experts upcycling divides an MLP; 0: checkpoints have experts."""
     own = flags[ExpertFlags]
     is_asked = own.moe_use_upcycling and experts_of(flags) is not None
     return own.moe_upcycling_granularity if is_asked else 0

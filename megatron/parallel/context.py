@@ -199,9 +199,9 @@ class ContextParallel:
         ]
 
     def pass_on(self, x: Tensor, places: int = 1) -> Pending[Tensor]:
-        """Start to send ``x``, contiguous, to the rank ``places`` later on the ring.
+        """Start to send ``x``, contiguous, to the rank that is ``places`` further on the ring.
 
-        The result comes from the rank as many places before.
+        The result comes from the rank that is as many places behind.
         """
         return self.lane.submit(lambda: collectives.shift(x, self.axis, places))
 

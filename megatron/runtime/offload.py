@@ -74,7 +74,7 @@ Storages = dict[int, _Kept]
 
 
 class TakesActivations(Protocol):
-    """An object that takes the activations that F leaves: ``HostCopies``, or a count of them."""
+    """An object that takes the activations that F leaves: ``HostCopies``, or one that counts."""
 
     def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
         """Begin an iteration over ``units``."""

@@ -142,7 +142,7 @@ class Hidden:
 
     @property
     def share(self) -> float:
-        """Share of the exchange's time that it does not add to the iteration."""
+        """Share of the exchange's time by which the iteration does not become longer."""
         share = 1 - self.added / self.alone
         return 0.0 if abs(share) < _TINY else share
 

@@ -272,7 +272,7 @@ class ListedGroup(dist.ProcessGroup):
     def all_to_all_single(  # type: ignore[override]  # see broadcast
         self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
     ) -> _ListedWork:
-        """Send every rank its part; the larger of what leaves and what arrives takes the time."""
+        """Send every rank its part; the larger of leaving and arriving bytes decides the time."""
         more = max(output, tensor, key=Tensor.numel)
         return self._list("all_to_all", [more], [output, tensor])
 
