@@ -260,7 +260,7 @@ class _Issue:
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def settle(self, now: float) -> None:
-        """Wait for collectives that no pass here needs and that, in the plan, have ended by ``now``."""
+        """Wait for collectives that no pass here needs and that the plan has ended by ``now``."""
         graph, run, m = self._messages.graph, self._messages.run, self._microbatches
         for queue in self._sent.values():
             while (
