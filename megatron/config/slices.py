@@ -26,7 +26,7 @@ class SlicesChoice(NamedTuple):
     Attributes:
         slices: their number.
         strategy: which tokens each has.
-        exchanges: the exchanges of context-parallel ranks that go with them.
+        exchanges: the exchanges of context-parallel ranks that work with these slices.
     """
 
     slices: int
@@ -35,7 +35,7 @@ class SlicesChoice(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The flags that ask for them."""
+        """The flags that ask for these slices."""
         balanced = f" {_STRATEGY} {self.strategy}" if self.strategy != "uniform" else ""
         return f"{_SPLITS} {self.slices}{balanced}"
 

@@ -29,9 +29,9 @@ class GlobalState:
     Attributes:
         weighted_loss: sum of losses, each divided by the number of all tokens.
         sum_of_squares: of the gradients of ``weighted_loss``, float64.
-        tokens: number of tokens in the batch; one rank of each replica has it, the others have 0.
+        tokens: number of tokens in the batch, given by one rank of each replica; others give 0.
         valid_tokens: number of tokens that count.
-        further: further sums, such as losses of layers; whoever has made them knows their meaning.
+        further: further sums, such as losses of layers; their maker knows what they mean.
     """
 
     weighted_loss: float

@@ -85,8 +85,8 @@ class Slot:
     """Memory of the host for the gradients and the rounded weights of a batch.
 
     Attributes:
-        gradients: bytes.
-        weights: bytes.
+        gradients: memory for gradients, a tensor of bytes.
+        weights: memory for rounded weights, a tensor of bytes.
         user: the batch whose gradients arrive here or have arrived; ``None`` when no batch needs
             the gradients any more.
         leaving: the last copy of weights from the slot to the device.

@@ -24,7 +24,7 @@ class Order(NamedTuple):
             choice among the token's k choices.
         slot_bsk: int64, the slot of every choice.
         ends: int32 [e], the end of every expert's slots: the index after its last slot. Usually
-            on the device; on the host if whoever multiplies the slots wants that.
+            on the device; on the host if the code that multiplies the slots needs that.
     """
 
     choice_z: Tensor
