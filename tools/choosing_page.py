@@ -57,27 +57,27 @@ INTRODUCTION: Final = f"""# Choosing a schedule
 Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
 is beside the layers. This page compares all schedules for one model with three vocabularies.
 
-**All figures of this page are predicted**, those of the three vocabularies on {MADE}.
-`python tools/choosing_page.py` writes them with the cost model of the dry run, and runs nothing. To
-get the table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to its
-command line.
+**All figures of this page are predicted.** `python tools/choosing_page.py` writes those of the
+three vocabularies (made on {MADE}) with the cost model of the dry run, and runs nothing. To get the
+table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to its command
+line.
 
-**Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. The
-shares of them that kernels and links attain were calibrated on published runs of Megatron-LM, most
-of them on A100s ([constants](predictions.md#constants)). No GPU has run this project's own code.
+**Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
+and links attain shares of these rates. The shares were calibrated on published runs of Megatron-LM,
+most of them on A100s ([constants](predictions.md#constants)). No GPU has run this project's code.
 
-**What is a tie.** Predictions for 8 GPUs in one machine were {ERROR:.1%} off on average, where they
-could be compared: with 40 runs of 1F1B on 8 A100s, in the paper's tables
-([predictions](predictions.md#the-papers-tables)). No run on 8 H100s was compared. Times that differ
-by less than {ERROR:.1%} are called a tie here.
+**What is a tie.** Predictions for 8 GPUs in one machine could be compared with 40 runs of 1F1B on
+8 A100s, in the paper's tables ([predictions](predictions.md#the-papers-tables)). The predicted
+times were {ERROR:.1%} off on average. No run on 8 H100s was compared. Times that differ by less
+than {ERROR:.1%} are called a tie here.
 
 The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
-8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. The vocabulary is
-whole on the first and the last stage (`none`), the same with layers moved away from there
-(`redis`), or split over all ranks (`vocab-2`).
+8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. There are three
+ways to treat the vocabulary: whole on the first and the last stage (`none`); whole on these two
+stages, with layers moved away from them (`redis`); or split over all ranks (`vocab-2`).
 
-A ● in a table, and a name in a picture, is on the Pareto front: nothing else is at least as fast
-and at least as small. A ≈ marks what ties with the fastest.
+A ● in a table, and a name in a picture, is on the Pareto front: no other row takes as little time
+and as little memory. A ≈ marks rows that tie with the fastest.
 """
 
 SPLITTING: Final = "## When does splitting the vocabulary pay?"
@@ -174,13 +174,13 @@ def advice(found: Sequence[Choice]) -> str:
         )
     if smallest is not thrifty:
         said += (
-            f" The least memory takes {smallest.words}, in "
+            f" {smallest.words} takes the least memory, and "
             f"{smallest.seconds / fastest.seconds - 1:.0%} more time than the fastest."
         )
     return said + (
-        f" With the vocabulary on the first and the last stage the best is {whole.words}, "
-        f"{_slower(whole, fastest)}; with layers moved away from them (redis) {layers.words}, "
-        f"{_slower(layers, fastest)}."
+        f" With the vocabulary on the first and the last stage, {whole.words} is best: "
+        f"{_slower(whole, fastest)}. With layers moved away from these stages (redis), "
+        f"{layers.words} is best: {_slower(layers, fastest)}."
     )
 
 

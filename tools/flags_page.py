@@ -32,7 +32,8 @@ def _ours() -> Iterator[str]:
     yield "# Flags"
     yield ""
     yield "Written by `python tools/flags_page.py` from the declarations in `megatron/config/`."
-    yield "Names and defaults are Megatron-LM's."
+    exceptions = "[exceptions](running.md#the-command-line)"
+    yield f"Names are Megatron-LM's, and so are most defaults ({exceptions})."
     for group in GROUPS:
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"

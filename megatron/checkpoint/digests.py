@@ -112,7 +112,7 @@ def digest_of(path: Path, threads: int = 1) -> FileDigest:
 
 
 def threads_of_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many threads may hash on this rank, beside the other ranks of its machine."""
+    """Return how many threads may hash on this rank, if all ranks of its machine hash at once."""
     return min(_MOST_THREADS, cores_of_rank(environment))
 
 

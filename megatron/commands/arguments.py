@@ -66,7 +66,7 @@ class PlanFlags:
         unset="within B")
     split_backward: bool = flag(False, "Make W a pass of its own.")
     overlap_moe_expert_parallel_comm: bool = flag(False,
-        "Join each F with a B that stands beside it, where the plan does not become longer. In a "
+        "Join each F with a B that stands near it, where the plan does not become longer. In a "
         "pair, each pass works while the other one waits (--waits). A rank may hold one "
         "microbatch more, or as many as the memory limit allows.")
     search_seconds: float | None = flag(None,

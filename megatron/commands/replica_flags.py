@@ -19,11 +19,11 @@ class OverlapFlags:
     """What replicas do together, as in training."""
 
     overlap_grad_reduce: bool = flag(False,
-        "Reduce gradients (RG) beside passes; otherwise after the last one.")
+        "Reduce gradients (RG) while passes run; otherwise after the last one.")
     use_distributed_optimizer: bool = flag(False,
         "Replicas update (U) a part of the parameters each, and gather the others (AG).")
     overlap_param_gather: bool = flag(False,
-        "Gather beside passes that do not read the parameters; otherwise before the first one.")
+        "Gather while passes run that do not read the parameters; else before the first one.")
 
     @property
     def overlap(self) -> Overlap:
@@ -66,7 +66,7 @@ class ReplicaFlags(OverlapFlags):
 
 
 def about_replicas(flags: Flags) -> Iterator[str]:
-    """Yield a line on each flag about replicas if there is only one replica."""
+    """Yield a message for each flag about replicas, which needs more than one replica."""
     own = flags[ReplicaFlags]
     for field in fields(ReplicaFlags) if own.replicas == 1 else ():
         if field.name != "replicas" and getattr(own, field.name):

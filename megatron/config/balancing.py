@@ -170,4 +170,4 @@ BALANCING_RULES: Final[tuple[Rule, ...]] = (_types, _sinkhorn, _bias, _no_gradie
 """The rules about the balance of experts; see ``megatron.config.topics``."""
 
 BALANCING_NOTES: Final[tuple[Rule, ...]] = (_nothing_balances, _chosen_otherwise)
-"""The rules that find flags about the balance that change nothing beside the others."""
+"""The rules that find flags about the balance that change nothing together with the others."""

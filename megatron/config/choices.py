@@ -37,9 +37,9 @@ def ways(flags: Flags) -> list[Way]:
     """Return all combinations of choices, first the combinations with the fewest changes.
 
     Among combinations with equally many changes, the combinations that change earlier dimensions
-    come first. Each change is combined with every choice in the dimensions that FLOPs compare,
-    before the next change follows. So if time is short, all treatments of the vocabulary are looked
-    at about equally often.
+    come first. A change is combined with every choice in the dimensions that FLOPs compare, and
+    only then the next change follows. So if time is short, all treatments of the vocabulary are
+    looked at about equally often.
 
     If no dimension is open, the result is the flags alone.
     """

@@ -102,7 +102,7 @@ class ExpertFlags:
         "waits once a layer and microbatch to learn how many tokens each expert has.",
         idle_without=_EXPERTS)
     overlap_moe_expert_parallel_comm: bool = flag(False,
-        "Join each forward with a backward that stands beside it in the plan, where no iteration "
+        "Join each forward with a backward that stands near it in the plan, where no iteration "
         "becomes longer: each works while tokens of the other travel to experts and back. A rank "
         "may then hold one microbatch more, or as many as --zero-bubble-max-pending-backward "
         "allows. "
@@ -148,7 +148,7 @@ def expert_fields(flags: Flags, ffn_hidden_size: int) -> dict[str, Any]:
 
 
 def upcycling_of(flags: Flags) -> int:
-    """Return the number of parts of an MLP that experts begin as; 0: checkpoints have experts."""
+    """Return into how many experts upcycling divides an MLP; 0: checkpoints have experts."""
     own = flags[ExpertFlags]
     is_asked = own.moe_use_upcycling and experts_of(flags) is not None
     return own.moe_upcycling_granularity if is_asked else 0
@@ -296,4 +296,4 @@ EXPERT_RULES: Final[tuple[Rule, ...]] = (
 """The rules about the flags of experts; see ``megatron.config.topics``."""
 
 EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert,)
-"""The rules that find flags of experts that change nothing beside the others."""
+"""The rules that find flags of experts that change nothing together with the others."""

@@ -90,7 +90,7 @@ class LogConfig(LogFlags):
     """Printed lines and measurements of a run: the values of its flags, and other records.
 
     Attributes:
-        records: records beside the printed lines.
+        records: records in addition to the printed lines.
     """
 
     records: RecordConfig = field(default_factory=RecordConfig)

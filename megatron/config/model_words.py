@@ -75,7 +75,7 @@ def differences(saved: Model, own: Model) -> list[str]:
 def differences_of_dense(saved: Model, own: Model) -> list[str]:
     """Return the ``differences`` between a dense model and a mixture that begins with its weights.
 
-    Fields about experts do not count; nor does the width of MLPs, if the mixture has none.
+    Fields about experts do not count. The width of MLPs does not count if the mixture has no MLPs.
     """
     shared = {name: value for name, value in own.items() if not is_about_experts(name)}
     if all(own["moe_layer_pattern"]):

@@ -193,7 +193,7 @@ IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (
     _predicted_without_products,
     _predicted_as_one_pass,
 )
-"""The rules that find flags that change nothing beside the others."""
+"""The rules that find flags that change nothing together with the others."""
 
 IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)
 """The rules that note the AdamW of this machine."""

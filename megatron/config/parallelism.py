@@ -183,7 +183,7 @@ class ContextChoice(NamedTuple):
 
 
 def context_choices(flags: Flags, further: tuple[Rule, ...]) -> tuple[ContextChoice, ...]:
-    """Return the exchanges of which --cp-comm-type auto takes one; empty if it is not asked to.
+    """Return the exchanges that --cp-comm-type auto compares; empty without auto.
 
     ``further`` are rules of other topics that refuse some exchanges.
     """
@@ -199,7 +199,7 @@ def context_choices(flags: Flags, further: tuple[Rule, ...]) -> tuple[ContextCho
 
 
 def first_exchange(flags: Flags) -> ContextExchange:
-    """Return the exchange that flags name, or the first one of which auto takes one."""
+    """Return the exchange that flags name; for auto, the first exchange that it compares."""
     named = flags[ParallelFlags].cp_comm_type
     return "all_gather" if named == "auto" else named
 

@@ -83,7 +83,7 @@ def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
 
 
 def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
-    """Refuse to compare treatments beside a flag, a plan or costs that belong to one treatment."""
+    """Refuse to compare treatments with a flag, a plan or costs that belong to one treatment."""
     if not compares_treatments(flags):
         return
     pipeline = flags[PipelineFlags]

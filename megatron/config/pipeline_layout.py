@@ -70,7 +70,7 @@ def readable_layout(text: str | None) -> tuple[int, ...]:
 def layout_faults(
     text: str, *, num_layers: int, depths: int, ranks: int, chunks: int | None, schedule: str
 ) -> Iterator[str]:
-    """Find the mistakes in a layout, by itself and beside the model and the pipeline.
+    """Find the mistakes in a layout, by itself and together with the model and the pipeline.
 
     Args:
         text: the value of the flag.

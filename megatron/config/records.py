@@ -1,4 +1,4 @@
-"""Records of a run beside its printed lines: flags, rules, configuration."""
+"""Records of a run for programs: flags, rules, configuration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class RecordFlags:
 
 @dataclass(frozen=True)
 class RecordConfig(RecordFlags):
-    """Records of a run beside its printed lines: their flags, and the folder of the progress file.
+    """Records of a run for programs: their flags, and the folder of the progress file.
 
     Attributes:
         progress_folder: folder of the file with a line for every start and save; ``None``: there is
@@ -72,7 +72,7 @@ class RecordConfig(RecordFlags):
 
 
 def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
-    """Return the records of a run; Weights & Biases writes beside the checkpoints, as in Megatron.
+    """Return the records of a run; Weights & Biases writes next to the checkpoints, as in Megatron.
 
     ``save`` is the folder of checkpoints, if there is one.
     """

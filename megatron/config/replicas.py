@@ -28,7 +28,7 @@ class ReplicaFlags:
     """Data parallelism: as many replicas of the model as the ranks of the job make."""
 
     overlap_grad_reduce: bool = flag(False,
-        "Reduce gradients over the replicas beside the passes, in every schedule.")
+        "Reduce gradients over the replicas while passes run, in every schedule.")
     ddp_bucket_size: int | None = flag(None,
         "Parameters of a bucket. The gradients of a bucket are reduced together.", COUNT,
         unset="400,000,000, or 1,000,000 for each replica if that is more",
@@ -41,7 +41,7 @@ class ReplicaFlags:
         "ZeRO-1: every replica keeps the optimizer's state of its own share of the parameters "
         "only. It updates this share, and gathers the other shares.")
     overlap_param_gather: bool = flag(False,
-        "Gather updated parameters beside passes that do not read them.")
+        "Gather updated parameters while passes run that do not read them.")
     grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
     use_tp_pp_dp_mapping: bool = flag(False,
         "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
@@ -64,7 +64,7 @@ class ReplicaConfig:
             up.
         shard_optimizer: each of these ranks keeps the optimizer's state of its own shards only
             (ZeRO-1).
-        overlap_gather: gather updated parameters beside passes that do not read them; otherwise
+        overlap_gather: gather updated parameters while passes run that do not read them; else
             before the first pass.
         order: order in which the ranks of the job are numbered.
     """
@@ -103,8 +103,8 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 def rank_order(flags: Flags, replicas: int) -> Order:
     """Return the order of the ranks: by the flags, else with the fewest hops between machines.
 
-    If replicas exchange tokens for experts, they are adjacent by default. Every layer exchanges
-    tokens; a microbatch hops only between stages.
+    If replicas exchange tokens for experts, the ranks of replicas are neighbours by default: every
+    layer exchanges tokens, but messages of the pipeline travel only between stages.
     """
     if flags[ReplicaFlags].use_tp_pp_dp_mapping:
         return "tp-pp-dp"

@@ -26,7 +26,7 @@ class SlicesChoice(NamedTuple):
     Attributes:
         slices: their number.
         strategy: which tokens each has.
-        exchanges: the exchanges of context-parallel ranks that go with them.
+        exchanges: the exchanges of context-parallel ranks that work with these slices.
     """
 
     slices: int
@@ -35,7 +35,7 @@ class SlicesChoice(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The flags that ask for them."""
+        """The flags that ask for these slices."""
         balanced = f" {_STRATEGY} {self.strategy}" if self.strategy != "uniform" else ""
         return f"{_SPLITS} {self.slices}{balanced}"
 
@@ -54,7 +54,7 @@ class SliceFlags:
     seq_split_strategy: SliceStrategy | None = flag(None,
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{TOKENS} tokens.", unset=f"uniform; beside {_SPLITS} auto balanced where it can be had",
+        f"{TOKENS} tokens.", unset=f"uniform; with {_SPLITS} auto balanced where possible",
         idle_without=f"{_SPLITS} > 1 or {_SPLITS} auto")
 # fmt: on
 

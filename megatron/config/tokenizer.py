@@ -27,7 +27,7 @@ class TokenizerFlags:
 
     tokenizer_type: str | None = flag(None,
         "Kind of the tokenizer, by Megatron's name.", choices=tuple(TYPES),
-        unset="required, except with --vocab-size beside --dry-run or --mock-data")
+        unset="required, except with --vocab-size and --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None,
         "File of the tokenizer: a sentencepiece model, tiktoken's vocabulary in JSON, or the "
         "folder of a HuggingFaceTokenizer.", unset="none", idle_without="--tokenizer-type",

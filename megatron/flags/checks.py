@@ -1,6 +1,6 @@
 """Finds all mistakes of a command line at once, and all flags that change nothing.
 
-First the declarations of flags judge the values, each alone and beside the others. Then come the
+First the declarations of flags judge the values, each alone and with the others. Then come the
 rules: functions that judge several flags together. If a rule reads a value that is itself a
 mistake, the rule stops silently. Each mistake is therefore reported only once.
 """
@@ -23,7 +23,7 @@ class Findings:
 
     Attributes:
         mistakes: a line on each mistake. The line begins with the flag and names the way out.
-        notes: a line on each flag that changes nothing beside the others.
+        notes: a line on each flag that changes nothing together with the others.
     """
 
     mistakes: list[str]
@@ -132,7 +132,7 @@ def value_mistakes(
 def pairing_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield a line on each flag that lacks a needed flag, or stands beside an excluded flag."""
+    """Yield a line on each flag that lacks a needed flag, or is given with an excluded flag."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.needs and holds(facts.needs, line) is False:
@@ -147,7 +147,7 @@ def pairing_mistakes(
 
 
 def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line on each flag that changes nothing beside the others, as in Megatron."""
+    """Yield a line on each flag that changes nothing with the others, as in Megatron."""
     line = _Values(values)
     for given, facts in _asking(declared, values):
         if facts.idle_without and holds(facts.idle_without, line) is False:

@@ -34,7 +34,7 @@ class Flags:
         return flags
 
     def replaced(self, *groups: Any) -> "Flags":
-        """Return a copy of the flags in which these groups replace the groups of their classes."""
+        """Return a copy of the flags; each of ``groups`` replaces the group of the same class."""
         return dataclasses.replace(
             self, groups={**self.groups, **{type(group): group for group in groups}}
         )

@@ -118,7 +118,7 @@ class Multiplier(ABC, Generic[Factor]):
 
 
 class ByMultiplier(Generic[Factor]):
-    """What the strategies of linear layers and of layers of experts have in common.
+    """The common part of the strategies of linear layers and of layers of experts.
 
     Args:
         multiplier: of the layer.

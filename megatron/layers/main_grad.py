@@ -17,9 +17,10 @@ class _HasMainGrad(Protocol):
 
 
 def main_grad_of(parameter: Tensor) -> Tensor:
-    """Return the sum of a parameter's gradients, of its shape, to read or to add to.
+    """Return the tensor in which a parameter's gradients add up; it has the parameter's shape.
 
-    A forgotten sum is set to zero first.
+    The caller may read it or add to it. If the sum was forgotten (``forget_main_grad``), it is set
+    to zero first.
     """
     main_grad, begins = take_main_grad(parameter)
     if begins:

@@ -71,7 +71,7 @@ class Products(Protocol[Factor]):
         ...
 
     def of_norm(self, x: Tensor, ranks: TensorParallel) -> FormsNorm[Factor] | None:
-        """Return a function that computes a norm and its factor in one pass.
+        """Return a function that computes a norm and its factor in one kernel.
 
         Args:
             x: a tensor with the shape and dtype of the norm's input; its values are not read.

@@ -8,7 +8,7 @@ from megatron.model.config import ModelConfig
 def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
     """Yield a message, with the flag and the way out, for every size that does not cut evenly.
 
-    The width of experts is left out: ranks of their own may share them.
+    The width of experts is left out: experts may be spread over ranks in another way.
 
     Query groups are not copied to several ranks. As in Megatron, their number must be a multiple of
     the number of ranks.

@@ -167,7 +167,7 @@ class Bucket:
         return self._gradients
 
     def complete_gradients(self) -> None:
-        """Set the sums of parameters that got no gradient in this iteration to 0."""
+        """Set to 0 the gradient sums of parameters that got no gradient in this iteration."""
         for entry in self._parameters:
             main_grad_of(entry.parameter)
 

@@ -29,9 +29,9 @@ class GlobalState:
     Attributes:
         weighted_loss: sum of losses, each divided by the number of all tokens.
         sum_of_squares: of the gradients of ``weighted_loss``, float64.
-        tokens: number of tokens in the batch; one rank of each replica has it, the others have 0.
+        tokens: number of tokens in the batch, given by one rank of each replica; others give 0.
         valid_tokens: number of tokens that count.
-        further: further sums, such as losses of layers; whoever has made them knows their meaning.
+        further: further sums, such as losses of layers; their maker knows what they mean.
     """
 
     weighted_loss: float
@@ -91,8 +91,8 @@ def own_totals(
         losses: this rank's part of the weighted loss, and of further losses, one-dimensional.
         parts: parts of parameters whose gradients this rank adds to the norm. With several
             replicas, each has its own shard of the reduced gradients.
-        tokens: number of tokens in the replica's batch, and number of tokens that count, on one
-            rank of the replica; 0 on the others.
+        tokens: number of tokens in the replica's batch, and number of those that count. One rank of
+            the replica gives these numbers, and all its other ranks give 0.
         kernels: of the device.
         loss_scale: factor in ``losses`` and in the gradients; the result is divided by it.
         unscaled: further sums without this factor, float64, one-dimensional.

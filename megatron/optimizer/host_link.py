@@ -85,10 +85,10 @@ class Slot:
     """Memory of the host for the gradients and the rounded weights of a batch.
 
     Attributes:
-        gradients: bytes.
-        weights: bytes.
-        user: the batch whose gradients arrive here or have arrived; ``None``: they are not needed
-            any more.
+        gradients: memory for gradients, a tensor of bytes.
+        weights: memory for rounded weights, a tensor of bytes.
+        user: the batch whose gradients arrive here or have arrived; ``None`` when no batch needs
+            the gradients any more.
         leaving: the last copy of weights from the slot to the device.
     """
 
@@ -181,7 +181,7 @@ class HostLink:
         target.copy_(source, non_blocking=self._states.overlap)
 
     def batches(self, parts: Sequence[ParameterPart]) -> Iterator[list[ParameterPart]]:
-        """Yield ``parts``, which are on the host, in their order, so many that a slot has room."""
+        """Yield ``parts`` (on the host) in batches, in their order; a slot has room for each."""
         own: list[ParameterPart] = []
         for part in parts:
             if own and sum(map(_room, [*own, part])) > self._batch:
@@ -192,7 +192,7 @@ class HostLink:
             yield own
 
     def on_host(self, batch: Sequence[ParameterPart], slot: Slot) -> list[ParameterPart]:
-        """Return the parts of a batch as they are on the host, with the weights of the device.
+        """Return copies of a batch's parts on the host, with the weights of the device.
 
         A weight that is its own master has memory for good; others are in the slot with gradients.
         """

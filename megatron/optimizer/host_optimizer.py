@@ -48,7 +48,7 @@ class _Batch:
         return self._arriving
 
     def step(self, rates: Rates, grad_norm: float, factor: float) -> None:
-        """Update the batch, while the gradients of the next batch arrive."""
+        """Update this batch of parts, while the gradients of the next batch arrive."""
         wait_on_host(self.fetch())
         self._link.fetch_after(self)
         self.change(partial(self.optimizer.step, rates, grad_norm, factor))
@@ -56,7 +56,7 @@ class _Batch:
         self.steps += 1
 
     def change(self, work: Callable[[], None]) -> None:
-        """Let ``work`` change the batch on the host, and begin to copy its weights back."""
+        """Run ``work``, which changes the weights on the host, and begin to copy these back."""
         self.slot.clear()
         work()
         self.hand_back()

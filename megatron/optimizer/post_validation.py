@@ -46,7 +46,9 @@ class PostValidatedStep:
         self._open: _OpenStep | None = None
 
     def guess(self, rates: Rates, own: GlobalState, loss_scale: float = 1.0) -> None:
-        """Step on the sums of this and all earlier ranks, unless they show that this is wrong.
+        """Take the step that the sums of this rank and all earlier ranks suggest.
+
+        No step is taken if these sums show that it would be wrong.
 
         Args:
             rates: of the step.

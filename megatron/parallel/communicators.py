@@ -15,7 +15,7 @@ exchange tokens for experts are all neighbours of each other. A link takes
 communicator has as many channels as its limit of thread blocks (``max_ctas``).
 
 **Sources.** ``NCCL_BUFFSIZE`` is 4 MiB by default (NVIDIA's "Environment Variables"). NCCL's
-``src/init.cc`` has 0.5 MiB for the LL protocol and 4.7 MiB for LL128 beside them, 9.2 MiB together.
+``src/init.cc`` has 0.5 MiB for the LL protocol and 4.7 MiB for LL128 in addition, 9.2 MiB together.
 Device memory comes in units of 2 MiB, so a receiver's buffer takes 10 MiB and a sender's control
 words 2: issue 1685 of NVIDIA/nccl lists exactly these two sizes. There all-to-all on 8 H100s took
 3.3 GB with 7 peers and 32 channels, and this estimate says 2.8 GB.

@@ -27,7 +27,7 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.lanes import InlineLane, Lane, Pending
 
 ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p"]
-"""How attention sees all tokens: ranks gather keys and values, pass them on along a ring beside
+"""How attention sees all tokens: ranks gather keys and values, pass them on along a ring during
 attention, exchange heads for tokens, or exchange heads with their neighbours and pass keys and
 values on from one set of neighbours to the next."""
 
@@ -112,7 +112,7 @@ class ContextParallel:
     Attributes:
         axis: the context axis, with a process group that only attention uses.
         exchange: how attention sees all tokens.
-        lane: where keys and values travel along the ring, beside attention.
+        lane: where keys and values travel along the ring, during attention.
         levels: in two levels, the ranks that exchange heads and the ranks of the ring. The first
             have neighbouring chunks, so that together they have two chunks of the ring's.
     """
@@ -199,9 +199,9 @@ class ContextParallel:
         ]
 
     def pass_on(self, x: Tensor, places: int = 1) -> Pending[Tensor]:
-        """Start to send ``x``, contiguous, to the rank ``places`` later on the ring.
+        """Start to send ``x``, contiguous, to the rank that is ``places`` further on the ring.
 
-        The result comes from the rank as many places before.
+        The result comes from the rank that is as many places behind.
         """
         return self.lane.submit(lambda: collectives.shift(x, self.axis, places))
 

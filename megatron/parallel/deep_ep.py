@@ -55,7 +55,7 @@ class Buffer(Protocol):
     """The methods of the package's ``Buffer`` that move tokens, as its documentation has them."""
 
     def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Any, ...]:
-        """Return what ``dispatch`` wants to know of the choices, for ranks and for experts."""
+        """Return the facts about the choices that ``dispatch`` needs, by rank and by expert."""
         ...
 
     def dispatch(self, x: Tensor, handle: Handle | None = None, **named: Any) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class Buffer(Protocol):
 
 
 class Arrival(NamedTuple):
-    """What has come to the experts of this rank.
+    """The tokens that have come to the experts of this rank.
 
     Attributes:
         x_rh: the tokens.
@@ -109,7 +109,9 @@ class VisitedExperts(ExpertParallel):
         self._turns, self._buffer = experts.turns, buffer
 
     def send(self, x_nh: Tensor, experts_nk: Tensor, weights_nk: Tensor, experts: int) -> Arrival:
-        """Send this rank's tokens to their experts; the host waits for the numbers that arrive.
+        """Send this rank's tokens to their experts.
+
+        The host waits to learn how many tokens arrive.
 
         Args:
             x_nh: the tokens.

@@ -89,7 +89,7 @@ def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def cores_of_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many cores this rank may keep busy, beside the other ranks of its machine."""
+    """Return how many cores this rank may keep busy, if all ranks of its machine do so."""
     return max(1, _cores() // local_world_size(environment))
 
 

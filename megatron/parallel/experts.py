@@ -196,7 +196,7 @@ class ExchangingExperts(GatheringExperts):
         return arrived
 
     def send_home(self, rows: Tensor, journey: Journey) -> Tensor:
-        """Return the sums of the rows [r, ...] over the ranks of an expert, where they came from.
+        """Sum the rows [r, ...] over the ranks of an expert; return the sums where they belong.
 
         Args:
             rows: a summand for every row of ``send_to_experts``; it may be changed.

@@ -117,7 +117,7 @@ class LevelCoordinates:
 
 @dataclass(frozen=True)
 class ExpertCoordinates:
-    """Where a rank is among the ranks of its stage, for the experts' sake.
+    """The coordinates of a rank among the ranks of its stage, as experts number them.
 
     Attributes:
         expert_tensor: which part of every expert it has, 0 to etp - 1.
@@ -203,7 +203,7 @@ class Grid:
 
     @property
     def spreads_experts(self) -> bool:
-        """Whether experts lie on other ranks than tensor parallelism gives every layer."""
+        """Whether experts are spread over ranks in another way than the rest of their layer."""
         return self.expert_size > 1 or self.expert_tensor_size != self.tensor_size
 
     @property

@@ -78,13 +78,13 @@ class Groups:
         context_ring: in two levels, those of them that make a ring.
         data: the ranks that hold the same parameters, in all replicas and for all parts of the
             sequence.
-        gradients: the same ranks, for the reductions of gradients beside the passes.
+        gradients: the same ranks, for the reductions of gradients while passes run.
         experts: the ranks over which the experts of a layer are spread, for collectives that passes
             wait for.
         expert_tensor: the ranks that share every expert, for the same.
         expert_gradients: the ranks that hold the same parts of the same experts, for the reductions
-            of their gradients beside the passes.
-        partial_gradients: the ranks of ``tensor``, for sums beside the passes, of gradients of
+            of their gradients while passes run.
+        partial_gradients: the ranks of ``tensor``, for sums while passes run, of gradients of
             which each rank has a part.
         pipeline: the ranks that share a replica stage by stage, for sums outside the schedule:
             losses and the gradient norm.

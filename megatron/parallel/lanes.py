@@ -1,4 +1,4 @@
-"""Lanes run communication, and the arithmetic that belongs to it, beside the passes.
+"""Lanes run communication, and the arithmetic that belongs to it, while passes run.
 
 On CUDA a lane is a side stream. On a CPU it is one worker thread, because gloo blocks the calling
 thread. The work of a lane runs in order, and no pass waits for it before it needs the result.
@@ -24,7 +24,7 @@ class Pending(Protocol[T_co]):
 
 
 class Lane(Protocol):
-    """A queue of work beside the passes."""
+    """A queue of work that is done while passes run."""
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         """Run ``work`` after all earlier work of this lane and of the caller."""

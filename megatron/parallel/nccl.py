@@ -65,7 +65,9 @@ class BlockLimits:
     def of(self, use: str) -> int | None:
         """Return the limit for a use of groups, by its first word; ``None``: NCCL's own.
 
-        Collectives that a pass waits for have the GPU for themselves, so they have no limit.
+        Collectives of tensor and context parallelism and exchanges of experts have no limit: mostly
+        a pass waits for them. (Some run during a product or during attention, and take
+        multiprocessors from it.)
         """
         limits = {
             "transfers": self.transfers,

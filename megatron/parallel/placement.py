@@ -79,7 +79,7 @@ def fewest_hops(grid: Grid, ranks_per_machine: int) -> Order:
     """Return the order of ranks in which the fewest hops of a pipeline leave a machine.
 
     Every microbatch takes all hops, and the vocabulary's collectives go along the pipeline too;
-    replicas exchange their gradients once in an iteration, beside the passes. If both orders have
+    replicas exchange their gradients once in an iteration, while passes run. If both orders have
     equally many, the result is Megatron's default.
 
     Args:

@@ -45,7 +45,7 @@ class TensorParallel:
         return x_buh
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
-        """Begin ``gather``; it runs beside the caller's work until the caller waits for it.
+        """Begin ``gather``; it runs during the caller's work until the caller waits for it.
 
         The caller waits before it calls any other method.
         """
@@ -106,7 +106,7 @@ class SharedTokens(TensorParallel):
 
     Args:
         axis: the tensor axis, with a process group for collectives that passes wait for.
-        lane: where reductions run beside a backward.
+        lane: where reductions run during a backward.
     """
 
     def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:

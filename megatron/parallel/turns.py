@@ -9,7 +9,7 @@ pass has exactly the results that it would have alone.
 
 On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
 waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues
-in between, run beside the exchange.
+in between, run during the exchange.
 """
 
 from collections.abc import Callable
@@ -66,9 +66,9 @@ class Turns:
             raise found
 
     def hand_over(self) -> None:
-        """Let the other pass go on, and return when it has handed over again or is over.
+        """Let the other pass go on; return when the other pass hands over again or ends.
 
-        Without a pair, or when the other pass is over, the call returns at once.
+        Without a pair, or when the other pass has ended before, the call returns immediately.
         """
         own = self._turn  # only the pass whose turn it is can call
         if not self._over[1 - own]:

@@ -1,7 +1,7 @@
 """Carries out a program's communications on one rank.
 
 Tensors to send come from the activation store, and received tensors go into it. A lane runs
-collectives beside the passes. ``start`` issues a communication and returns at once; ``finish``
+collectives while passes run. ``start`` issues a communication and returns at once; ``finish``
 waits, and leaves the result in the store for the next pass.
 
 Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocabulary's collectives
@@ -89,7 +89,7 @@ class Communicator:
         groups: the axes and their process groups.
         plan: the training plan.
         passes: this rank's passes; their store holds the data to send, and gets the received data.
-        lane: where collectives run beside the passes.
+        lane: where collectives run while passes run.
         tensors: the shapes and types of the tensors that ranks send each other.
 
     Attributes:

@@ -9,7 +9,7 @@ the handles hold the storages. So the backward frees each storage as soon as it 
 
 The lane runs the copies in order. So an O may write a buffer of the host if it is issued after the
 L that reads this buffer. Buffers are never given back to the system, only reused: pinned memory,
-which a GPU can copy from beside its work, takes long to get.
+which a GPU can copy from while it works, takes long to get.
 
 These tensors are not moved: tensors that live longer than a microbatch (parameters, tables of
 rotations, the batch), keys and values that later slices of a microbatch read (``SeenKeys``),
@@ -74,7 +74,7 @@ Storages = dict[int, _Kept]
 
 
 class TakesActivations(Protocol):
-    """An object that takes the activations that F leaves: ``HostCopies``, or a count of them."""
+    """An object that takes the activations that F leaves: ``HostCopies``, or one that counts."""
 
     def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
         """Begin an iteration over ``units``."""

@@ -38,7 +38,8 @@ class Passes(Protocol):
             statistics_p4n: of all shards.
 
         Returns:
-            Statistics over the whole vocabulary, and this rank's part of the output layer's input
-            gradient if S has begun it, for C1 to sum.
+            Statistics over the whole vocabulary, and this rank's part of the gradient of the output
+            layer's input, which C1 sums. The part is ``None`` if the treatment's S does not form
+            it.
         """
         ...

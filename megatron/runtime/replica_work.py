@@ -1,4 +1,4 @@
-"""The work that a rank shares with its replicas, bucket by bucket, beside the passes.
+"""The work that a rank shares with its replicas, bucket by bucket, while passes run.
 
 RG reduces gradients, U updates parameters, and AG gathers parameters. If ranks of one replica have
 summands of the same gradients, RG first sums within the replica, then over the replicas.
@@ -35,7 +35,7 @@ class ReplicaWork:
         buckets: the buckets to reduce; the sums replace their gradients.
         sizes: for every bucket, the sizes of its shards, one for each replica.
         axes: for every bucket, the replicas, with a process group that only this work uses.
-        lane: where communication runs beside the passes.
+        lane: where communication runs while passes run.
         dtype: of gradients while they are sent and summed; ``None``: the gradients' own dtype.
         optimizer: the optimizer, if it is sharded. A replica then gets the sums of its shards only.
         within: for every bucket, the axes within the replica over which gradients are summed first,

@@ -29,7 +29,7 @@ class Replication:
         optimizer: the optimizer, if it is sharded over the replicas.
         deferred: whether the program of an iteration takes the optimizer step of the previous
             iteration.
-        overlap_gather: gather parameters beside passes that do not read them.
+        overlap_gather: gather parameters while passes run that do not read them.
     """
 
     buckets: Sequence[Bucket]
@@ -42,7 +42,10 @@ class Replication:
     def in_program(
         self, program: Program, model: RankModel, groups: Groups, *, with_steps: bool
     ) -> Program:
-        """Return a program with the reductions of all pipeline ranks; every rank calls this method.
+        """Return ``program`` with the reductions of all pipeline ranks added.
+
+        Every pipeline rank must call this method, because the ranks exchange the descriptions of
+        their buckets.
 
         If optimizer steps are deferred and ``with_steps`` is true, the program also takes the step
         of the previous iteration.

@@ -3,7 +3,7 @@
 A bucket is a group of parameters whose gradients are reduced together; RG is this reduction. A
 bucket's gradients are complete after the last pass of the row that adds to any of them. So they
 depend on all microbatches, and ``needs``, which describes one microbatch, cannot express this. RG
-starts right after that pass, and runs beside the remaining passes. Ranks of one replica may also
+starts right after that pass, and runs while the remaining passes run. Ranks of one replica may also
 hold summands of the same gradients: two stages with copies of a tied matrix, or tensor-parallel
 ranks. RG adds up these summands first, so a program may have RG even without replicas.
 
@@ -125,7 +125,7 @@ def with_updates(
     Args:
         program: the program of a training iteration, without updates.
         buckets: the buckets of every pipeline rank.
-        overlap: whether a pass may run beside a gathering whose parameters the pass does not read;
+        overlap: whether a pass may run during a gathering whose parameters the pass does not read;
             otherwise the first pass comes after all gatherings.
     """
     return _extended(program, buckets, partial(_with_updates, overlap=overlap), gathering)

@@ -47,14 +47,15 @@ class Costs:
             rank together; if U is absent, it takes no time.
         comms: time of a communication, by kind; absent kinds take no time. X and G may have one
             time for each hop; hop k is between stages k and k + 1. The time of RG or AG is that of
-            all buckets of a rank together. O and L may have one time for each stage.
-        exchanges: times of RG and AG in place of those in ``comms``. They say the time of each
+            all buckets of a rank together. O (a copy of activations to the host) and L (a copy
+            back) may have one time for each stage.
+        exchanges: times of RG and AG in place of those in ``comms``. Each gives the time of every
             pipeline rank, and a latency that each bucket adds.
         waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
             its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
             of a pair works meanwhile.
-        journeys: how often tokens, or weights of their choices, travel in a pass that waits, by
-            kind. Drawings show this many exchanges; absent kinds have two.
+        journeys: for each kind of pass in ``waits``, the number of exchanges in a pass (of tokens,
+            or of the router's weights); two if a kind is absent. Only drawings use this number.
         slices: for every slice of a microbatch, the costs of its passes and communications; empty:
             each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 
@@ -128,7 +129,7 @@ class Costs:
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair: each pass works while the other one waits for its exchange.
 
-        A pass works for c and waits for x. The exchange of the one runs beside the work of the
+        A pass works for c and waits for x. The exchange of the one runs during the work of the
         other, so the pair takes max(c of the first, x of the second) and max(c of the second, x of
         the first).
         """

@@ -162,7 +162,10 @@ def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], P
 
 
 def promised(request: Request, schedule: Schedule) -> float:
-    """Return the microbatches that a rank may hold by the schedule's promise and its barriers."""
+    """Return the microbatches that a rank may hold.
+
+    They are those of the schedule's promise, and those that barriers of the treatment add.
+    """
     chunks = request.chunks or schedule.chunks
     promise = schedule.promise(request.ranks, request.units, chunks) + request.treatment.delay
     if request.slices == 1:

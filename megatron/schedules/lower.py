@@ -82,10 +82,15 @@ class Program:
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.
 
-    Every directed link has a lane for each kind of message, all collectives of the vocabulary share
-    one lane, and every rank has a lane for the exchange with its replicas and one for copies to and
-    from its host. Communications in a lane have the same participants and run one after another.
-    With NCCL, every lane between ranks is a communicator.
+    The lanes are:
+
+    * one for every link, which carries X or G (``kind``) from one rank to another;
+    * one for all collectives of the vocabulary;
+    * for every rank, one for the exchange with its replicas;
+    * for every rank, one for copies to and from its host.
+
+    Communications in a lane have the same participants and run one after another. With NCCL, every
+    lane between ranks is a communicator.
     """
     if comm.kind in ("X", "G"):
         return (comm.kind, *participants(plan, comm))
@@ -255,7 +260,7 @@ class _Issue:
         self._start_until(max([end, *(self._position[comm] + 1 for comm in needed)]))
 
     def settle(self, now: float) -> None:
-        """Wait for collectives that no pass here needs and that are done ``now`` in the plan."""
+        """Wait for collectives that no pass here needs and that the plan has ended by ``now``."""
         graph, run, m = self._messages.graph, self._messages.run, self._microbatches
         for queue in self._sent.values():
             while (

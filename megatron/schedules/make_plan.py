@@ -48,7 +48,9 @@ class Found(NamedTuple):
 
 
 def find_plan(request: Request, watch: Watch | None = None) -> Found:
-    """Return the checked plan that ``request`` asks for, with the bound on better plans, if known.
+    """Return the checked plan that ``request`` asks for, and the time that no plan can beat.
+
+    The time is ``None`` unless a search has proven it.
 
     Args:
         request: the wanted plan.
@@ -97,7 +99,7 @@ def as_compared(request: Request) -> Request:
     """Return the request with which ``auto`` asks for a schedule's plan.
 
     ``auto`` itself checks whether a plan keeps the memory limit. So the request has no limit,
-    unless the schedule uses a limit to fill memory up to it.
+    unless the schedule is one that fills memory up to its limit.
     """
     schedule, limit = SCHEDULES.get(request.schedule), request.memory_limit
     if schedule is None or limit is None:

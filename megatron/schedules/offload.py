@@ -2,7 +2,7 @@
 
 Between F and B a rank holds the activations of a chunk without reading them (PipeOffload, arXiv
 2503.01328). Meanwhile they can wait in the memory of the host. O and L are communications of a rank
-with its host, and run on a lane of their own, one after the other, beside the passes. O moves all
+with its host, and run on a lane of their own, one after the other, while passes run. O moves all
 tensors that the F of a chunk has left; their memory is free once the rank has waited for O. The
 rank waits for L right before the first pass that reads the activations: R, or B without R.
 
@@ -129,7 +129,7 @@ class _Load(NamedTuple):
 
 
 class _Lane:
-    """The copies of a rank, one after the other, beside its steps."""
+    """The copies of a rank, one after the other, while its steps run."""
 
     def __init__(
         self, begins: Sequence[float], finishes: Sequence[float], time: Callable[[Comm], float]

@@ -120,7 +120,7 @@ class _Tried(NamedTuple):
     end: float
 
     def plan(self, plan: Plan, graph: Graph) -> Plan:
-        """Return it as a plan; ``plan`` is the one without pairs."""
+        """Return the rows as a plan; ``plan`` is the plan without pairs."""
         pairs = (
             (rank, item)
             for rank, own in enumerate(self.pairs)

@@ -58,7 +58,7 @@ class Request:
             separate pass that computes activations again. ``None``: B computes them again.
         shortened: whether to fill idle time; if not, the passes stay in the order of the block.
         quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
-        joined: whether to join each F with a B beside it, where the plan does not become longer.
+        joined: whether to join each F with a B near it, where the plan does not become longer.
             Without a memory limit a rank may hold one microbatch more for it.
 
     Raises:

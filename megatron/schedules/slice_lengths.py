@@ -59,7 +59,9 @@ def slice_lengths(
 
 
 def causal_work(seq_length: int, attention: float) -> Work:
-    """Return the work of tokens whose queries read all keys before them; 1 for the whole sequence.
+    """Return the function from a number of first tokens to their work.
+
+    The work of the whole sequence is 1. A query reads all keys before it.
 
     Args:
         seq_length: tokens of the sequence.

@@ -156,7 +156,7 @@ def bubble(timeline: Timeline, rank: int) -> Bubble:
 
 
 def overlap(timeline: Timeline) -> dict[str, float]:
-    """Return, by kind of collective, the share of its time in which its ranks compute.
+    """Return for each kind of collective the share of its time in which the ranks compute.
 
     The time of a collective begins when the last rank has joined. Kinds that take no time are left
     out.

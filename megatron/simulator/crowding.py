@@ -1,7 +1,7 @@
-"""Slow down passes while collectives are under way beside them.
+"""Slow down passes while collectives are under way.
 
 A rank issues a collective as early as it can. From then on the collective's kernel occupies some
-multiprocessors, even while it waits for other ranks. A pass beside the collective has only the
+multiprocessors, even while it waits for other ranks. A pass during the collective has only the
 remaining multiprocessors.
 """
 
@@ -28,15 +28,15 @@ Interval = tuple[float, float]
 
 
 def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0) -> Costs:
-    """Return costs in which passes beside collectives are slower.
+    """Return costs in which passes during collectives are slower.
 
     Args:
         program: the program of an iteration.
         costs: the costs of passes that have the GPU alone.
-        share: share by which a pass is slower beside a collective of the vocabulary. It is the
+        share: share by which a pass is slower during a collective of the vocabulary. It is the
             share of all multiprocessors that the collective's kernel occupies. In Megatron-LM the
             kernel occupies ``CHANNELS`` multiprocessors.
-        replicas: share by which a pass is slower beside a collective with replicas.
+        replicas: share by which a pass is slower during a collective with replicas.
     """
     timeline = simulate(program, costs)
     works = [timeline.work(rank) for rank in range(timeline.ranks)]
@@ -63,7 +63,7 @@ def _slower(costs: Costs, factors: Sequence[float]) -> Costs:
 def occupied(
     program: Program, timeline: Timeline, kinds: Collection[CommKind] = _VOCABULARY
 ) -> list[float]:
-    """Return for every rank the time in which its passes run beside a collective."""
+    """Return for every rank the time in which its passes run during a collective."""
     ends = {span.label: span.end for span in timeline.spans if span.lane == "comm"}
     found = []
     for rank, row in enumerate(program.rows):

@@ -26,7 +26,7 @@ class Overlap:
         reduce: reduce each bucket as soon as its gradients are complete; otherwise reduce all
             buckets after the last pass.
         updates: begin the program with the update of the parameters, for a sharded optimizer.
-        gather: let a pass run beside a gathering whose parameters the pass does not read; otherwise
+        gather: let a pass run during a gathering whose parameters the pass does not read; otherwise
             the first pass comes after all gatherings.
     """
 
@@ -142,7 +142,7 @@ class Hidden:
 
     @property
     def share(self) -> float:
-        """Share of the exchange's time that it does not add to the iteration."""
+        """Share of the exchange's time by which the iteration does not become longer."""
         share = 1 - self.added / self.alone
         return 0.0 if abs(share) < _TINY else share
 

@@ -2,8 +2,8 @@
 
 In such a pass work and exchanges take turns: F works before each of its exchanges, and B after each
 of its exchanges. A pass that runs alone idles while its tokens travel. In a pair the other pass
-works meanwhile. So a pair has rounds: in each round first the F works beside an exchange of the B,
-and then the B beside an exchange of the F. The executor's turns have the same order
+works meanwhile. So a pair has rounds: in each round first the F works during an exchange of the B,
+and then the B during an exchange of the F. The executor's turns have the same order
 (``parallel/turns.py``). All rounds are equally long, and together they take ``Costs.of_pair``.
 """
 

@@ -43,12 +43,12 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Time from its start to its end."""
+        """Time from the start of the span to its end."""
         return self.end - self.start
 
     @property
     def is_exchange(self) -> bool:
-        """Whether it is a communication with replicas."""
+        """Whether the span is a communication with replicas."""
         return self.lane == "comm" and self.kind in REPLICA_KINDS
 
 

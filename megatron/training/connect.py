@@ -67,7 +67,7 @@ def _of_passes(config: ParallelConfig) -> int:
     """Return how many collectives of passes may be under way together on a rank.
 
     Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair the
-    exchange of one pass beside the collectives of the other.
+    exchange of one pass during the collectives of the other.
     """
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1

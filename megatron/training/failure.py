@@ -115,7 +115,7 @@ def end_with_reason(reason: str) -> NoReturn:
 
 
 def end_silently(code: int) -> NoReturn:
-    """End this process at once, as another rank tells the reason; any thread may call it."""
+    """End this process at once, because another rank tells the reason; any thread may call it."""
     _be_silent()
     os._exit(code)
 
@@ -141,7 +141,7 @@ def tell_torchrun(reason: str) -> bool:
 
 
 def leave_the_word(seconds: float) -> None:
-    """Wait for torchrun to end this rank, as another has failed; return after ``seconds``."""
+    """Wait until torchrun ends this rank, because another has failed; return after ``seconds``."""
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _be_silent()
     try:

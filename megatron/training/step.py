@@ -187,7 +187,7 @@ class SynchronousTrainStep:
 def sums_of_rank(
     state: TrainState, iteration: Iteration, loss: torch.Tensor
 ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-    """Return the sums over this rank, its replicas and the tensor-parallel ranks beside it.
+    """Return the sums over this rank, its replicas and its tensor-parallel neighbours.
 
     Only the first rank of each replica adds numbers of tokens.
 

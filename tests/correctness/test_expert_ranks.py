@@ -1,4 +1,4 @@
-"""Experts on ranks of their own train the same mixture as experts with their layer.
+"""Experts spread over ranks train the same mixture as experts with their layer.
 
 The reference is that of ``test_experts``: every expert for every token, masked, in float64.
 """

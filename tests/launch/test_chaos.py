@@ -1,6 +1,6 @@
 """A job whose ranks are killed again and again ends as if nothing had happened, to the last bit.
 
-One of them has experts on ranks of their own, and goes on in another layout afterwards.
+One of them has experts spread over ranks, and goes on in another layout afterwards.
 """
 
 import json

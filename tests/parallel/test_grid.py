@@ -55,7 +55,7 @@ def test_coordinates_are_those_of_nested_loops(grid: Grid) -> None:
 
 @st.composite
 def spread_grids(draw: st.DrawFn) -> Grid:
-    """Grids with experts on ranks of their own."""
+    """Grids with experts spread over ranks."""
     grid = draw(GRIDS)
     sizes = [n for n in range(1, grid.stage_size + 1) if grid.stage_size % n == 0]
     block = draw(st.sampled_from(sizes))

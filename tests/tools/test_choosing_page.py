@@ -56,10 +56,10 @@ def test_the_advice_follows_from_the_figures() -> None:
     ]
     assert advice(found) == (
         "Take vocab-2 with `thrifty` (1.03 s, 50 GiB): it ties with the fastest, `fast` (1.00 s, "
-        "60 GiB), and takes 10 GiB less. The least memory takes `small` (1.20 s, 30 GiB), in 20% "
-        "more time than the fastest. With the vocabulary on the first and the last stage the best "
-        "is `whole` (1.50 s, 80 GiB), 50% slower than the fastest; with layers moved away from "
-        "them (redis) `layers` (1.25 s, 70 GiB), 25% slower than the fastest."
+        "60 GiB), and takes 10 GiB less. `small` (1.20 s, 30 GiB) takes the least memory, and 20% "
+        "more time than the fastest. With the vocabulary on the first and the last stage, `whole` "
+        "(1.50 s, 80 GiB) is best: 50% slower than the fastest. With layers moved away from these "
+        "stages (redis), `layers` (1.25 s, 70 GiB) is best: 25% slower than the fastest."
     )
     assert "and none that ties takes less memory" in advice([found[0], *found[3:]])
 
@@ -67,8 +67,8 @@ def test_the_advice_follows_from_the_figures() -> None:
 def test_what_differs_by_less_than_predictions_err_is_a_tie() -> None:
     found = [choice("fast", 1.0, 60), choice("whole", 1.033, 80, "none")]
     found += [choice("layers", 1.034, 70, "redis")]
-    assert "`whole` (1.03 s, 80 GiB), a tie with the fastest; with layers" in advice(found)
-    assert "`layers` (1.03 s, 70 GiB), 3% slower than the fastest." in advice(found)
+    assert "`whole` (1.03 s, 80 GiB) is best: a tie with the fastest. With layers" in advice(found)
+    assert "`layers` (1.03 s, 70 GiB) is best: 3% slower than the fastest." in advice(found)
     rows = [line for line in section("1k", found) if line.startswith("|")][2:]
     assert [row.split("|")[1].strip() for row in rows] == ["●≈", "≈", ""]
 

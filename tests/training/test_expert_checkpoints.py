@@ -1,4 +1,4 @@
-"""Checkpoints of experts on ranks of their own: any layout loads them; no byte is there twice."""
+"""Checkpoints of experts spread over ranks: any layout loads them; no byte is there twice."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -41,7 +41,7 @@ class Case:
         limit: microbatches that a rank may hold; ``None``: none is given.
         split: make W a pass of its own.
         ahead: chunks that may be computed again before their B; ``None``: within B.
-        joined: join each F with a B beside it into a pair, where the plan does not become longer.
+        joined: join each F with a B near it into a pair, where the plan does not become longer.
         searched: fill idle time; if not, passes stay in the order of the block.
         seconds: time to look for the plan; ``None``: as long as it takes.
         costs: ``F=1,B=1,...``, of all chunks of a rank together, so that all schedules do the same

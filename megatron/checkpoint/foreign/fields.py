@@ -100,11 +100,17 @@ class Fields:
         return value
 
     def number_or_none(self, name: str, default: float) -> float | None:
-        """Return a number of at least 0; a left-out field: the default; ``null``: ``None``."""
+        """Return a number of at least 0.
+
+        A field that is missing gives the default, and ``null`` gives ``None``.
+        """
         return None if self.is_null(name) else self.number(name, default)
 
     def whole_or_none(self, name: str, default: int) -> int | None:
-        """Return a whole number; a left-out field: the default; ``null``: ``None``."""
+        """Return a whole number.
+
+        A field that is missing gives the default, and ``null`` gives ``None``.
+        """
         return None if self.is_null(name) else self.whole(name, default)
 
     def words(self, name: str, allowed: Collection[str], count: int) -> list[str] | None:

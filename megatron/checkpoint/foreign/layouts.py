@@ -28,7 +28,9 @@ class ForeignError(ValueError):
 
 
 class Layout:
-    """The foreign tensors ("their tensors") that make one of our tensors; by default one, equal.
+    """The foreign tensors ("their tensors") that make one of our tensors.
+
+    By default one foreign tensor is equal to ours.
 
     Args:
         names: names of their tensors; ``{}`` stands for the number of the layer.

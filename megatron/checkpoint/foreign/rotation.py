@@ -78,7 +78,7 @@ def _read_dynamic(scaling: Fields, c: Fields) -> Values:
 
 
 def _read_yarn(scaling: Fields, c: Fields) -> Values:
-    """``mscale`` counts only beside ``mscale_all_dim``; neither may be 0."""
+    """``mscale`` counts only together with ``mscale_all_dim``; neither may be 0."""
     weights = [scaling.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
     mscale, all_dim = weights if all(weights) else (1.0, 0.0)
     original = scaling.whole(

@@ -29,7 +29,8 @@ _SCALE = 2 * math.sqrt(2 / math.pi)
 class TiledGelu(torch.autograd.Function):
     """GELU by its tanh approximation, in fp32 tiles.
 
-    It saves the slope in place of the input: as much memory, and the backward only multiplies.
+    The forward saves the slope in place of the input. The slope takes as much memory as the input,
+    and the backward is then a single multiplication.
     """
 
     @staticmethod

@@ -137,7 +137,7 @@ class TransformerEngine:
         )
 
     def rounds_norms(self, recipe: str, rows: int, columns: int) -> bool:
-        """Return whether a norm is rounded in the pass that forms it.
+        """Return whether a norm is rounded in the kernel that forms it.
 
         The package's own norms do so by a given scale (``delayed``). cuDNN's norms do so by scales
         of 32 numbers (``mxfp8``). With ``delayed``, cuDNN's norms would overwrite the largest

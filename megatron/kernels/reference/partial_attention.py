@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 
 class PartView(NamedTuple):
-    """The facts, besides products, that decide how much a part's queries see of its keys.
+    """The facts, besides products, that decide how a part's queries see its keys.
 
     Attributes:
         first_query: position of the first query in its sample; the others follow it.

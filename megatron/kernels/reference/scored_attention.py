@@ -237,7 +237,7 @@ class _Block:
         return prob_xrqk.flatten(1, 2), slope_xyk, sunk_xrq1.flatten(1, 2)
 
     def sinks_gradient(self, prob_xyk: Tensor, dprob_xyk: Tensor, sunk_xy1: Tensor) -> Tensor:
-        """Return the gradient [a] of the sinks of all query heads, of the block's queries alone.
+        """Return the gradient [a] of the sinks of all query heads, from the block's queries alone.
 
         A sink has no value of its own. It takes its probability from the keys, each of which loses
         in proportion to the key's own probability.

@@ -210,8 +210,8 @@ class _Waiting:
 
     Attributes:
         role: the layer's input, or the gradient of its output.
-        kept: what is kept of slots (see ``GroupedProducts``), or the tokens alone.
-        of_slots: whether it is of slots.
+        kept: the parts of the slots that ``GroupedProducts`` keeps, or the tokens alone.
+        of_slots: whether ``kept`` has parts of slots.
     """
 
     role: Role
@@ -219,7 +219,7 @@ class _Waiting:
     of_slots: bool
 
     def factor(self, products: GroupedProducts, route: Route) -> Any:
-        """Make the factor; tokens become slots again."""
+        """Return the factor for W's product; kept tokens are first sent to their slots again."""
         if self.of_slots:
             return products.again(self.role, self.kept, route.ends)
         return products.for_weight(self.role, route.dispatch(self.kept[0]), route.ends)

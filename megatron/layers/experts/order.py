@@ -24,7 +24,7 @@ class Order(NamedTuple):
             choice among the token's k choices.
         slot_bsk: int64, the slot of every choice.
         ends: int32 [e], the end of every expert's slots: the index after its last slot. Usually
-            on the device; on the host if whoever multiplies the slots wants that.
+            on the device; on the host if the code that multiplies the slots needs that.
     """
 
     choice_z: Tensor
@@ -56,7 +56,7 @@ class Order(NamedTuple):
         return Order(own_z, self.slot_bsk, self.ends[:experts])
 
     def known_to_host(self) -> "Order":
-        """Return the order with its ends on the host, which waits for the device."""
+        """Return the order with ``ends`` on the host. The host waits for the device meanwhile."""
         return self._replace(ends=self.ends.cpu())
 
     @property

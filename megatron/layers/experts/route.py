@@ -64,7 +64,7 @@ class Route(Protocol):
 
     @property
     def choices(self) -> Tensor:
-        """The choice in every slot, int64 [z]: which of the weights that come here is its own."""
+        """For every slot the index of its weight among the weights that come here, int64 [z]."""
         ...
 
     def bring_weights(self, weights_buk: Tensor) -> Tensor:

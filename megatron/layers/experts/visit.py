@@ -37,7 +37,7 @@ def at_the_experts(
     *,
     host_knows: bool = False,
 ) -> Tensor:
-    """Return what the experts of all ranks make of this rank's tokens, [b, u, h].
+    """Return the results of the experts of all ranks for this rank's tokens, [b, u, h].
 
     Args:
         run: computes this rank's experts, given tokens [1, r, h], weights of their choices

@@ -83,7 +83,10 @@ class OutputLayer(nn.Module):
 
     @torch.no_grad()
     def naive_e(self, state: ShardState, maximum_n: Tensor) -> None:
-        """Pass E of the naive treatment: exponentials; C2 then sums the state's ``sums_kn``."""
+        """Pass E of the naive treatment: form the exponentials and their sums.
+
+        C2 then adds up the sums (``state.sums_kn``) of all shards.
+        """
         if self._keeps_logits:
             self._kernels.naive_e(state, maximum_n, self.options)
         else:

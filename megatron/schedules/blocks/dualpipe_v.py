@@ -1,4 +1,4 @@
-"""DualPipeV (github.com/deepseek-ai/DualPipe): a forward beside a backward, all the time.
+"""DualPipeV (github.com/deepseek-ai/DualPipe): a forward next to a backward, all the time.
 
 DualPipe sends microbatches into the pipeline from both ends. DualPipeV is one half of it, cut in
 the middle ("Cut-in-half", hackmd.io/@ufotalent/r1lVXsa9Jg): chunk 0 goes down the ranks, chunk 1

@@ -54,5 +54,5 @@ def held_back(block: Block, slices: int) -> float:
 
 
 def units_in_flight(block: Block, slices: int) -> float:
-    """Return the units that a rank holds more than in ``block``, because of ``held_back``."""
+    """Return how many more units than in ``block`` a rank holds, because of ``held_back``."""
     return held_back(block, slices) * max(block.group, 1) / block.period

@@ -22,8 +22,8 @@ def least_time_by(
 
     Every rank runs all its passes. All its passes except IF wait until the first slice has gone
     forward through the stages before the rank's first stage. When the rank's last B has ended, one
-    slice still has to go back through these earlier stages. Only their B counts, because
-    their R may have run before.
+    slice still has to go back through these earlier stages. Of these stages only B counts, because
+    R may have run before.
 
     Args:
         one: a plan of the schedule for one microbatch.

@@ -81,9 +81,10 @@ class Rule:
 
 
 def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
-    """Return new rows of the passes of ``base``; passes of one kind and chunk keep their order.
+    """Return the passes of ``base`` in a new order: ``rule`` chooses what a free rank runs next.
 
-    Their order is that of microbatches, and of the slices of a microbatch (``Graph.previous``).
+    Passes of one kind and chunk stay in the order of microbatches, and of the slices of a
+    microbatch (``Graph.previous``).
 
     Args:
         problem: the passes and the limits of memory.

@@ -23,7 +23,7 @@ SpreadAxis = CountedAxis | Literal["data"]
 """An axis of counts, or the axis of ranks with the same parameters."""
 
 CHANNEL: Final = 15e9
-"""Bytes/s that one multiprocessor moves for a communication. A pass beside the communication lacks
+"""Bytes/s that one multiprocessor moves for a communication. A pass during the communication lacks
 the multiprocessors that it occupies: at 234 GB/s, the pace of a ring over the NVLinks of an A100,
 16 of 108, as many as NCCL has channels there. Not calibrated."""
 
@@ -102,7 +102,7 @@ class Cluster:
         return Path(self.links.bandwidth(machines, together), path.latency)
 
     def crowding(self, axis: SpreadAxis, ranks: int) -> float:
-        """Return the share by which a collective of an axis slows the passes beside it."""
+        """Return the share by which a collective of an axis slows passes that run meanwhile."""
         together = self._together(axis, ranks)
         moved = self.links.bandwidth(ceil(ranks / together), together)
         return moved / (self.channel * self.rates.multiprocessors)
@@ -120,7 +120,7 @@ class Cluster:
 
 
 def beside(clock: float, seconds: float, until: float, crowding: float) -> float:
-    """Return the end of work that begins at ``clock`` beside a communication.
+    """Return the end of work that begins at ``clock`` during a communication.
 
     Args:
         clock: begin of the work.

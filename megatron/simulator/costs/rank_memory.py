@@ -28,7 +28,7 @@ class RankMemory:
         count: the count of its passes and communications.
         static: bytes that are always held: parameters, gradients, optimizer state, copies for
             replicas.
-        afterwards: bytes held after the last pass, beside the bytes that are always held.
+        afterwards: bytes held after the last pass, in addition to those that are always held.
         communicators: number of the rank's NCCL communicators.
         outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
             them.

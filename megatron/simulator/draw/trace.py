@@ -51,7 +51,7 @@ class _Slice(NamedTuple):
     end: int
 
     def joined(self, other: "_Slice | None") -> "_Slice":
-        """Return the slice from the start of the first to the end of the last of both."""
+        """Return one slice that covers this one and ``other``, if there is an ``other``."""
         if other is None:
             return self
         return self._replace(start=min(self.start, other.start), end=max(self.end, other.end))

@@ -124,7 +124,7 @@ def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> str:
 
 
 def holding_up(places: Mapping[int, Place]) -> list[int]:
-    """Return the ranks that wait for nobody; if all ranks wait, return the furthest behind."""
+    """Return the ranks that wait for nobody; if all wait, the ranks with the least progress."""
     in_order = sorted(places.items())
     free = [rank for rank, place in in_order if place.instruction and not place.awaits]
     if free:

@@ -85,7 +85,7 @@ class ProgressFile(Sink):
 
 
 def origin(lines: Iterable[str], ranks: int, job: Origin) -> Origin:
-    """Return the start of the first job among the last jobs in a row with ``ranks`` ranks.
+    """Return the start of the first of the latest successive jobs that had ``ranks`` ranks.
 
     ``lines`` are the lines of the file; lines of another form are passed over. If no start is
     found, ``job`` is returned.

@@ -20,7 +20,7 @@ _NAMED: Final = 5
 
 
 class Compared:
-    """What a run leaves to its plan, as far as it is looked at.
+    """The alternatives that a run leaves to its plan, as far as they have been looked at.
 
     Attributes:
         candidates: the one candidate that a run asks for, or all that ``auto`` compares.

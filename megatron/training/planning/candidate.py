@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def others(self) -> str:
-        """All that ``auto`` would choose beside schedule and treatment, in words; may be empty."""
+        """All that ``auto`` would choose except schedule and treatment, in words; may be empty."""
         return ", ".join(own for own in self.config.taken if "--vocab-parallel" not in own)
 
     @property

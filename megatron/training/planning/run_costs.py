@@ -90,7 +90,7 @@ def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCo
 
 
 def _extras(found: StageCosts, costs: Costs, layers: Sequence[int]) -> list[dict[PassKind, float]]:
-    """Return the time of every stage's work beside its layers."""
+    """Return the time of every stage's work in addition to its layers."""
     extras: list[dict[PassKind, float]] = [{} for _ in found.stages]
     for kind, longest in found.layer.items():
         worth = found.weighed(kind, layers)

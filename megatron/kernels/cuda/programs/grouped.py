@@ -42,7 +42,7 @@ def grouped_product(
     DEPTH: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Form a tile of every row times the matrix of its group.
+    """Compute a tile of the result: rows times the matrix of their group.
 
     ``SHARED`` tiles of rows follow each other before the next columns begin, so that programs at
     work together share factors. ``TURNED`` matrices lie in memory as [o, i].
@@ -91,7 +91,7 @@ def grouped_weight_product(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Form a tile of ``grad.T @ x`` of a group's rows, or add it to a sum.
+    """Compute a tile of ``grad.T @ x`` from a group's rows; write it, or add it to a sum.
 
     A group without rows gets zeros, or leaves the sum as it is.
     """

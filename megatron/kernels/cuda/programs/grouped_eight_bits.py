@@ -108,7 +108,7 @@ def grouped_eight_bit_product(
     DEPTH: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Form a tile of every row times the rows of its group's matrix.
+    """Compute a tile of the result: rows of ``left`` times their group's transposed matrix.
 
     ``SHARED`` is as in ``grouped.grouped_product``. Tensor cores of Hopper add up in fewer bits
     than fp32 has; unless ``QUICK``, sums over ``DEPTH`` are added in fp32.

@@ -30,7 +30,9 @@ def rotate(
 ):
     """Turn the heads of a token by its angles, or back; channels in no pair are copied.
 
-    ``x_*`` and ``angle_*`` are strides; the result is dense. ``OTHERS`` is 0 if all are in pairs.
+    ``x_*`` and ``angle_*`` are strides; the result is dense. ``PAIRS`` is a power of two that
+    covers the p pairs. ``OTHERS`` is one that covers the channels in no pair, or 0 if there are
+    none.
     """
     token = tl.program_id(0).to(tl.int64)
     batch, position = token // s, token % s

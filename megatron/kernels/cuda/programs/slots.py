@@ -73,7 +73,10 @@ def spread(out_rh, x_nh, choice_r, k, h, BLOCK: tl.constexpr):
 
 @triton.jit
 def join(out_nh, y_rh, slot_nk, r, k, h, BLOCK: tl.constexpr):
-    """Add up the slots of every token that are there, in fp32 and in the order of its choices."""
+    """Add up the slots of every token in fp32, in the order of its choices.
+
+    A choice may be without a slot.
+    """
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < h

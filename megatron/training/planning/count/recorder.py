@@ -3,7 +3,7 @@
 The recorder sees every operation of PyTorch. Memory is counted by storages: a storage counts from
 the operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory
 back at once. Process groups that move nothing list the collectives (``ListedGroup``). A lane, which
-on a GPU runs work beside the passes, lists its work and runs it at once (``ListedLane``).
+on a GPU runs work while passes run, lists its work and runs it at once (``ListedLane``).
 """
 
 import weakref
@@ -272,7 +272,7 @@ class ListedGroup(dist.ProcessGroup):
     def all_to_all_single(  # type: ignore[override]  # see broadcast
         self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
     ) -> _ListedWork:
-        """Send every rank its part; the larger of what leaves and what arrives takes the time."""
+        """Send every rank its part; the larger of leaving and arriving bytes decides the time."""
         more = max(output, tensor, key=Tensor.numel)
         return self._list("all_to_all", [more], [output, tensor])
 
