@@ -12,6 +12,7 @@ import pytest
 import torch
 from correctness.rank_runs import (
     CPU,
+    ListLoader,
     Pieces,
     connected,
     factor,
@@ -30,6 +31,7 @@ from megatron.parallel.groups import Groups, single_rank
 from megatron.runtime import offload
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.schedules.lower import Start
+from megatron.training.own_tokens import kept_tokens
 from megatron.training.planning.count.launches import tensors_of
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state
@@ -78,12 +80,12 @@ def states(config: RunConfig, groups: Groups, chunks: int) -> list[TrainState]:
     return [build_train_state(config, groups, own) for own in (plain, moving)]
 
 
-def trained(state: TrainState, job: Job, dtype: torch.dtype) -> tuple[float, Pieces]:
+def trained(state: TrainState, config: RunConfig, job: Job) -> tuple[float, Pieces]:
     """The rank's part of the loss and the gradients of two iterations together."""
-    replica, replicas = state.groups.replica
-    batch = to_device(
-        job.batches()[0][replica::replicas], CPU, torch.promote_types(dtype, torch.float32)
-    )
+    groups, depths = state.groups, config.model.mtp_num_layers
+    kept = kept_tokens(config, groups.context.rank)
+    own = ListLoader(job.batches(), groups.replica, kept, depths).next_batch()
+    batch = to_device(own, CPU, torch.promote_types(config.train.dtype, torch.float32))
     total = 0.0
     for iteration in range(2):
         loss = state.pipeline.train(batch, iteration)
@@ -105,7 +107,7 @@ def both(
 ) -> tuple[int, list[tuple[float, Pieces]]]:
     plain, moving = states(config, connected(config), chunks)
     count = moved(moving)
-    return count, [trained(own, job, config.train.dtype) for own in (plain, moving)]
+    return count, [trained(own, config, job) for own in (plain, moving)]
 
 
 def assert_equal(one: tuple[float, Pieces], other: tuple[float, Pieces]) -> None:
@@ -194,7 +196,7 @@ def test_an_abandoned_iteration_leaves_the_next_one_right() -> None:
     plain, moving = on_one_rank()
     batch = to_device(JOB.batches()[0], CPU, torch.float32)
     assert moving.pipeline.train(batch, 0, gate=lambda: False) is None
-    assert_equal(trained(plain, JOB, torch.float32), trained(moving, JOB, torch.float32))
+    assert_equal(trained(plain, JOB.config(ONE), JOB), trained(moving, JOB.config(ONE), JOB))
     buffers = moving.pipeline._host_buffers
     assert sum(own.numel() for free in buffers._free.values() for own in free) == buffers.bytes
 
@@ -245,7 +247,7 @@ def test_the_warm_up_gets_all_buffers_of_the_host(slices: int) -> None:
     buffers = moving.pipeline._host_buffers
     before = buffers.bytes
     assert before == sum(own.numel() for free in buffers._free.values() for own in free) > 0
-    assert_equal(trained(plain, JOB, torch.float32), trained(moving, JOB, torch.float32))
+    assert_equal(trained(plain, JOB.config(ONE), JOB), trained(moving, JOB.config(ONE), JOB))
     assert buffers.bytes == before
 
 
@@ -298,8 +300,8 @@ def test_memory_that_is_used_again_too_early_is_found(
     fault: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     plain, moving = on_one_rank()
-    one = trained(plain, JOB, torch.float32)
+    one = trained(plain, JOB.config(ONE), JOB)
     with fault():
-        other = trained(moving, JOB, torch.float32)
+        other = trained(moving, JOB.config(ONE), JOB)
     with pytest.raises(AssertionError):
         assert_equal(one, other)
