@@ -119,7 +119,7 @@ class Choice(NamedTuple):
     @property
     def words(self) -> str:
         """Its name and figures."""
-        return f"`{self.schedule}` ({self.seconds:.2f} s, {self.memory:.0f} GiB)"
+        return f"`{self.schedule}` ({self.seconds:.3f} s, {self.memory:.1f} GiB)"
 
 
 def choices(vocab_size: int, schedules: Collection[str] | None = None) -> list[Choice]:
@@ -170,12 +170,12 @@ def advice(found: Sequence[Choice]) -> str:
     else:
         said += (
             f": it ties with the fastest, {fastest.words}, and takes "
-            f"{fastest.memory - thrifty.memory:.0f} GiB less."
+            f"{round(fastest.memory, 1) - round(thrifty.memory, 1):.1f} GiB less."
         )
     if smallest is not thrifty:
         said += (
             f" {smallest.words} takes the least memory, and "
-            f"{smallest.seconds / fastest.seconds - 1:.0%} more time than the fastest."
+            f"{_more_time(smallest, fastest):.0%} more time than the fastest."
         )
     return said + (
         f" With the vocabulary on the first and the last stage, {whole.words} is best: "
@@ -192,7 +192,12 @@ def _slower(one: Choice, fastest: Choice) -> str:
     """Return by how much a choice is slower than the fastest, in words."""
     if _ties(one, fastest):
         return "a tie with the fastest"
-    return f"{one.seconds / fastest.seconds - 1:.0%} slower than the fastest"
+    return f"{_more_time(one, fastest):.0%} slower than the fastest"
+
+
+def _more_time(one: Choice, fastest: Choice) -> float:
+    """Return by how much a choice takes more time, as a share, from the seconds that are shown."""
+    return round(one.seconds, 3) / round(fastest.seconds, 3) - 1
 
 
 _WIDTH, _HEIGHT = 900, 380

@@ -55,20 +55,36 @@ def test_the_advice_follows_from_the_figures() -> None:
         choice("whole", 1.5, 80, "none"),
     ]
     assert advice(found) == (
-        "Take vocab-2 with `thrifty` (1.03 s, 50 GiB): it ties with the fastest, `fast` (1.00 s, "
-        "60 GiB), and takes 10 GiB less. `small` (1.20 s, 30 GiB) takes the least memory, and 20% "
-        "more time than the fastest. With the vocabulary on the first and the last stage, `whole` "
-        "(1.50 s, 80 GiB) is best: 50% slower than the fastest. With layers moved away from these "
-        "stages (redis), `layers` (1.25 s, 70 GiB) is best: 25% slower than the fastest."
+        "Take vocab-2 with `thrifty` (1.030 s, 50.0 GiB): it ties with the fastest, `fast` (1.000 "
+        "s, 60.0 GiB), and takes 10.0 GiB less. `small` (1.200 s, 30.0 GiB) takes the least "
+        "memory, and 20% more time than the fastest. With the vocabulary on the first and the last "
+        "stage, `whole` (1.500 s, 80.0 GiB) is best: 50% slower than the fastest. With layers "
+        "moved away from these stages (redis), `layers` (1.250 s, 70.0 GiB) is best: 25% slower "
+        "than the fastest."
     )
     assert "and none that ties takes less memory" in advice([found[0], *found[3:]])
+
+
+def test_differences_in_the_advice_are_those_of_the_figures_beside_them() -> None:
+    """The differences of the figures before rounding would be shown as 3.7 GiB and 41%."""
+    found = [
+        choice("fast", 0.8296, 28.44),
+        choice("thrifty", 0.8464, 24.76),
+        choice("layers", 0.9441, 30, "redis"),
+        choice("whole", 1.16637, 30, "none"),
+    ]
+    said = advice(found)
+    assert "(0.846 s, 24.8 GiB)" in said
+    assert "(0.830 s, 28.4 GiB), and takes 3.6 GiB less" in said
+    assert "`whole` (1.166 s, 30.0 GiB) is best: 40% slower" in said
 
 
 def test_what_differs_by_less_than_predictions_err_is_a_tie() -> None:
     found = [choice("fast", 1.0, 60), choice("whole", 1.033, 80, "none")]
     found += [choice("layers", 1.034, 70, "redis")]
-    assert "`whole` (1.03 s, 80 GiB) is best: a tie with the fastest. With layers" in advice(found)
-    assert "`layers` (1.03 s, 70 GiB) is best: 3% slower than the fastest." in advice(found)
+    said = advice(found)
+    assert "`whole` (1.033 s, 80.0 GiB) is best: a tie with the fastest. With layers" in said
+    assert "`layers` (1.034 s, 70.0 GiB) is best: 3% slower than the fastest." in said
     rows = [line for line in section("1k", found) if line.startswith("|")][2:]
     assert [row.split("|")[1].strip() for row in rows] == ["●≈", "≈", ""]
 
