@@ -113,7 +113,7 @@ class PipelineFlags:
         "Another name of --vocab-parallel redis, from the paper's code.")
     final_stage_num_layers: int | None = flag(None,
         "With redis: layers of the last stage.",
-        NOT_NEGATIVE, unset="balanced by FLOPs",
+        NOT_NEGATIVE, unset="balanced by cost",
         idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
         "--layer-distribution redis or --vocab-parallel auto")
     decoder_first_pipeline_num_layers: int | None = flag(None,
