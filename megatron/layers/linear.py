@@ -142,7 +142,7 @@ class Linear(nn.Linear):
 
     @property
     def deferred(self) -> tuple[Tensor]:
-        """See ``DefersWeightGradients``: the weight. B forms the bias's gradient."""
+        """The weight, whose gradient W forms. B forms the gradient of the bias."""
         return (self.weight,)
 
     def _adds_gradient_of(self, weight: Tensor) -> bool:

@@ -312,8 +312,8 @@ class ModelConfig:
     def score_scale(self) -> float | None:
         """Factor of the products of queries and keys; ``None``: 1 / root of their channels.
 
-        Multi-latent attention lengthens all channels of queries and keys where YaRN would lengthen
-        the channels that turn.
+        With YaRN, multi-latent attention lengthens all channels of queries and keys, and other
+        attention only the channels that turn.
         """
         if self.softmax_scale is not None or not self.multi_latent_attention:
             return self.softmax_scale

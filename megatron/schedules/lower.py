@@ -238,7 +238,9 @@ class _Issue:
         self._sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
 
     def before(self, index: int, now: float, needed: Iterable[int]) -> None:
-        """Issue the communications that go before pass ``index`` of the row, which ends at ``now``.
+        """Issue the communications that go before pass ``index`` of the row.
+
+        The pass ends at ``now``, by the times of the plan.
 
         A communication that this rank contributes to is issued as soon as the rank's own part
         exists. A communication that this rank only receives is issued in one of three cases: the

@@ -59,7 +59,7 @@ class _Seen:
     documents: Documents | None
 
     def first_key(self, start: int) -> int:
-        """Return the first key that any query from position ``start`` on sees."""
+        """Return the first key that is seen by a query at position ``start`` or later."""
         window, documents = self.scores.window, self.documents
         first = 0 if window is None else max(0, start - window)
         if documents is None:

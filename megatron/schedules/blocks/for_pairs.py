@@ -8,16 +8,18 @@ are longer than a pair. The backwards come later than before, so ranks hold more
 
 * interleaved 1F1B and Hanayo, whose hops take as long as a pair anyway, hold one chunk more;
 * ZB-V holds one microbatch more;
-* with one chunk a rank, as in 1F1B and ZB-H1, a rank holds 2p microbatches in place of p. Pairs of
-  a rank start at a distance T from each other, so the time from F to B of a microbatch is a
-  multiple of T. From a stage to the stage before, this time grows by two pairs at least, which is
-  more than T.
+* with one chunk a rank, as in 1F1B and ZB-H1, a rank holds 2p microbatches in place of p. A rank
+  starts one pair in each interval, so the time from F to B of a microbatch is a whole number of
+  intervals. From a stage to the stage before, this time grows by at least the time of two pairs:
+  one on the way forward, and one on the way back. Two pairs take longer than one interval, so the
+  time grows by at least two intervals.
 
-With one chunk a rank, every hop takes T, even if a pair is shorter because W is a pass of its own.
-The time from F to B grows by 2 T a stage anyway, so hops of T hold no more microbatches. Hops as
-short as a pair of the block were tried. They are shorter than real hops: real pairs take a larger
-share of T than pairs of the block, and the passes S and T of a split vocabulary stand between real
-pairs. So the last stage was late, and every rank waited for it before its S.
+With one chunk a rank, every hop takes an interval, even if a pair is shorter because W is a pass of
+its own. The time from F to B grows by two intervals a stage anyway, so these hops hold no more
+microbatches. Hops as short as a pair of the block were tried. They are shorter than real hops: real
+pairs take a larger share of an interval than pairs of the block, and the passes S and T of a split
+vocabulary stand between real pairs. So the last stage was late, and every rank waited for it before
+its S.
 """
 
 from dataclasses import replace

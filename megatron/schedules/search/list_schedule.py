@@ -55,16 +55,16 @@ class Rule:
     """How a rank chooses its next pass.
 
     Attributes:
-        slack: share of its duration by which a pass may delay a pass with a smaller key; 0 allows
-            no delay, and 1 is fully greedy.
+        slack: a pass may delay a pass with a smaller key by at most this share of its own duration;
+            0 allows no delay, and 1 is fully greedy.
         filler_slack: the slack of fillers, the passes that no other pass waits for
             (``Graph.fillers``); ``None`` for the value of ``slack``.
         warm_up_slack: the slack of all passes before the rank's first B; ``None`` for the same
             values as after the first B.
-        keys: for every pass number and microbatch, its key. Without keys the order of the base
-            decides, and ``planned`` gives the expected start of a pass whose needs have no known
-            end yet.
-        planned: for every pass number and microbatch, its start in the base.
+        keys: for every pass number and microbatch, its key. If empty, ``planned`` has the keys, and
+            the next pass of the base row starts as soon as it is ready.
+        planned: for every pass number and microbatch, its start in the base; needed if ``keys`` is
+            empty. It is then also the expected start of a pass whose needs have no known end yet.
         begin: for every rank, the time at which it begins; all begin at 0 if empty.
         idle: for every rank, how long it may idle after its first pass. If waiting for a pass would
             exceed this time, the rank starts a filler instead, and that pass is late. If empty,

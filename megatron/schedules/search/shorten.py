@@ -96,9 +96,9 @@ def shorten(
             block.
         without: the shortened plan of the same pipeline without vocabulary passes, if the new plan
             should follow that plan.
-        is_guide: whether the plan only serves as ``without`` for another plan. If so, its last
-            fillers (passes that no other pass waits for) are not kept for the cool-down, because
-            the vocabulary passes of the other plan need the idle time there.
+        is_guide: whether the plan is made only to be the argument ``without`` of a later call. If
+            so, its last fillers (passes that no other pass waits for) are not kept for the
+            cool-down, because the vocabulary passes of the later plan need the idle time there.
         target: the size to which the plan will be lengthened, if at all. Plans are then compared by
             their span after lengthening.
         watch: ends the search when its time is up, and shows its progress.
