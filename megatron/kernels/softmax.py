@@ -71,7 +71,7 @@ class ShardState(HasStatistics):
         exp_tiles: tiles [t, n], which together have all rows of the shard: exponentials, or logits
             before pass E of the naive treatment. Empty if they are not kept.
         statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
-        raw_gradient_nh: A = E W relative to m' (Algorithm 2 only).
+        raw_gradient_nh: A = Eᵀ W relative to m', E the tiles (Algorithm 2 only).
     """
 
     x_nh: Tensor
