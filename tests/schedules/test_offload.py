@@ -164,7 +164,7 @@ def test_half_the_chunks_hold_three_quarters_of_the_memory() -> None:
 @pytest.mark.parametrize("chunks", [2, 4, 8, 16])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_half_of_pipeoffload_holds_what_is_published(ranks: int, chunks: int) -> None:
-    """Table 1 of arXiv 2503.01328: (v + 2) / (8 v) of 1F1B's v p chunks, beside copies under way."""
+    """Table 1 of arXiv 2503.01328: (v + 2) / (8 v) of v p chunks, beside copies under way."""
     published = (chunks + 2) * ranks / 8
     assert published <= most_chunks("pipeoffload", ranks, chunks, chunks // 2, 0.5)
     assert most_chunks("pipeoffload", ranks, chunks, chunks // 2, 0.5) <= 1.2 * published + 3

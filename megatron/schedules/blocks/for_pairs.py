@@ -100,7 +100,7 @@ class _Stretch:
         )
 
     def _is_in_step(self, stage: int, start: float) -> bool:
-        """Return whether an F is as far from its rank's first F as in the block, modulo an interval.
+        """Return whether an F is as far from its rank's first F as in the block, modulo interval.
 
         Only groups need it: barriers delay backwards by whole intervals, into the pairs of another
         chunk's group. Then these pairs have to begin in the same step.

@@ -16,8 +16,8 @@ backward is split. If no time is given for R, it takes as long as F; if a time i
 without R adds this time to the time of B. Other passes and communications that are not given take
 no time.
 
-``slices`` are the times of every slice of a microbatch, each an object with ``passes`` and ``comms``.
-Without them each of n slices takes an n-th of the time of a microbatch.
+``slices`` has an object with ``passes`` and ``comms`` for every slice of a microbatch. Without it
+each of n slices takes an n-th of the time of a microbatch.
 
 ``waits`` are the parts of passes' times in which they wait for an exchange of tokens (``Costs``).
 

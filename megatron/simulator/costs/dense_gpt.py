@@ -5,8 +5,9 @@ all other models (``training/planning/count``). Activations follow arXiv 2205.05
 kernels are a number and a sum of bytes. A test shows how close these counts are to the code's.
 
 If microbatches are cut, their slices are equally long. A slice has its own tokens, and its queries
-see the keys of earlier slices too. A buffer of each layer has the keys and values of all slices, and
-another one the gradients that a slice's backward leaves to earlier slices (``layers/slices.py``).
+see the keys of earlier slices too. A buffer of each layer has the keys and values of all slices.
+Another buffer has the gradients that the backward of a slice leaves to earlier slices
+(``layers/slices.py``).
 
 n is the number of tokens, h the hidden size, and u = 2nh the bytes of one activation.
 """
@@ -136,7 +137,7 @@ class _SeenKeys(NamedTuple):
         return _others(2, 3 * HALF * self.own) if self.slices > 1 else ()
 
     def settled(self) -> tuple[Launch, ...]:
-        """Return the sums of gradients that later slices left, and of those left to earlier ones."""
+        """Return the sums of gradients of own keys, and of gradients left to earlier slices."""
         found: tuple[Launch, ...] = ()
         if not self.is_last:
             found += _others(4, (3 * FULL + 2 * HALF) * self.own)
@@ -152,7 +153,7 @@ class _SeenKeys(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes by which B changes the buffers: the last slice's takes one, the first frees both."""
+        """Change of the buffers' bytes in B: the last slice takes one, the first frees both."""
         if self.slices == 1 or 0 < self.number < self.slices - 1:
             return 0
         gradients = FULL * self.own * (self.slices - 1)

@@ -80,7 +80,7 @@ def test_forwards_before_the_first_backward(p: int, v: int) -> None:
 
 
 def test_gis_h_as_drawn() -> None:
-    """Figure 6, of 4 ranks, 2 chunks and 8 microbatches: the forwards of the first and last rank."""
+    """Figure 6, of 4 ranks, 2 chunks and 8 microbatches: the first and the last rank."""
     plan = plan_of("gis-h", 4, 8, 2)
     order = "0 1 0.1 1.1 2 3 2.1 3.1 4 5 4.1 5.1 6 7 6.1 7.1"
     for row in (plan.rows[0], plan.rows[-1]):
