@@ -86,7 +86,8 @@ class _Seen(torch.autograd.Function):
         """Sum the gradients of this rank's keys and values over both chunks of all ranks."""
         total_2bsgd = gradients[0].new_zeros(ctx.shape)
         for number, grad_bsgd in enumerate(gradients):
-            total_2bsgd[number % 2, :, : grad_bsgd.shape[1]] += grad_bsgd
+            # ``+=`` on an index would also copy the sum onto itself.
+            total_2bsgd[number % 2, :, : grad_bsgd.shape[1]].add_(grad_bsgd)
         return ctx.context.reduce(total_2bsgd), None
 
 

@@ -96,16 +96,17 @@ class _RingAttention(torch.autograd.Function):
                 more, *both = kernels.gradients_of_part(
                     _part(piece, q_baud, seen_2bgud, sight), own, own_grad
                 )
-                q_grad_baud[:, :, piece.queries] += more
+                # ``+=`` on an index would also copy the sum onto itself.
+                q_grad_baud[:, :, piece.queries].add_(more)
                 if sum_2bgud is None:
                     made.append((piece.keys, torch.stack(both)))
                 else:
-                    sum_2bgud[..., piece.keys, :] += torch.stack(both)
+                    sum_2bgud[..., piece.keys, :].add_(torch.stack(both))
             del seen_2bgud
             if sum_2bgud is None:
                 sum_2bgud = coming_sum.wait()
             for keys, more_2bgkd in made:
-                sum_2bgud[..., keys, :] += more_2bgkd
+                sum_2bgud[..., keys, :].add_(more_2bgkd)
             coming_sum = context.pass_on(sum_2bgud, places) if places else Done(sum_2bgud)
         kv_grad_2bgud = coming_sum.wait().to(own_2bgud.dtype)
         sinks_grad_a = None

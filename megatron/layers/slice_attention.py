@@ -74,5 +74,5 @@ def _sum_of(gradients: Sequence[Tensor], ctx: Any) -> Tensor:
     b, _, g, d = gradients[0].shape
     total_bzgd = gradients[0].new_zeros(b, end - start, g, d)
     for grad_bkgd, (first, behind) in zip(gradients, spans, strict=True):
-        total_bzgd[:, first - start : behind - start] += grad_bkgd
+        total_bzgd[:, first - start : behind - start].add_(grad_bkgd)
     return total_bzgd

@@ -125,7 +125,8 @@ class SeenKeys:
             wide = statistics_dtype(grads[0].dtype)
             left_2bsgd = grads[0].new_zeros(2, b, part.first, g, d, dtype=wide)
         for left_bsgd, grad_bsgd in zip(left_2bsgd, earlier, strict=True):
-            left_bsgd[:, part.first - grad_bsgd.shape[1] : part.first] += grad_bsgd
+            # ``+=`` on an index would also copy the sum onto itself.
+            left_bsgd[:, part.first - grad_bsgd.shape[1] : part.first].add_(grad_bsgd)
         self._left_2bsgd[layer] = left_2bsgd
         return tuple(own)
 

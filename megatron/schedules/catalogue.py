@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from megatron.schedules.blocks.block import Block
 from megatron.schedules.blocks.dualpipe_v import dualpipe_v
+from megatron.schedules.blocks.gis import entries, gis, gis_h, half_of, pipeoffload
 from megatron.schedules.blocks.gpipe import gpipe
 from megatron.schedules.blocks.hanayo import hanayo
 from megatron.schedules.blocks.interleaved import interleaved
@@ -222,6 +223,33 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: p + 0.5,
         chunks=2,
         pairs=True,
+    ),
+    "gis": Schedule(
+        title="GIS",
+        description="`interleaved` with B and W apart and the memory of 1F1B",
+        paper="arXiv 2503.01328",
+        block=lambda p, m, v: gis(p, v),
+        promise=lambda p, m, v: p,
+        chunks=2,
+        chunk_step=1,
+    ),
+    "gis-h": Schedule(
+        title="GIS-H",
+        description="`gis` of smaller groups: half the memory, if a rank has many chunks",
+        paper="arXiv 2503.01328",
+        block=lambda p, m, v: gis_h(p, v),
+        promise=lambda p, m, v: ((v - 1) * half_of(p) + p) / v,
+        chunks=2,
+        chunk_step=1,
+    ),
+    "pipeoffload": Schedule(
+        title="PipeOffload",
+        description="`gis-h` without groups, made for activations that wait on the host",
+        paper="arXiv 2503.01328",
+        block=lambda p, m, v: pipeoffload(p, v),
+        promise=lambda p, m, v: (entries(p, v)[-1] + p) / v,
+        chunks=2,
+        chunk_step=1,
     ),
 }
 """Name -> schedule, for all schedules that have a block."""

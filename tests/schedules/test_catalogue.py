@@ -47,11 +47,11 @@ def test_a_block_has_the_chunks_and_passes_that_the_catalogue_says(schedule: str
 
 
 def test_a_request_may_say_how_many_chunks_only_where_that_is_free() -> None:
-    assert CHUNKED_SCHEDULES == ("interleaved", "hanayo")
+    assert CHUNKED_SCHEDULES == ("interleaved", "hanayo", "gis", "gis-h", "pipeoffload")
     assert TRAITS["interleaved"].chunks_fault(5) is None
     assert TRAITS["hanayo"].chunks_fault(6) is None
     assert TRAITS["zb-v"].chunks_fault(2) is None
-    fault = "has 2 chunks a rank, not 4: interleaved or hanayo can have more"
+    fault = f"has 2 chunks a rank, not 4: {' or '.join(CHUNKED_SCHEDULES)} can have more"
     assert TRAITS["zb-v"].chunks_fault(4) == fault
 
 

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import Case, cases
 
-from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
@@ -132,23 +131,22 @@ def test_chunks_that_wait_longest_are_moved() -> None:
         assert stages == {rank: 16, rank + 4: 16}
 
 
-def evenly_interleaved(ranks: int, chunks: int) -> Block:
-    """A block whose microbatches all take the same way: chunks do not take turns."""
-    apart = ranks + 1 - ranks % 2  # chunks of a rank are as far apart; coprime to a power of 2
-    rows = []
-    for rank in range(ranks):
-        last = 3 * ((chunks - 1) * apart + 2 * (ranks - 1) - rank) + 1
-        forward = [Slot(3 * (c * apart + rank), 1, "F", c) for c in range(chunks)]
-        backward = [Slot(last + 3 * (chunks - 1 - c) * apart, 2, "B", c) for c in range(chunks)]
-        rows.append((*forward, *backward))
-    stages = tuple((rank, chunk) for chunk in range(chunks) for rank in range(ranks))
-    return Block(tuple(rows), stages, interval=3 * chunks)
+def most_chunks(
+    schedule: str, ranks: int, chunks: int, moved: int, k: float, groups: int = 4
+) -> int:
+    """The most chunks of activations on any device, with so many chunks of a rank on the host.
 
-
-def peak_share(plan: Plan, chunks: int, costs: Costs) -> float:
-    """The peak of rank 0 with so many chunks on the host, beside its peak without."""
-    program = lower(replace(plan, offloaded=chunks), costs)
-    return most_held(program, 0) / most_held(lower(plan, costs), 0)
+    Args:
+        schedule: of several chunks.
+        ranks: of the pipeline.
+        chunks: of a rank.
+        moved: chunks of a rank that wait on the host.
+        k: time of O and L of a chunk, divided by the time of its passes (``PASSES``).
+        groups: of ``ranks`` microbatches.
+    """
+    plan = make_plan(schedule, "none", ranks, groups * ranks, chunks=chunks, shortened=False)
+    program = lower(replace(plan, offloaded=moved), with_copies(1.5 * k, 1.5 * k))
+    return max(most_held(program, rank) for rank in range(ranks))
 
 
 def test_half_the_chunks_hold_three_quarters_of_the_memory() -> None:
@@ -157,13 +155,27 @@ def test_half_the_chunks_hold_three_quarters_of_the_memory() -> None:
     Where chunks take turns, as in Megatron-LM's interleaved schedule, all chunks of a group of
     microbatches are in flight at once, and moving half of them halves the peak only.
     """
-    costs = Costs({"F": 1.0, "B": 2.0}, {"O": 0.75, "L": 0.75})
-    even = unroll(evenly_interleaved(8, 16), 16)
-    check(even)
-    assert peak_share(even, 8, costs) == pytest.approx(1 / 4, abs=0.03)
-    assert peak_share(even, 16, costs) < 0.05
-    in_turns = make_plan("interleaved", "none", 8, 16, chunks=16, shortened=False)
-    assert peak_share(in_turns, 8, costs) == pytest.approx(1 / 2, abs=0.02)
+    for schedule, share in (("pipeoffload", 1 / 4), ("interleaved", 1 / 2)):
+        alone = most_chunks(schedule, 8, 16, 0, 0.0)
+        assert most_chunks(schedule, 8, 16, 8, 0.5) / alone == pytest.approx(share, abs=0.05)
+        assert most_chunks(schedule, 8, 16, 16, 0.5) / alone < 0.1
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 8, 16])
+@pytest.mark.parametrize("ranks", [4, 8, 16])
+def test_half_of_pipeoffload_holds_what_is_published(ranks: int, chunks: int) -> None:
+    """Table 1 of arXiv 2503.01328: (v + 2) / (8 v) of v p chunks, beside copies under way."""
+    published = (chunks + 2) * ranks / 8
+    assert published <= most_chunks("pipeoffload", ranks, chunks, chunks // 2, 0.5)
+    assert most_chunks("pipeoffload", ranks, chunks, chunks // 2, 0.5) <= 1.2 * published + 3
+
+
+@pytest.mark.parametrize("k", [0.25, 0.5, 0.75])
+def test_all_of_pipeoffload_holds_a_few_chunks_however_many_there_are(k: float) -> None:
+    """Table 1: O(M / (v p)), and about 4 chunks by section 5.3."""
+    for ranks in (4, 8, 16):
+        for chunks in (2, 4, 8):
+            assert most_chunks("pipeoffload", ranks, chunks, chunks, k) <= 6
 
 
 def test_the_text_form_names_the_chunks() -> None:

@@ -7,6 +7,7 @@ from harness.properties import examples
 from hypothesis import given, settings
 from schedules.cases import Case, cases, few_trials, plans_of_blocks, random_costs, seeds
 
+from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.check import check
 from megatron.schedules.held import peak_held
 from megatron.schedules.make_plan import least_time_of, make_plan
@@ -74,7 +75,7 @@ def test_no_plan_beats_the_bound(case: Case) -> None:
         return
     request = Request(
         case.schedule, case.vocabulary, case.ranks, case.microbatches, case.costs,
-        chunks=case.chunks if case.schedule in ("interleaved", "hanayo") else None,
+        chunks=case.chunks if TRAITS[case.schedule].takes_chunks else None,
         recompute_ahead=case.ahead,
     )  # fmt: skip
     assert least_time_of(request) <= earliest(case.plan, case.costs).end + 1e-9

@@ -37,6 +37,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
         "output": 1.2,
     },
     "of a model": {"schedule": "v-half", "m": 5, "model": SMALL_MODEL},
+    "slices of a model": {"n": 4, "m": 3, "p": 2, "model": SMALL_MODEL},
     "the best of all": {"schedule": "auto", "p": 2, "m": 3, "costs": COSTS, "output": 1.2},
     "with replicas": {
         "costs": f"{COSTS},RG=3:4:3:3,AG=1.5,U=0.2",

@@ -38,6 +38,7 @@ def flags(case: Mapping[str, Any], replicas: int = 1) -> list[str]:
         f"--vocab-size {model['vocabulary']} --dry-run-gpu {model['gpu']} "
         f"--ranks-per-node {model.get('machine', 8)}"
     )
+    words += f" --num-seq-splits {case['n']}" if "n" in case else ""
     words += f" {LLAMA_FLAGS}" if model["kind"] == "llama" else ""
     words += f" {EVERY_LAYER}" if model["recompute"] else ""
     return words.split()
@@ -51,6 +52,7 @@ def flags(case: Mapping[str, Any], replicas: int = 1) -> list[str]:
         {"schedule": "v-half", "vocab": "vocab-1", "model": {**SMALL_MODEL, "machine": 2}},
         {"schedule": "1f1b", "vocab": "redis", "model": GPT},
         {"schedule": "zb-h1", "vocab": "vocab-2", "model": {**SMALL_MODEL, "recompute": True}},
+        {"schedule": "zb-v", "vocab": "vocab-2", "model": {**SMALL_MODEL, "seq": 8192}, "n": 4},
     ],
     ids=lambda case: f"{case['schedule']}, {case['vocab']}, {case['model']['kind']}",
 )
@@ -104,6 +106,11 @@ def test_replicas_take_about_the_time_and_memory_of_a_dry_run(replicas: Mapping[
     assert outcome.seconds == pytest.approx(expected.seconds, rel=0.08)
     assert list(outcome.peak) == pytest.approx(expected.peak, rel=0.02)
     assert timeline.end > 1.05 * alone.done.timeline.end
+
+
+def test_slices_that_do_not_divide_a_sequence_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 slices of equal length do not divide 2048 tokens"):
+        Simulations().of(Case.of_json({"p": 2, "m": 2, "n": 3, "model": SMALL_MODEL}))
 
 
 def test_models_are_counted_without_torch() -> None:

@@ -57,7 +57,7 @@ class Case:
 
     Raises:
         ValueError: if it is too large to be shown, a time is given twice or not at all, or ``auto``
-            or slices are to take the costs of a model, or a dense model is to have pairs or waits.
+            is to take the costs of a model, or a dense model is to have pairs or waits.
     """
 
     schedule: str = "1f1b"
@@ -98,11 +98,6 @@ class Case:
                 f"{self.schedule} needs costs that hold for all schedules, and those of a model "
                 "follow from the places of its stages: take costs by hand, or choose from the "
                 "comparison of all schedules, which counts each with its own"
-            )
-        if self.n is not None and self.n > 1 and self.model is not None:
-            raise ValueError(
-                f"n = {self.n} slices: the costs of a model are of whole microbatches here, and "
-                "later slices are dearer, so take costs by hand"
             )
         self._refuse_costs()
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from megatron.commands.simulate_schedule import figures, heading, notes
 from megatron.flags.readable import readable
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import COMM_KINDS, HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import PASS_KINDS
@@ -161,10 +162,13 @@ def _costs_file(found: Simulated) -> dict[str, object] | None:
     if found.model is None:
         return None
     costs = found.model.costs
-    return {
-        "passes": costs.passes,
-        "comms": {**costs.comms, **{kind: own.times for kind, own in costs.exchanges.items()}},
-    }
+    slices = {"slices": [_times_of(own) for own in costs.slices]} if costs.slices else {}
+    return {**_times_of(costs), **slices}
+
+
+def _times_of(costs: Costs) -> dict[str, object]:
+    exchanges = {kind: own.times for kind, own in costs.exchanges.items()}
+    return {"passes": costs.passes, "comms": {**costs.comms, **exchanges}}
 
 
 def _forecast(found: Simulated) -> dict[str, object] | None:

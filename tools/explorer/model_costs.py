@@ -144,7 +144,8 @@ class ModelJob:
             replicas: of the pipeline; ``None``: there is one pipeline.
 
         Raises:
-            ValueError: there are fewer layers than stages.
+            ValueError: there are fewer layers than stages, or slices of equal length do not divide
+                the sequence.
         """
         file = request.file
         one = one_microbatch_of(request) if file is None else plan_of_one(load_any_plan(file))
@@ -152,6 +153,11 @@ class ModelJob:
             raise ValueError(
                 f"{self.layers} layers are fewer than the {len(one.stages)} stages: give the model "
                 "more layers, or the pipeline fewer ranks or chunks"
+            )
+        if self.seq % one.slices:
+            raise ValueError(
+                f"{one.slices} slices of equal length do not divide {self.seq} tokens: choose "
+                "another number of slices, or another length"
             )
         gpt = self.dense(request.ranks if request.treatment.is_sharded else 1)
         even = tuple(redistribute(self.layers, len(one.stages), 1.0, [0.0] * len(one.stages)))
@@ -198,8 +204,9 @@ class ModelJob:
         """Return the layers of every stage by which the slowest rank is as fast as possible."""
         cluster = self._cluster(one.ranks)
         empty = costs_of(dense_counts(gpt, one, [0] * len(one.stages)), one, cluster)
-        kinds = layer_counts(gpt, one).passes
-        layer = sum(map(cluster.seconds, kinds.values()))
+        parts = [layer_counts(gpt, one, number).passes for number in range(one.slices)]
+        kinds = parts[0]
+        layer = sum(cluster.seconds(work) for part in parts for work in part.values())
         extras = [sum(empty.time(kind, *stage) for kind in kinds) for stage in one.stages]
         return tuple(redistribute_stages(self.layers, one.stages, layer, extras))
 

@@ -101,10 +101,27 @@ class _Stretch:
             for begun, taken in busy
         )
 
+    def _is_in_step(self, stage: int, start: float) -> bool:
+        """Return whether an F is as far from its rank's first F as in the block, modulo interval.
+
+        Only groups need it: barriers delay backwards by whole intervals, into the pairs of another
+        chunk's group. Then these pairs have to begin in the same step.
+        """
+        rank, _ = self._block.stages[stage]
+        if not self._block.group or not self._rows[rank]:
+            return True
+        first = self._rows[rank][0]
+        own = self._block.slot(self._block.stages.index((rank, first.chunk)), "F").start
+        return (start - first.start - self._own(stage, "F") + own) % self._block.interval == 0
+
     def _place_forward(self, stage: int, least: float) -> float:
         """Put a pair with the F of ``stage`` at the first free time; return this time."""
         rank, chunk = self._block.stages[stage]
-        start = next(at for at in count(least) if self._is_free(rank, at, self._pair))
+        start = next(
+            at
+            for at in count(least)
+            if self._is_in_step(stage, at) and self._is_free(rank, at, self._pair)
+        )
         self._starts[rank] |= self._repeats(start)
         self._rows[rank].append(Slot(start, self._forward, "F", chunk))
         return start

@@ -16,6 +16,9 @@ backward is split. If no time is given for R, it takes as long as F; if a time i
 without R adds this time to the time of B. Other passes and communications that are not given take
 no time.
 
+``slices`` has an object with ``passes`` and ``comms`` for every slice of a microbatch. Without it
+each of n slices takes an n-th of the time of a microbatch.
+
 ``waits`` are the parts of passes' times in which they wait for an exchange of tokens (``Costs``).
 
 In ``bytes``, ``factors`` are the bytes held between B and W; if absent, they are those of
@@ -134,14 +137,14 @@ def load_costs(path: Path) -> CostFile:
     try:
         sections = _section(_document(path), "the file")
         for name in sections:
-            if name not in ("passes", "comms", "waits", "bytes", "layers"):
+            if name not in ("passes", "comms", "waits", "slices", "bytes", "layers"):
                 raise ValueError(
-                    f"'{name}' is no section: write passes, comms, waits, bytes or layers"
+                    f"'{name}' is no section: write passes, comms, waits, slices, bytes or layers"
                 )
         passes = _section(sections.get("passes", {}), "passes")
-        comms = _section(sections.get("comms", {}), "comms")
         waits = _waits(_section(sections.get("waits", {}), "waits"))
-        costs = replace(_costs(passes.items(), comms.items()), waits=waits)
+        slices = _slices(sections.get("slices", []))
+        costs = replace(_costs_in(sections), waits=waits, slices=slices)
         sizes = _sizes(sections["bytes"]) if "bytes" in sections else None
         layers = _layers(sections["layers"]) if "layers" in sections else None
     except OSError as error:
@@ -151,6 +154,20 @@ def load_costs(path: Path) -> CostFile:
     return CostFile(
         costs, sizes, layers, frozenset(passes) | set(costs.comms) | set(costs.exchanges)
     )
+
+
+def _costs_in(sections: Mapping[str, object]) -> Costs:
+    """Return the costs of the sections ``passes`` and ``comms``."""
+    passes, comms = (_section(sections.get(name, {}), name) for name in ("passes", "comms"))
+    return _costs(passes.items(), comms.items())
+
+
+def _slices(section: object) -> tuple[Costs, ...]:
+    if not isinstance(section, list):
+        raise ValueError(
+            f"slices is {json.dumps(section)[:40]}: write a list with an object for each slice"
+        )
+    return tuple(_costs_in(_section(own, "a slice")) for own in section)
 
 
 def check_measured(file: CostFile, treatment: Treatment) -> None:

@@ -4,10 +4,16 @@ Parameters, products, attention and collectives are those of the code, which is 
 all other models (``training/planning/count``). Activations follow arXiv 2205.05198 (table 2). Other
 kernels are a number and a sum of bytes. A test shows how close these counts are to the code's.
 
+If microbatches are cut, their slices are equally long. A slice has its own tokens, and its queries
+see the keys of earlier slices too. A buffer of each layer has the keys and values of all slices.
+Another buffer has the gradients that the backward of a slice leaves to earlier slices
+(``layers/slices.py``).
+
 n is the number of tokens, h the hidden size, and u = 2nh the bytes of one activation.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,11 +44,30 @@ class DenseGpt(NamedTuple):
 
 
 def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count.RankCount]:
-    """Return every rank's work for one microbatch; ``layers`` is their number in every stage."""
-    n, h = gpt.micro_batch_size * gpt.seq_length, gpt.hidden_size
+    """Return every rank's work for one microbatch; ``layers`` is their number in every stage.
+
+    If the plan cuts the microbatch, every slice has a count. Its slices have to be equally long.
+    """
+    each = [_of_slice(gpt, plan, layers, number) for number in range(plan.slices)]
+    if plan.slices == 1:
+        return each[0]
+    return [
+        replace(
+            count.RankCount.of_slices([replace(one, parameters=count.Parameters()) for one in own]),
+            parameters=own[0].parameters,
+        )
+        for own in zip(*each, strict=True)
+    ]
+
+
+def _of_slice(
+    gpt: DenseGpt, plan: Plan, layers: Sequence[int], number: int
+) -> list[count.RankCount]:
+    """Return every rank's work for a slice of a microbatch, or for a whole one."""
+    n, h = gpt.micro_batch_size * gpt.seq_length // plan.slices, gpt.hidden_size
     u, sharded, found = HALF * n * h, plan.treatment.is_sharded, []
     v = gpt.vocab_size // (plan.ranks if sharded else 1)
-    layer, vocabulary = layer_counts(gpt, plan), _vocabulary(n, h, v, plan)
+    layer, vocabulary = layer_counts(gpt, plan, number), _vocabulary(n, h, v, plan)
     # The final norm keeps its input. Its B has seven small kernels of the loss, which T runs.
     norm = {"F": Work(_others(1, 2 * u), u, u), "B": Work(_others(4 + 7, 4 * u), -u)}
     ends = [(len(plan.stages) - 1, kind, work) for kind, work in norm.items()]
@@ -61,7 +86,7 @@ def dense_counts(gpt: DenseGpt, plan: Plan, layers: Sequence[int]) -> list[count
                     passes[kind, chunk] = PassCount.joined([(work, layers[stage]), *more])
         comms = list(_comms(n, u, plan, rank))
         begun = {(kind, stage): PassCount.of(work) for kind, stage, work, _ in comms}
-        ended = {(kind, stage): PassCount(left=-gone) for kind, stage, _, gone in comms}
+        ended = {(kind, stage): PassCount.of(Work(left=-gone)) for kind, stage, _, gone in comms}
         logits = HALF * n * v * (sharded or last)
         found.append(count.RankCount(passes, begun, ended, parameters, reused=logits))
     return found
@@ -72,32 +97,110 @@ def _others(kernels: int, size: int) -> tuple[Launch, ...]:
     return (Launch("others", size // kernels),) * kernels
 
 
-def layer_counts(gpt: DenseGpt, plan: Plan) -> count.Segment:
-    """Count a layer. If ``plan`` has no R or no W passes, their work is a part of B."""
+class _SeenKeys(NamedTuple):
+    """The keys and values of a layer that the queries of a slice see.
+
+    Attributes:
+        number: number of the slice.
+        slices: slices of the microbatch; 1: it is whole.
+        tokens: tokens of the slice, of all samples.
+        channels: of the keys of a token; its values have as many.
+    """
+
+    number: int
+    slices: int
+    tokens: int
+    channels: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no slice follows."""
+        return self.number == self.slices - 1
+
+    @property
+    def earlier(self) -> int:
+        """Keys and values of earlier slices, in numbers."""
+        return 2 * self.number * self.tokens * self.channels
+
+    @property
+    def own(self) -> int:
+        """Keys and values of the slice, in numbers."""
+        return 2 * self.tokens * self.channels
+
+    @property
+    def scores(self) -> int:
+        """Scores of a head that attention counts: the later half of the slice's own is not seen."""
+        return (2 * self.number + 1) * self.tokens
+
+    def put(self) -> tuple[Launch, ...]:
+        """Return the copies of keys and of values into the buffer of the microbatch."""
+        return _others(2, 3 * HALF * self.own) if self.slices > 1 else ()
+
+    def settled(self) -> tuple[Launch, ...]:
+        """Return the sums of gradients of own keys, and of gradients left to earlier slices."""
+        found: tuple[Launch, ...] = ()
+        if not self.is_last:
+            found += _others(4, (3 * FULL + 2 * HALF) * self.own)
+        if self.number:
+            found += _others(2, (2 * FULL + HALF) * self.earlier)
+            found += _others(1, FULL * self.earlier) * self.is_last
+        return found
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the buffer of keys and values, which the first slice's F takes."""
+        return HALF * self.own * self.slices * (self.number == 0 and self.slices > 1)
+
+    @property
+    def left(self) -> int:
+        """Change of the buffers' bytes in B: the last slice takes one, the first frees both."""
+        if self.slices == 1 or 0 < self.number < self.slices - 1:
+            return 0
+        gradients = FULL * self.own * (self.slices - 1)
+        return gradients if self.is_last else -gradients - self.taken
+
+
+def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
+    """Count a layer. If ``plan`` has no R or no W passes, their work is a part of B.
+
+    Args:
+        gpt: the model.
+        plan: the passes, and the slices of a microbatch.
+        number: the slice.
+    """
     h, heads, groups, ffn, s, _, b, llama, recomputes = gpt
-    n, plain, split, inner = b * s, not llama, plan.split_backward, ffn * (1 + llama)
-    number, keys = HALF * n, h // heads * groups  # bytes of one number for every token
-    u, qkv = number * h, h + 2 * keys
-    turned = h + keys if llama else h * (1 < groups < heads)  # queries and keys, rotated or copied
+    n, plain, split, inner = b * s // plan.slices, not llama, plan.split_backward, ffn * (1 + llama)
+    own, keys = HALF * n, h // heads * groups  # bytes of one number for every token
+    seen, cut = _SeenKeys(number, plan.slices, n, keys), plan.slices > 1
+    u, qkv = own * h, h + 2 * keys
+    # Queries and keys that are rotated or copied, and what attention keeps of a token.
+    turned = h + keys if llama else h * (cut or 1 < groups < heads)
+    attends = h if cut else qkv + turned
     matrices = ((qkv, h), (h, h), (inner, h), (h, ffn))
     vectors = (4 - 2 * llama) * h + plain * (qkv + inner + 2 * h)
     forward = [product(n, wide, k) for wide, k in matrices]
     inputs = [product(n, k, wide) for wide, k in matrices]
     weights = tuple(product(wide, k, n, written=2 * FULL) for wide, k in matrices)
-    scores, moved = n * s * h, number * (h + qkv)
+    scores, moved = seen.scores // b * n * h, 2 * u + HALF * (seen.own + seen.earlier)
     attention = Launch("attention", moved, 4 * scores, None, 2 * scores)
     attended = Launch("attention", 2 * moved, 8 * scores, None, 5 * scores)
     width = 6 * h + inner + ffn + 2 * turned  # of norms, a sum, the MLP's activation
-    again = (*forward[:3], attention, *_others(3 + 2 * llama, number * width))
+    again = (*forward[:3], *seen.put(), attention, *_others(3 + 2 * llama, own * width))
     width = 9 * h + 2 * (inner + qkv + turned) + ffn + plain * (2 * h + qkv)
-    backward = (*inputs, attended, *_others(10 + 8 * plain, number * width))
-    factors = number * (5 * h + qkv + inner + ffn)
-    stored = factors + number * turned
+    backward = (*inputs, attended, *seen.settled(), *_others(10 + 8 * plain, own * width))
+    factors = own * (5 * h + qkv + inner + ffn)
+    stored = own * (5 * h + attends + inner + ffn)
     kept = u if recomputes else stored
     passes: dict[PassKind, Work] = {
-        "F": Work((*again, forward[3], *_others(1, 3 * u)), kept, kept + 2 * u),
+        "F": Work(
+            (*again, forward[3], *_others(1, 3 * u)), kept + seen.taken, kept + seen.taken + 2 * u
+        ),
         "R": Work(again * recomputes, stored - kept, stored - kept),
-        "B": Work(backward, split * factors - stored, number * (inner + split * ffn)),
+        "B": Work(
+            backward,
+            split * factors - stored + seen.left,
+            max(own * (inner + split * ffn), seen.left),
+        ),
         "W": Work(weights, -split * factors),
     }
     if not split:

@@ -4,10 +4,10 @@ A count says how many bytes a pass leaves behind, frees, and needs while it runs
 holds some bytes; at any moment it also holds the bytes that all passes and communications so far
 have left behind, and the bytes that the present pass needs.
 
-If microbatches are cut into n slices, the count of a training run has every slice. Where a count
-has only whole microbatches, as that of the explorer, a pass of a slice counts as an n-th. What
-slices need in addition is then missing: a buffer of gradients of keys and values, and the part of
-the buffer of keys and values that later slices of the microbatch will fill.
+If microbatches are cut into n slices, the counts of a training run and of the explorer have every
+slice. Where a count has only whole microbatches, a pass of a slice counts as an n-th. The bytes
+that slices need in addition are then missing: a buffer of gradients of keys and values, and the
+part of the buffer of keys and values that later slices of the microbatch will fill.
 """
 
 from collections.abc import Iterator, Sequence

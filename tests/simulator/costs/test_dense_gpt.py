@@ -14,6 +14,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import PassKind
@@ -92,7 +93,12 @@ class Case:
     def plan(self) -> Plan:
         own = self.layout
         return make_plan(
-            own.schedule, own.vocabulary, own.ranks, 8, recompute_ahead=own.recompute_ahead
+            own.schedule,
+            own.vocabulary,
+            own.ranks,
+            8,
+            recompute_ahead=own.recompute_ahead,
+            slices=own.slices,
         )
 
     @property
@@ -154,6 +160,21 @@ CASES = {
     "layers again, ahead": Case(
         Layout(4, "vocab-2", "zb-h1", recomputation=AGAIN, recompute_ahead=1), llama=True
     ),
+    "slices": Case(Layout(4, "vocab-2", slices=4), 64_000, layers=2, sequence=4096),
+    "slices, whole vocabulary": Case(
+        Layout(2, "none", "interleaved", slices=2), 32_000, layers=2, batch=2
+    ),
+    "llama, slices": Case(
+        Layout(2, "vocab-1", "zb-h1", slices=8),
+        128_000,
+        sequence=8192,
+        llama=True,
+        groups=4,
+        ffn=5632,
+    ),
+    "slices, layers again": Case(
+        Layout(2, "vocab-2", recomputation=AGAIN, slices=4), layers=2, sequence=2048, llama=True
+    ),
     "one rank": Case(Layout(1, "vocab-2"), layers=2),
     "one rank, whole vocabulary": Case(Layout(1, "none"), llama=True, layers=2),
 }
@@ -169,11 +190,12 @@ def test_parameters_products_and_collectives_are_those_of_the_count(case: Case) 
     for expected, own in zip(case.counted, case.closed, strict=True):
         # The explorer has no optimizer on the host, which alone asks for the largest parameter.
         assert own.parameters == replace(expected.parameters, largest=0)
-        assert own.passes.keys() >= expected.passes.keys()
-        for theirs, ours in _tables(expected, own):
-            assert {key: _products(ours[key]) for key in theirs} == {
-                key: _products(count) for key, count in theirs.items()
-            }
+        for their, our in ((expected, own), *zip(expected.slices, own.slices, strict=True)):
+            assert our.passes.keys() >= their.passes.keys()
+            for theirs, ours in _tables(their, our):
+                assert {key: _products(ours[key]) for key in theirs} == {
+                    key: _products(count) for key, count in theirs.items()
+                }
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
@@ -181,6 +203,15 @@ def test_seconds_are_those_of_the_count(case: Case, gpu: str) -> None:
     """Of every pass and communication but for what is left out; of an iteration within 2 %."""
     cluster = Cluster(GPUS[gpu].rates, GPUS[gpu].links(), {"column": 8})
     expected, own = (costs_of(counts, case.plan, cluster) for counts in (case.counted, case.closed))
+    for theirs, ours in zip(expected.slices or [expected], own.slices or [own], strict=True):
+        _assert_close(case, cluster, theirs, ours)
+    program = lower(case.plan, expected)
+    end = simulate(program, expected).end
+    assert simulate(program, own).end == pytest.approx(end, rel=0.02)
+
+
+def _assert_close(case: Case, cluster: Cluster, expected: Costs, own: Costs) -> None:
+    """Compare the costs of a microbatch, or of a slice of one."""
     layers = case.layers * _seconds(cluster, case, *OF_A_LAYER)
     for kind in expected.passes:
         left_out = _seconds(cluster, case, *BESIDE_LAYERS.get(kind, (1, 0)))
@@ -192,9 +223,6 @@ def test_seconds_are_those_of_the_count(case: Case, gpu: str) -> None:
     merging = _seconds(cluster, case, 1, 1)  # the kernel that puts statistics together
     for comm, times in expected.comms.items():
         assert own.comms[comm] == pytest.approx(times, rel=CLOSE, abs=merging), comm
-    program = lower(case.plan, expected)
-    end = simulate(program, expected).end
-    assert simulate(program, own).end == pytest.approx(end, rel=0.02)
 
 
 def test_every_rank_holds_as_much_as_the_count_says(case: Case) -> None:
@@ -221,8 +249,9 @@ def _activation(case: Case) -> int:
 
 
 def _seconds(cluster: Cluster, case: Case, kernels: int, activations: int) -> float:
-    """Return the time of so many kernels without products."""
-    one = Launch("others", activations * _activation(case) // kernels)
+    """Return the time of so many kernels without products, of a microbatch or a slice."""
+    size = _activation(case) // case.layout.slices
+    one = Launch("others", activations * size // kernels)
     return cluster.seconds(Work((one,) * kernels))
 
 
