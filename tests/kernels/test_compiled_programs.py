@@ -107,6 +107,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
     products = {"grouped_product", "grouped_weight_product"}
     if capability >= 89:
         products |= {"grouped_eight_bit_product", "grouped_eight_bit_weight_product"}
+        products |= {"grouped_block_product", "grouped_block_weight_product"}
     assert {each["program"] for each in found} == {
         "column_maxima",
         "exponentials",
@@ -126,6 +127,8 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "sums_of_squares",
         "quantise",
         "quantise_groups",
+        "quantise_blocks",
+        "quantise_squares",
         "count_choices",
         "place_choices",
         "spread",

@@ -45,8 +45,8 @@ SIZES = {
     "--kv-lora-rank": "16",
     "--qk-head-dim": "8",
     "--qk-nope-head-dim": "8",
-    "--qk-pos-emb-head-dim": "4",
-    "--qk-rope-head-dim": "4",
+    "--qk-pos-emb-head-dim": "16",
+    "--qk-rope-head-dim": "16",
     "--v-head-dim": "8",
     "--initial-loss-scale": "1024",
 }
