@@ -78,26 +78,31 @@ def quantise_blocks(
     tile = tl.program_id(0)
     _, first, end = _rows_of(tile, ends_g, s, g, ROWS, GROUPS, WHOLE)
     if first < end:
-        row = (first + tl.arange(0, ROWS)).to(tl.int64)
-        column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-        here = (row < end)[:, None] & (column < k)[None, :]
+        # Offsets within the tile are short, so that a thread needs few registers.
+        row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+        first_column = tl.program_id(1) * COLUMNS
+        in_rows, in_columns = row < end - first, column < k - first_column
+        here = in_rows[:, None] & in_columns[None, :]
+        begin = first.to(tl.int64) * k + first_column
         source = row[:, None] * k + column[None, :]
-        x = tl.load(x_sk + source, mask=here, other=0.0).to(tl.float32)
+        x = tl.load(x_sk + begin + source, mask=here, other=0.0).to(tl.float32)
         size = tl.abs(x).to(tl.int32, bitcast=True)  # as integers in the order of the numbers
         if STRAIGHT:
             scale, worth = _powers_of_two(tl.max(size, 1), E5M2)
-            tl.store(straight_sk + source, eight_bits_of(x, scale[:, None], MOST, E5M2), mask=here)
-            to = straight_worth_cs + tl.program_id(1).to(tl.int64) * s + row
-            tl.store(to, worth, mask=row < end)
+            bits = eight_bits_of(x, scale[:, None], MOST, E5M2)
+            tl.store(straight_sk + begin + source, bits, mask=here)
+            to = straight_worth_cs + tl.program_id(1).to(tl.int64) * s + first
+            tl.store(to + row, worth, mask=in_rows)
         if TURNED:
             scale, worth = _powers_of_two(tl.max(size, 0), E5M2)
-            bits = tl.trans(eight_bits_of(x, scale[None, :], MOST, E5M2))
-            within = tl.arange(0, ROWS)
-            place = tile.to(tl.int64) * ROWS + within
+            turned = tl.trans(eight_bits_of(x, scale[None, :], MOST, E5M2))
+            place = tile * ROWS
             used = (end - first + _MULTIPLE - 1) // _MULTIPLE * _MULTIPLE
-            there = (column < k)[:, None] & ((within < used) & (place < p))[None, :]
-            tl.store(turned_kp + column[:, None] * p + place[None, :], bits, mask=there)
-            tl.store(turned_worth_bk + tile.to(tl.int64) * k + column, worth, mask=column < k)
+            there = in_columns[:, None] & ((row < used) & (row < p - place))[None, :]
+            out = turned_kp + first_column.to(tl.int64) * p + place
+            tl.store(out + column[:, None] * p + row[None, :], turned, mask=there)
+            to = turned_worth_bk + tile.to(tl.int64) * k + first_column
+            tl.store(to + column, worth, mask=in_columns)
 
 
 @triton.jit
