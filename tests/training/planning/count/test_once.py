@@ -43,8 +43,8 @@ def moved(count: RankCount) -> int:
         (replace(DELAYED, wide_weight_gradients=True), 2 + 1 + 1, 4 + 4),
         # read once more for the scale, of which a few numbers are made
         (TENSORWISE, 2 + 2 + 1 + 1, 44),
-        # scales of squares, written twice: two for 192 outputs, one for each other matrix
-        (BLOCKWISE, 2 + 1 + 1, 2 * 4 * 5 / 4),
+        # scales of squares, written twice: two of four matrices have 192 outputs, and two squares
+        (BLOCKWISE, 2 + 1 + 1, 2 * 4 * 6 / 4),
     ],
     ids=["delayed", "wide weight gradients", "tensorwise", "blockwise"],
 )
