@@ -319,16 +319,15 @@ def test_ranks_that_share_latent_attention_agree_on_scales(sequence: bool, ranks
     ids=str,
 )
 def test_ranks_of_a_mixture_round_in_blocks(layout: Layout, ranks: RankPool) -> None:
-    """Ranks that share tokens gather them before they round, so blocks have the same numbers.
+    """Blocks of a rank are not those of one rank with all slots and features.
 
-    Blocks of W have the slots of all ranks that share an expert, in the order of the ranks: they
-    are other blocks than those of one rank, so gradients are not as near as losses.
+    But a scale that is a power of two decides the rounding of the smallest numbers only.
     """
     once = replace(TEN, iterations=1)
     [alone, *_] = trained(ranks, config_of(REPLICAS, BLOCKWISE, job=once), once)
     [found, *_] = trained(ranks, config_of(layout, BLOCKWISE, job=once), once)
     assert found.losses == pytest.approx(alone.losses, rel=1e-6)
-    assert found.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-2)
+    assert found.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-6)
 
 
 def test_slices_have_the_gradients_and_the_scales_of_whole_microbatches(ranks: RankPool) -> None:
