@@ -40,7 +40,7 @@ SIZES = {
     "--moe-router-num-groups": "2",
     "--moe-router-group-topk": "1",
     "--moe-ffn-hidden-size": "32",
-    "--moe-shared-expert-intermediate-size": "48",
+    "--moe-shared-expert-intermediate-size": "64",
     "--q-lora-rank": "32",
     "--kv-lora-rank": "16",
     "--qk-head-dim": "8",
