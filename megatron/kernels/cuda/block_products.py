@@ -7,7 +7,7 @@ sizes of groups. No GPU has run the programs.
 Shapes: as in ``programs/block_products.py``.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -152,13 +152,13 @@ _FACTORS: Final = (
 
 
 @operator(f"grouped_block_weight_product(Tensor(a!) out_goi, {_FACTORS}")
-def grouped_block_weight_product(out_goi: Tensor, *factors: Tensor | None) -> None:
+def grouped_block_weight_product(out_goi: Tensor, *factors: Any) -> None:
     """See ``programs.block_products``."""
     _multiply_weights(out_goi, *factors, adds=False)
 
 
 @operator(f"add_grouped_block_weight_product_(Tensor(a!) total_goi, {_FACTORS}")
-def add_grouped_block_weight_product_(total_goi: Tensor, *factors: Tensor | None) -> None:
+def add_grouped_block_weight_product_(total_goi: Tensor, *factors: Any) -> None:
     """See ``programs.block_products``."""
     _multiply_weights(total_goi, *factors, adds=True)
 
