@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
+from megatron.kernels.cuda import block_products as block_operators
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda import grouped as grouped_operators
 from megatron.kernels.cuda import grouped_eight_bits as narrow_operators
@@ -32,6 +33,7 @@ from megatron.kernels.cuda import slots as slot_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
     activations,
+    block_products,
     eight_bits,
     gradients,
     grouped,
@@ -97,6 +99,17 @@ _EIGHT_BITS = {
     "right_worth_g": "*fp32",
     "grad_worth_g": "*fp32",
     "x_worth_g": "*fp32",
+    "turned_kp": "*u8",
+    "straight_gnk": "*u8",
+    "turned_gkn": "*u8",
+    "straight_worth_cs": "*fp32",
+    "turned_worth_bk": "*fp32",
+    "worth_gbc": "*fp32",
+    "turned_worth_gcb": "*fp32",
+    "left_worth_cs": "*fp32",
+    "right_worth_gbc": "*fp32",
+    "grad_worth_bo": "*fp32",
+    "x_worth_bi": "*fp32",
 }
 _LONGS = ("targets_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
 _INTEGERS = ("ends_g", "counts_gb", "sums_gb")
@@ -197,6 +210,7 @@ def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> 
         yield from _eight_bit_forms(kind)
         yield from _expert_forms(kind)
         yield from _expert_forms_in_eight_bits(kind, products=multiplies_8_bits)
+        yield from _block_forms(kind, products=multiplies_8_bits)
 
 
 def _expert_forms(kind: str) -> Iterator[Form]:
@@ -239,6 +253,25 @@ def _expert_forms_in_eight_bits(kind: str, *, products: bool) -> Iterator[Form]:
         yield Form(grouped_eight_bits.grouped_eight_bit_product, options, kind, warps)
         options = {"ADDS": on, **groups, **tile}
         yield Form(grouped_eight_bits.grouped_eight_bit_weight_product, options, kind, warps)
+
+
+def _block_forms(kind: str, *, products: bool) -> Iterator[Form]:
+    """Yield the forms with scales of blocks, for groups of rows and for one group."""
+    rounding = {"MOST": 448.0, "E5M2": False, **block_operators.TILE}
+    warps = block_operators.ROUNDING_LAUNCH["num_warps"]
+    yield Form(block_products.quantise_squares, rounding, kind, warps)
+    of_groups = [{"WHOLE": True, "GROUPS": 1}, {"WHOLE": False, "GROUPS": EXPERTS}]
+    for whole, (straight, turned) in product(
+        of_groups, ((True, True), (True, False), (False, True))
+    ):
+        options = {"STRAIGHT": straight, "TURNED": turned, **whole, **rounding}
+        yield Form(block_products.quantise_blocks, options, kind, warps)
+    tile, warps = block_operators.PRODUCT_TILE, block_operators.LAUNCH["num_warps"]
+    for on, whole in product((False, True), of_groups) if products else ():
+        own = {"BIAS": on, "SHARED": grouped_operators.SHARED, **whole, **tile}
+        yield Form(block_products.grouped_block_product, own, kind, warps)
+        options = {"ADDS": on, **whole, **tile}
+        yield Form(block_products.grouped_block_weight_product, options, kind, warps)
 
 
 def _row_forms(kind: str) -> Iterator[Form]:
@@ -325,8 +358,8 @@ def _type_of(name: str, form: Form) -> str:
     """Return the type of a program's argument by Triton's name."""
     if name in form.constants:
         return "constexpr"
-    if name == "left_sk" and form.constants["QUICK"]:
-        return "*fp8e4nv"  # a forward, which alone multiplies quickly, has no gradients
+    if name == "left_sk" and (form.constants.get("QUICK") or form.constants.get("BIAS")):
+        return "*fp8e4nv"  # a forward has no gradients
     if name in _EIGHT_BITS:
         return _EIGHT_BITS[name]
     if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):

@@ -1,6 +1,6 @@
 """Products of the linear layers in 8 bits: flags, rules, and the library that multiplies.
 
-PyTorch multiplies, or the package Transformer Engine ("the engine"), if the flags ask for it. For
+The kernels multiply, or the package Transformer Engine ("the engine"), if the flags ask for it. For
 experts the kernels multiply in any case.
 """
 
@@ -11,16 +11,13 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.experts import SHARED_EXPERT, ExpertFlags, experts_of
-from megatron.config.layers import sound_model
+from megatron.config.experts import experts_of
 from megatron.config.model import ModelFlags
-from megatron.config.parallelism import ParallelFlags, on_cuda
-from megatron.config.train import TrainFlags
+from megatron.config.parallelism import on_cuda
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.kernels.eight_bits import MULTIPLE
-from megatron.layers.eight_bit_config import BLOCKS, EightBitConfig, Format, Recipe
+from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"
@@ -41,15 +38,16 @@ class EightBitFlags:
         "and weights in e4m3 (4 bits of exponent, 3 of mantissa), gradients in e5m2; e4m3: inputs, "
         "weights and gradients in e4m3.",
         unset="16 bits", needs="--bf16",
-        lack="is for activations in bf16, as in Megatron", excludes="--multi-latent-attention")
+        lack="is for activations in bf16, as in Megatron")
     fp8_recipe: Recipe = flag("delayed",
         "Source of the scales. delayed: the largest magnitudes of earlier iterations; tensorwise: "
         "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor. Each "
         "expert has scales of its own.",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
-        "What multiplies in 8 bits: PyTorch (local), or the package Transformer Engine. Only the "
-        "package has scales of blocks. Experts multiply by this project's kernels either way.",
+        "What multiplies in 8 bits: this project's kernels and PyTorch (local), or the package "
+        "Transformer Engine. Only the package has mxfp8. Experts multiply by this project's "
+        "kernels either way.",
         idle_without=FORMAT)
     fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", NOT_NEGATIVE,
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
@@ -112,15 +110,22 @@ def engine_multiplies(flags: Flags) -> bool:
     return asks_for_engine(flags) and lack_of_engine(flags) is None
 
 
-def _blocks(flags: Flags) -> Iterator[str]:
-    own = flags[EightBitFlags]
-    if own.fp8_format is None or asks_for_engine(flags) or experts_of(flags) is not None:
+def _mxfp8(flags: Flags) -> Iterator[str]:
+    """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
+    own, experts = flags[EightBitFlags], experts_of(flags)
+    if own.fp8_format is None or own.fp8_recipe != "mxfp8":
         return
-    if own.fp8_recipe in BLOCKS:
+    if experts is not None:
         yield (
-            f"--fp8-recipe {own.fp8_recipe}: PyTorch's product takes one scale for a tensor, and "
-            f"only Transformer Engine's one for a block: add {PACKAGE}, which needs GPUs and that "
-            "package, or use --fp8-recipe tensorwise or delayed"
+            f"--fp8-recipe mxfp8 with --num-experts {experts}: only Transformer Engine multiplies "
+            "with one scale for 32 numbers, and experts multiply by this project's kernels: use "
+            f"--fp8-recipe blockwise, tensorwise or delayed, or leave {FORMAT} out"
+        )
+    elif not asks_for_engine(flags):
+        yield (
+            "--fp8-recipe mxfp8: this project's kernels have no scales of 32 numbers, and only "
+            f"Transformer Engine does: add {PACKAGE}, which needs GPUs and that package, or use "
+            "--fp8-recipe blockwise, tensorwise or delayed"
         )
 
 
@@ -134,81 +139,6 @@ def _ends(flags: Flags) -> Iterator[str]:
             f"{_ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
             f"leave none of --num-layers {layers} in 8 bits: lower them, or leave {FORMAT} out"
         )
-
-
-def _widths(flags: Flags) -> Iterator[str]:
-    form = flags[EightBitFlags].fp8_format
-    if form is None:
-        return
-    try:
-        model = sound_model(flags)
-    except ValueError:  # another rule reports this mistake
-        return
-    ranks = flags[ParallelFlags].tensor_model_parallel_size
-    heads = model.num_attention_heads * model.kv_channels
-    widths = {
-        "--hidden-size": model.hidden_size,
-        "--num-attention-heads x --kv-channels": heads / ranks,
-        "--num-query-groups x --kv-channels, queries, keys and values together": (
-            (heads + 2 * model.num_query_groups * model.kv_channels) / ranks
-        ),
-    }
-    if not all(map(model.has_experts, range(model.num_layers))):
-        widths["--ffn-hidden-size"] = model.ffn_hidden_size / ranks
-    if model.num_experts:
-        own_ranks = flags[ExpertFlags].expert_tensor_parallel_size or ranks
-        widths["--moe-ffn-hidden-size"] = model.moe_ffn_hidden_size / own_ranks
-        widths[SHARED_EXPERT] = model.moe_shared_expert_intermediate_size / ranks
-    if model.mtp_num_layers:
-        widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
-    of_a_rank = f" / {ranks} tensor-parallel ranks" if ranks > 1 else ""
-    products, multiple = _products(flags)
-    for name, width in widths.items():
-        if width % multiple:
-            yield (
-                f"{FORMAT} {form}: {products} need widths in multiples of {multiple}, but {name} "
-                f"makes {width:g}{of_a_rank}: change it, or leave {FORMAT} out"
-            )
-
-
-def _tokens(flags: Flags) -> Iterator[str]:
-    length = flags[ModelFlags].seq_length
-    yield from fault_of_tokens(flags, length, f"--seq-length {length}")
-
-
-def fault_of_tokens(flags: Flags, length: int, named: str) -> Iterator[str]:
-    """Refuse passes whose tokens products in 8 bits cannot take.
-
-    Args:
-        flags: the flags.
-        length: tokens of a sample that a pass has, if context-parallel ranks do not share them.
-        named: that length in words.
-    """
-    own, samples = flags[EightBitFlags], flags[TrainFlags].micro_batch_size
-    if own.fp8_format is None or samples is None:
-        return
-    if own.no_fp8_wgrad and not asks_for_engine(flags):
-        return
-    products, multiple = _products(flags)
-    parts = flags[ParallelFlags].context_parallel_size
-    tokens = samples * length / parts
-    if tokens % multiple:
-        shared = f" / {parts} context-parallel ranks" if parts > 1 else ""
-        instead = "" if asks_for_engine(flags) else ", or add --no-fp8-wgrad"
-        of_weights = "" if asks_for_engine(flags) else " of weights' gradients"
-        yield (
-            f"{FORMAT} {own.fp8_format}: {products}{of_weights} need tokens in multiples of "
-            f"{multiple}, but --micro-batch-size {samples} x {named}{shared} is {tokens:g}: change "
-            f"one of them{instead}"
-        )
-
-
-def _products(flags: Flags) -> tuple[str, int]:
-    """Return a name for the products, and the number of which all sizes must be multiples."""
-    recipe = flags[EightBitFlags].fp8_recipe
-    if recipe in BLOCKS:
-        return f"products with --fp8-recipe {recipe}", BLOCKS[recipe]
-    return "products in 8 bits", MULTIPLE
 
 
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
@@ -233,20 +163,23 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
 
 
 def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
-    """Refuse scales of blocks if Transformer Engine cannot multiply: PyTorch has no such scales."""
+    """Refuse scales of 32 numbers if Transformer Engine cannot multiply: nothing else can."""
     recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe in BLOCKS and (lack := lack_of_engine(flags)):
+    if asks_for_engine(flags) and recipe == "mxfp8" and (lack := lack_of_engine(flags)):
         yield (
-            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe tensorwise or "
-            "delayed, and PyTorch multiplies"
+            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe blockwise, tensorwise "
+            "or delayed, and this project's kernels multiply"
         )
 
 
-def _pytorch_for_transformer_engine(flags: Flags) -> Iterator[str]:
-    """Note that PyTorch multiplies in place of Transformer Engine, by the same recipe."""
+def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
+    """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
     recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe not in BLOCKS and (lack := lack_of_engine(flags)):
-        yield f"{PACKAGE} changes nothing: {lack}; PyTorch multiplies, by the same recipe"
+    if asks_for_engine(flags) and recipe != "mxfp8" and (lack := lack_of_engine(flags)):
+        yield (
+            f"{PACKAGE} changes nothing: {lack}; this project's kernels multiply, by the same "
+            "recipe"
+        )
 
 
 def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
@@ -259,18 +192,8 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-def _experts(flags: Flags) -> Iterator[str]:
-    own, experts = flags[EightBitFlags], experts_of(flags)
-    if own.fp8_format and own.fp8_recipe in BLOCKS and experts is not None:
-        yield (
-            f"--fp8-recipe {own.fp8_recipe} with --num-experts {experts}: experts have one scale "
-            "each, not one for a block: use --fp8-recipe tensorwise or delayed, or leave "
-            f"{FORMAT} out"
-        )
-
-
-EIGHT_BIT_RULES: Final = (_blocks, _ends, _widths, _tokens, _experts)
+EIGHT_BIT_RULES: Final = (_mxfp8, _ends)
 
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
 
-EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _pytorch_for_transformer_engine)
+EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _kernels_for_transformer_engine)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
-from megatron.config.eight_bits import fault_of_tokens
+from megatron.config.eight_bit_sizes import fault_of_tokens
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.layers import sound_model
 from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts

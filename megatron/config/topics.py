@@ -20,6 +20,7 @@ from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, DRY_RUN_NOTES, F
 from megatron.config.data import CorpusFlags, DataFlags
 from megatron.config.deep_ep import DEEP_EP_DEVICE_RULES, DEEP_EP_RULES, DeepEPFlags
 from megatron.config.deepspeed_file import deepspeed_file
+from megatron.config.eight_bit_sizes import EIGHT_BIT_SIZE_RULES
 from megatron.config.eight_bits import (
     EIGHT_BIT_DEVICE_RULES,
     EIGHT_BIT_OF_MACHINE,
@@ -124,6 +125,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *TRAIN_RULES,
     *PRECISION_RULES,
     *EIGHT_BIT_RULES,
+    *EIGHT_BIT_SIZE_RULES,
     *RECOMPUTE_RULES,
     *OFFLOAD_RULES,
     *CHOICE_RULES,

@@ -6,16 +6,16 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.kernels.eight_bits import E4M3, E5M2
+from megatron.kernels.eight_bits import BLOCK, E4M3, E5M2
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, Role
 
 Format = Literal["e4m3", "hybrid"]
 """The 8-bit types: ``e4m3`` for all factors, or ``hybrid`` with e5m2 for gradients."""
 
 Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
-"""The source of scales; ``blockwise`` and ``mxfp8`` need Transformer Engine."""
+"""The source of scales; ``mxfp8`` needs Transformer Engine."""
 
-BLOCKS: Final[Mapping[str, int]] = {"blockwise": 128, "mxfp8": 32}
+BLOCKS: Final[Mapping[str, int]] = {"blockwise": BLOCK, "mxfp8": 32}
 """For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias
 from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bit_config import EightBitConfig, types_of
+from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier
+from megatron.layers.eight_bit_config import BLOCKS, EightBitConfig, types_of
 from megatron.layers.eight_bits import ByMultiplier, EightBitProducts, Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
@@ -30,8 +31,10 @@ _LOG = logging.getLogger(__name__)
 EightBitLayer: TypeAlias = Linear | GroupedLinear
 """A layer that can multiply in 8 bits."""
 
-NORM_READERS: Final = frozenset({"linear_qkv", "linear_fc1"})
-"""Linear layers whose input is a norm, by their names in Megatron's checkpoints."""
+NORM_READERS: Final = frozenset(
+    {"linear_qkv", "linear_fc1", "linear_q_proj", "linear_q_down_proj", "linear_kv_down_proj"}
+)
+"""Linear layers whose input is a norm of the stream, by their names in Megatron's checkpoints."""
 
 
 class EightBitLayers:
@@ -96,13 +99,15 @@ class EightBitLayers:
         config, site = self._config, self._site
         delayed = self.delayed.of_layer(name) if self.delayed else None
         found: Multiplier[Any]
-        if self._engine is None:
-            scaling = delayed or OwnScales(site.kernels)
-            found = KernelMultiplier(site.kernels, site.dtype, config.form, scaling)
-        else:
+        if self._engine is not None:
             found = EngineMultiplier(
                 self._engine, site.dtype, config.form, config.recipe, site.device, delayed
             )
+        elif config.recipe in BLOCKS:
+            found = BlockMultiplier(site.kernels, site.dtype, config.form)
+        else:
+            scaling = delayed or OwnScales(site.kernels)
+            found = KernelMultiplier(site.kernels, site.dtype, config.form, scaling)
         if not config.wide_weight_gradients:
             return found
         return WideWeightGradients(found, PlainProducts(site.kernels))
@@ -111,8 +116,12 @@ class EightBitLayers:
         """Return what multiplies in a layer of experts."""
         config, site = self._config, self._site
         delayed = self.delayed.of_layer(name, layer.own_experts) if self.delayed else None
-        scaling, matrices = delayed or OwnScales(site.kernels), layer.matrices(layer.weight)
-        found = GroupedMultiplier(site.kernels, site.dtype, config.form, scaling, matrices)
+        found: Multiplier[Any]
+        if config.recipe in BLOCKS:
+            found = GroupedBlockMultiplier(site.kernels, site.dtype, config.form)
+        else:
+            scaling, matrices = delayed or OwnScales(site.kernels), layer.matrices(layer.weight)
+            found = GroupedMultiplier(site.kernels, site.dtype, config.form, scaling, matrices)
         if not config.wide_weight_gradients:
             return found
         return WideWeightGradients(found, PlainGroupedProducts(site.kernels))

@@ -73,16 +73,15 @@ def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
         ),
         (
             "--bf16 --fp8-format hybrid --fp8-recipe mxfp8",
-            ["--fp8-recipe mxfp8", "--transformer-impl transformer_engine", "tensorwise"],
+            ["--fp8-recipe mxfp8", "add --transformer-impl transformer_engine", "blockwise"],
         ),
         (
-            "--bf16 --fp8-format hybrid --fp8-recipe blockwise --transformer-impl "
-            "transformer_engine",
-            ["--transformer-impl transformer_engine", "GPUs only", "tensorwise"],
+            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --transformer-impl transformer_engine",
+            ["--transformer-impl transformer_engine", "GPUs only", "blockwise"],
         ),
         (
-            "--bf16 --fp8-format hybrid --fp8-recipe blockwise",
-            ["products with --fp8-recipe blockwise", "multiples of 128", "--hidden-size"],
+            "--bf16 --fp8-format hybrid --fp8-recipe blockwise --hidden-size 72",
+            ["products in 8 bits need widths in multiples of 16", "--hidden-size makes 72"],
         ),
         (
             "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --no-fp8-wgrad --transformer-impl "
@@ -142,12 +141,14 @@ def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_what_transformer_engine_lacks_is_told_at_the_start() -> None:
     flags = f"{SIZES} {PACKAGE}"
-    (told,) = mistakes(f"{flags} --fp8-recipe blockwise", "cuda")
+    (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
     assert told.startswith(
-        f"{PACKAGE} with --fp8-recipe blockwise: it does not load here (No module named"
+        f"{PACKAGE} with --fp8-recipe mxfp8: it does not load here (No module named"
     )
     assert "pip install" in told
-    assert told.endswith("use --fp8-recipe tensorwise or delayed, and PyTorch multiplies")
+    assert told.endswith(
+        "use --fp8-recipe blockwise, tensorwise or delayed, and this project's kernels multiply"
+    )
     with installed(version="2.4.0"):
         (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
     assert "version 2.4.0" in told
@@ -157,20 +158,62 @@ def test_what_transformer_engine_lacks_is_told_at_the_start() -> None:
     assert "--fp8-recipe mxfp8: Device compute capability 10.0 or higher required" in told
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
-def test_pytorch_multiplies_where_transformer_engine_is_not(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise"])
+def test_kernels_multiply_where_transformer_engine_is_not(recipe: str) -> None:
     flags = f"{SIZES} {PACKAGE} --fp8-recipe {recipe}"
     assert mistakes(flags) == []
-    assert f"{PACKAGE} changes nothing: it multiplies on GPUs only; PyTorch" in "\n".join(
-        notes(flags)
-    )
+    line = f"{PACKAGE} changes nothing: it multiplies on GPUs only; this project's kernels multiply"
+    assert line in "\n".join(notes(flags))
     found = read(f"{MOCK} {flags}".split(), world_size=1)
     assert not engine_multiplies(found.flags)
 
 
 def test_a_dry_run_needs_no_transformer_engine() -> None:
-    told = mistakes(f"{SIZES} {PACKAGE} --fp8-recipe blockwise --dry-run")
+    told = mistakes(f"{SIZES} {PACKAGE} --fp8-recipe mxfp8 --dry-run")
     assert told == []
+
+
+LATENT = (
+    "--bf16 --fp8-format hybrid --multi-latent-attention --position-embedding-type rope "
+    "--q-lora-rank 48 --kv-lora-rank 32 --qk-head-dim 16 --qk-pos-emb-head-dim 16 --v-head-dim 16"
+)
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise"])
+def test_multi_latent_attention_is_accepted(recipe: str) -> None:
+    assert mistakes(f"{LATENT} --fp8-recipe {recipe}") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--q-lora-rank 40", "--q-lora-rank makes 40"),
+        ("--kv-lora-rank 24 --qk-pos-emb-head-dim 8", "--kv-lora-rank makes 24"),
+        ("--qk-pos-emb-head-dim 8", "--kv-lora-rank + --qk-pos-emb-head-dim makes 40"),
+        (
+            "--num-attention-heads 5 --qk-head-dim 18 --qk-pos-emb-head-dim 32",
+            "--num-attention-heads x (--qk-head-dim + --qk-pos-emb-head-dim) makes 250",
+        ),
+        (
+            "--num-attention-heads 4 --v-head-dim 18",
+            "--num-attention-heads x (--qk-head-dim + --v-head-dim) makes 136",
+        ),
+        ("--num-attention-heads 4 --v-head-dim 6", "--num-attention-heads x --v-head-dim makes 24"),
+    ],
+)
+def test_widths_of_multi_latent_attention_are_multiples(flags: str, words: str) -> None:
+    told = mistakes(f"{LATENT} {flags}")
+    assert all(line.endswith("change it, or leave --fp8-format out") for line in told)
+    assert any(f"multiples of 16, but {words}" in line for line in told), told
+
+
+def test_latents_are_made_of_the_tokens_outside_of_attention() -> None:
+    given = f"{LATENT} --num-attention-heads 8 --device cpu"
+    split = f"{given} --tensor-model-parallel-size 2 --sequence-parallel"
+    (told,) = read(f"{MOCK} {split}".split(), world_size=2).mistakes
+    assert "--seq-length 16 / 2 ranks of --sequence-parallel is 8: change one of them" in told
+    whole = f"{given} --tensor-model-parallel-size 2"
+    assert not read(f"{MOCK} {whole}".split(), world_size=2).mistakes
 
 
 def test_a_gpu_without_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

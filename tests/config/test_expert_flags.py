@@ -190,7 +190,7 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
             "--optimizer muon --expert-tensor-parallel-size 2",
             "take --expert-tensor-parallel-size 1",
         ),
-        ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", "experts have one scale each"),
+        ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", "use --fp8-recipe blockwise"),
         ("--bf16 --fp8-format e4m3 --moe-ffn-hidden-size 24", "--moe-ffn-hidden-size makes 24"),
         (
             "--bf16 --fp8-format e4m3 --moe-shared-expert-intermediate-size 24",

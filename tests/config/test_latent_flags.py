@@ -76,7 +76,6 @@ def test_the_flags_of_a_saved_model_make_that_model(flags: str) -> None:
     [
         ("--multi-latent-attention", "--multi-latent-attention --position-embedding-type rope"),
         (f"{LATENT} --group-query-attention", "--group-query-attention leave"),
-        (f"{LATENT} --fp8-format e4m3", "--fp8-format leave"),
         (f"{LATENT} --softmax-type learnable", "--softmax-type leave"),
         (f"{LATENT} --qk-pos-emb-head-dim 5", "--rotary-percent 5 of the 5"),
         (f"{LATENT} --qk-pos-emb-head-dim 2 --rotary-scaling-factor 4", "--rope-type yarn 2"),

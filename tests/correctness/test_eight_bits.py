@@ -17,14 +17,14 @@ from correctness.rank_runs import (
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
-from reference import plain_gpt
+from reference import plain_gpt, plain_latent
 from reference.plain_eight_bits import linear_of
 from reference.plain_gpt import GPTOptions, random_parameters
 from reference.plain_loss import loss_and_gradients
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe
 from megatron.layers.recompute import Recomputation
 from megatron.layers.scales import WEIGHT, DelayedScales
 from megatron.model import eight_bits
@@ -46,6 +46,7 @@ GPT = GPTOptions(
 JOB = Job(GPT, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
 TENSORWISE = EightBitConfig(recipe="tensorwise")
 DELAYED = EightBitConfig(history=3, takes_largest=True)
+BLOCKWISE = EightBitConfig(recipe="blockwise")
 FULL = Recomputation(group=1)
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 
@@ -69,41 +70,75 @@ def trained(ranks: RankPool, config: RunConfig, job: Job = JOB) -> list[RankRun]
     return runs
 
 
+LATENT = replace(
+    GPT,
+    num_layers=2,
+    num_query_groups=4,
+    multi_latent_attention=True,
+    kv_channels=32,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    qk_head_dim=16,
+    qk_pos_emb_head_dim=16,
+    v_head_dim=32,
+    qk_layernorm=True,
+)
+DIRECT = replace(LATENT, q_lora_rank=None, qk_layernorm=False)
+"""Queries are made of the layer's input."""
+MODELS = {"gpt": GPT, "latent": LATENT, "direct": DIRECT}
+UP = Recomputation(parts=frozenset({"core_attn", "mla_up_proj", "layernorm"}))
+
+
 @pytest.mark.parametrize(
-    ("layout", "form"),
+    ("name", "layout", "form", "recipe"),
     [
-        (Layout(2, "vocab-2", "zb-h1"), "hybrid"),
-        (Layout(2, "vocab-1", recomputation=FULL), "e4m3"),
-        (Layout(1, "none", recomputation=PARTS), "hybrid"),
+        ("gpt", Layout(2, "vocab-2", "zb-h1"), "hybrid", "tensorwise"),
+        ("gpt", Layout(2, "vocab-1", recomputation=FULL), "e4m3", "tensorwise"),
+        ("gpt", Layout(1, "none", recomputation=PARTS), "hybrid", "tensorwise"),
+        ("gpt", Layout(2, "vocab-2", "zb-h1"), "e4m3", "blockwise"),
+        full("gpt", Layout(1, "none", recomputation=PARTS), "hybrid", "blockwise"),
+        ("latent", Layout(2, "vocab-2", "zb-h1"), "hybrid", "tensorwise"),
+        ("latent", Layout(2, "vocab-1", recomputation=UP), "e4m3", "blockwise"),
+        full("direct", Layout(1, "none", recomputation=UP), "hybrid", "tensorwise"),
     ],
     ids=str,
 )
 def test_gradients_are_those_of_rounded_factors(
-    layout: Layout, form: str, ranks: RankPool, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    layout: Layout,
+    form: Format,
+    recipe: Recipe,
+    ranks: RankPool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of a plain GPT whose linear layers round by themselves, and not of one that does not.
 
     What the two add up differently may round a number to the next one: few numbers, by little.
     """
-    parameters = random_parameters(GPT, dtype=torch.float32)
-    batch = JOB.batches()[0]
-    wide_loss, wide = loss_and_gradients(parameters, batch, GPT)
-    monkeypatch.setattr(plain_gpt, "_linear", linear_of(form))
-    loss, expected = loss_and_gradients(parameters, batch, GPT)
-    eight_bits = replace(TENSORWISE, form="e4m3" if form == "e4m3" else "hybrid")
+    model = MODELS[name]
+    parameters = random_parameters(model, dtype=torch.float32)
+    job = replace(JOB, options=model)
+    batch = job.batches()[0]
+    if recipe == "blockwise":
+        # Scales that are powers of two tell gradients from fractions of them: nothing is masked.
+        batch = [replace(each, loss_mask=torch.ones_like(each.loss_mask)) for each in batch]
+    wide_loss, wide = loss_and_gradients(parameters, batch, model)
+    for reference in (plain_gpt, plain_latent):
+        monkeypatch.setattr(reference, "_linear", linear_of(form, recipe))
+    loss, expected = loss_and_gradients(parameters, batch, model)
     results = ranks.run(
         gradients_on_rank,
         layout.ranks,
-        config=config_of(layout, eight_bits),
+        config=config_of(layout, EightBitConfig(form, recipe), job=job),
         parameters=parameters,
         batch=batch,
     )
     found = assemble([held for _, held in results])
     assert [own for own, _ in results] == pytest.approx([loss] * layout.ranks, rel=1e-4)
-    for name, value in expected.items():
-        error = float((found[name] - value).norm() / value.norm())
-        rounding = float((wide[name] - value).norm() / value.norm())
-        assert error < 1e-3 < 0.02 < rounding < 0.5, (name, error, rounding)
+    for key, value in expected.items():
+        error = float((found[key] - value).norm() / value.norm())
+        rounding = float((wide[key] - value).norm() / value.norm())
+        assert error < 1e-3 < 0.02 < rounding < 0.5, (key, error, rounding)
     assert wide_loss != pytest.approx(loss, rel=1e-6)
 
 
@@ -111,13 +146,17 @@ def outcome(runs: list[RankRun]) -> tuple[list[float], list[float]]:
     return runs[0].losses, runs[0].gradient_norms
 
 
-@pytest.mark.parametrize(
+RECIPES = pytest.mark.parametrize(
     "eight_bits",
     [
         pytest.param(TENSORWISE, marks=pytest.mark.full, id="tensorwise"),
         pytest.param(DELAYED, id="delayed"),
+        pytest.param(BLOCKWISE, id="blockwise"),
     ],
 )
+
+
+@RECIPES
 def test_schedules_and_recomputation_change_no_bit(
     eight_bits: EightBitConfig, ranks: RankPool
 ) -> None:
@@ -137,13 +176,23 @@ TEN = replace(JOB, options=MIXTURE, iterations=10)
 EXPERTS_ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 
 
-@pytest.mark.parametrize(
-    "eight_bits",
-    [
-        pytest.param(TENSORWISE, marks=pytest.mark.full, id="tensorwise"),
-        pytest.param(DELAYED, id="delayed"),
-    ],
-)
+@RECIPES
+def test_schedules_change_no_bit_of_latent_attention(
+    eight_bits: EightBitConfig, ranks: RankPool
+) -> None:
+    """Nor does recomputation."""
+    job = replace(JOB, options=replace(LATENT, num_layers=4), iterations=3)
+    whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits, job=job), job))
+    for layout in (
+        Layout(2, "none", "zb-h1", recomputation=UP),
+        Layout(2, "none", "v-half", recomputation=FULL),
+    ):
+        found = outcome(trained(ranks, config_of(layout, eight_bits, job=job), job))
+        assert found[0] == whole[0], str(layout)
+        assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
+
+
+@RECIPES
 def test_schedules_change_no_bit_of_a_mixture(eight_bits: EightBitConfig, ranks: RankPool) -> None:
     """Nor does recomputation."""
     whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits, job=TEN), TEN))
@@ -244,6 +293,41 @@ def test_ranks_that_share_an_expert_agree_on_scales(layout: Layout, ranks: RankP
         own = found[name]
         assert torch.equal(own[..., WEIGHT, :-1], state[..., WEIGHT, :-1]), name
         torch.testing.assert_close(own, state, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("sequence", [True, False], ids=["split sequence", "whole sequence"])
+def test_ranks_that_share_latent_attention_agree_on_scales(sequence: bool, ranks: RankPool) -> None:
+    """The layers that make latents are whole on every rank, with a part of the tokens or all."""
+    job = replace(JOB, options=LATENT, iterations=1)
+    alone, wanted = trained_with_known_scales(ranks, REPLICAS, DELAYED, job)
+    layout = replace(TENSOR, sequence=sequence)
+    shared, found = trained_with_known_scales(ranks, layout, DELAYED, job)
+    assert shared.losses == pytest.approx(alone.losses, rel=1e-6)
+    assert shared.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-5)
+    assert found.keys() == wanted.keys()
+    for name, state in wanted.items():
+        torch.testing.assert_close(found[name], state, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        replace(SPREAD, dispatcher="alltoall"),
+        TENSOR,
+        full(replace(TENSOR, experts=2, expert_tensor=1)),
+    ],
+    ids=str,
+)
+def test_ranks_of_a_mixture_round_in_blocks(layout: Layout, ranks: RankPool) -> None:
+    """Blocks of a rank are not those of one rank with all slots and features.
+
+    But a scale that is a power of two decides the rounding of the smallest numbers only.
+    """
+    once = replace(TEN, iterations=1)
+    [alone, *_] = trained(ranks, config_of(REPLICAS, BLOCKWISE, job=once), once)
+    [found, *_] = trained(ranks, config_of(layout, BLOCKWISE, job=once), once)
+    assert found.losses == pytest.approx(alone.losses, rel=1e-6)
+    assert found.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-6)
 
 
 def test_slices_have_the_gradients_and_the_scales_of_whole_microbatches(ranks: RankPool) -> None:

@@ -67,6 +67,19 @@ def test_no_form_depends_on_where_the_scales_of_a_layer_lie() -> None:
     ]
 
 
+WHICH_COUNT_OF_BLOCKS = """
+from megatron.kernels.cuda.programs.block_products import grouped_block_product, quantise_blocks
+for program in (quantise_blocks, grouped_block_product):
+    print(*(own.name for own in program.params if own.do_not_specialize))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_no_form_depends_on_the_number_of_slots() -> None:
+    """A microbatch whose slots are a multiple of 16 would wait for a compiler."""
+    assert without_interpreter("-c", WHICH_COUNT_OF_BLOCKS).splitlines() == ["s", "s"]
+
+
 OF_EXPERTS = """
 import json
 from dataclasses import asdict
@@ -107,6 +120,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
     products = {"grouped_product", "grouped_weight_product"}
     if capability >= 89:
         products |= {"grouped_eight_bit_product", "grouped_eight_bit_weight_product"}
+        products |= {"grouped_block_product", "grouped_block_weight_product"}
     assert {each["program"] for each in found} == {
         "column_maxima",
         "exponentials",
@@ -126,6 +140,8 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "sums_of_squares",
         "quantise",
         "quantise_groups",
+        "quantise_blocks",
+        "quantise_squares",
         "count_choices",
         "place_choices",
         "spread",

@@ -23,6 +23,7 @@ from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
 WIDE = replace(DELAYED, wide_weight_gradients=True)
+BLOCKWISE = EightBitConfig(form="e4m3", recipe="blockwise")
 ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 LLAMA: dict[str, Any] = {
     "normalization": "RMSNorm",
@@ -54,6 +55,7 @@ def in_eight_bits(
         (Layout(2, "vocab-2", "zb-h1"), DELAYED, True),
         (Layout(2, "none"), TENSORWISE, False),
         (Layout(2, "vocab-1", "zb-v"), WIDE, False),
+        (Layout(2, "vocab-2", "zb-h1"), BLOCKWISE, False),
     ],
     ids=str,
 )
@@ -76,6 +78,7 @@ def test_streams_and_memory_are_in_order(
         ("zb-v", DELAYED, Recomputation(group=1)),
         ("1f1b", DELAYED, Recomputation(group=1)),
         ("1f1b", WIDE, NO_RECOMPUTATION),
+        ("zb-h1", BLOCKWISE, NO_RECOMPUTATION),
     ],
     ids=str,
 )
@@ -106,11 +109,49 @@ def test_memory_of_plain_layers_that_are_computed_again(gpus: GpuPool) -> None:
         (Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall"), WIDE),
         (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), DELAYED),
         (Layout(2, "vocab-2", "zb-h1", recomputation=ACTIVE), TENSORWISE),
+        (Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall"), BLOCKWISE),
     ],
     ids=str,
 )
 def test_memory_of_a_mixture(layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool) -> None:
-    config = paper_config(layout, 32_000, layers=4, **LLAMA)
+    assert_memory_of_a_mixture(
+        paper_config(layout, 32_000, layers=4, **LLAMA), layout, eight_bits, gpus
+    )
+
+
+LATENT: dict[str, Any] = {
+    "multi_latent_attention": True,
+    "kv_channels": 192,
+    "q_lora_rank": 512,
+    "kv_lora_rank": 256,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_layernorm": True,
+}
+UP = Recomputation(parts=frozenset({"mla_up_proj", "layernorm", "moe_act"}))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "eight_bits"),
+    [
+        (Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), BLOCKWISE),
+        (Layout(2, "vocab-2", recomputation=UP), DELAYED),
+    ],
+    ids=str,
+)
+def test_memory_of_latent_attention(
+    layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+) -> None:
+    config = paper_config(layout, 32_000, layers=4, **LLAMA, **LATENT)
+    assert_memory_of_a_mixture(config, layout, eight_bits, gpus)
+
+
+def assert_memory_of_a_mixture(
+    config: RunConfig, layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+) -> None:
+    """Compare a mixture's memory with the count."""
     mixture = replace(config.model, num_experts=8, moe_ffn_hidden_size=1024)
     own = memory(
         in_eight_bits(replace(config, model=mixture), eight_bits, layout.recomputation), gpus

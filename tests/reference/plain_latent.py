@@ -67,7 +67,7 @@ def attention(
     n, r, length = o.qk_head_dim, o.qk_pos_emb_head_dim, x_bsh.shape[1]
 
     def times(part: str, x: torch.Tensor) -> torch.Tensor:
-        return x @ parameters[f"{name}.{part}.weight"].T
+        return _linear(parameters, f"{name}.{part}", x)
 
     def normed(part: str, x: torch.Tensor) -> torch.Tensor:
         return norm(f"{name}.{part}", x) if o.qk_layernorm else x
@@ -92,9 +92,12 @@ def attention(
         products_bst = products_bst + _turned(q_bsd[..., n:], o) @ _turned(shared, o).mT
         shares_bst = (scale * products_bst).masked_fill(later_ss, -math.inf).softmax(-1)
         found.append(shares_bst @ kv_bsf[..., n:])
-    y_bsh = times("linear_proj", torch.cat(found, -1))
-    bias = parameters.get(f"{name}.linear_proj.bias")
-    return y_bsh if bias is None else y_bsh + bias
+    return times("linear_proj", torch.cat(found, -1))
+
+
+def _linear(parameters: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    product, bias = x @ parameters[f"{name}.weight"].T, parameters.get(f"{name}.bias")
+    return product if bias is None else product + bias
 
 
 def _turned(x_bsr: torch.Tensor, o: Latent) -> torch.Tensor:

@@ -101,6 +101,8 @@ def test_products_in_8_bits_have_their_times_and_errors(tmp_path: Path) -> None:
 def test_transformer_engine_is_measured_where_it_is() -> None:
     without = eight_bits.measure(SMALL)
     assert any("Transformer Engine: it does not load here" in line for line in without.lines)
+    for name in ("x W", "G W", "G x"):
+        assert 0.001 < without.values["64"]["errors"][f"{name} in blocks,"] < 0.1
     with installed(is_mxfp8_available=lacking):
         found = eight_bits.measure(SMALL)
     assert "Not mxfp8: Device compute capability 10.0 or higher required" in found.lines

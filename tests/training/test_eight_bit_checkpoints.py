@@ -75,6 +75,30 @@ def test_scales_are_the_same_in_every_layout(
     assert numbers(resumed[0]) == pytest.approx(expected, rel=2e-4)
 
 
+def latent_on(layout: Layout) -> RunConfig:
+    """Multi-latent attention, which has five linear layers."""
+    config = config_of(layout)
+    latent = replace(
+        config.model,
+        position_embedding_type="rope",
+        multi_latent_attention=True,
+        kv_channels=24,
+        q_lora_rank=48,
+        kv_lora_rank=32,
+        qk_head_dim=16,
+        qk_pos_emb_head_dim=8,
+        v_head_dim=16,
+    )
+    return replace(config, model=latent)
+
+
+def test_scales_of_latent_attention_go_to_other_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    other = latent_on(Layout(1, "vocab-2", tensor=2, sequence=True))
+    whole, resumed = whole_and_resumed(ranks, latent_on(Layout(1, "none")), tmp_path, then=other)
+    assert ANEW not in resumed[0].said
+    assert numbers(resumed[0]) == pytest.approx(numbers(whole[0])[3:], rel=2e-4)
+
+
 def mixture_on(experts: int) -> RunConfig:
     """Four experts on as many ranks as given."""
     config = config_of(Layout(1, "none", "zb-h1", replicas=experts, experts=experts))

@@ -1,14 +1,15 @@
 """Linear layers in 8 bits: their three products with all roundings, beside those of bf16.
 
-Where Transformer Engine is installed, its products too, and its norms that are rounded as they are
-formed, beside norms that are rounded afterwards.
+Products with scales of blocks are beside those with one scale for a tensor. Where Transformer
+Engine is installed, its products too, and its norms that are rounded as they are formed, beside
+norms that are rounded afterwards.
 
 Shapes: n tokens, h input features, o = 4h output features.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from megatron.kernels.cuda.transformer_engine import (
 )
 from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
 from megatron.kernels.face import Kernels
+from megatron.layers.block_multiplier import BlockMultiplier
 from megatron.layers.eight_bit_config import Recipe, types_of
+from megatron.layers.eight_bits import Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales
 from tools.gpu_sections.timing import Scale, Section, laps, table
@@ -45,13 +48,16 @@ def measure(scale: Scale) -> Section:
     for n in (64,) if scale.small else TOKENS:
         h = 64 if scale.small else 4096
         own, errors = _products(scale, kernels, n, h)
+        by_blocks = BlockMultiplier(kernels, torch.bfloat16, "hybrid")
+        found, off = _products_of(scale, "in blocks", by_blocks, n, h)
+        own, errors = own | found, errors | off
         for recipe, make in by_package.items():
-            theirs, off = _products_of(scale, recipe, make(), n, h)
-            own, errors = own | theirs, errors | off
+            found, off = _products_of(scale, f"by Transformer Engine, {recipe}", make(), n, h)
+            own, errors = own | found, errors | off
         for recipe in WITH_NORMS:
             if engine and not engine.why_not(recipe) and engine.rounds_norms(recipe, n, h):
-                theirs, off = _norms(scale, kernels, engine, recipe, n, h)
-                own, errors = own | theirs, errors | off
+                found, off = _norms(scale, kernels, engine, recipe, n, h)
+                own, errors = own | found, errors | off
         values[str(n)] = {**own, "errors": errors}
         rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
         rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
@@ -122,9 +128,9 @@ def _by_transformer_engine(
 
 
 def _products_of(
-    scale: Scale, recipe: Recipe, multiplier: EngineMultiplier, n: int, h: int
+    scale: Scale, way: str, multiplier: Multiplier[Any], n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return seconds and errors of the package's products, in the form of ``_products``."""
+    """Return seconds and errors of a multiplier's products, in the form of ``_products``."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
@@ -148,8 +154,8 @@ def _products_of(
         "G x": _error(total, grad.T, x),
     }
     return (
-        {f"{name} by Transformer Engine, {recipe}": found for name, found in seconds.items()},
-        {f"{name} by Transformer Engine, {recipe},": found for name, found in errors.items()},
+        {f"{name} {way}": found for name, found in seconds.items()},
+        {f"{name} {way},": found for name, found in errors.items()},
     )
 
 

@@ -10,6 +10,7 @@ from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import update_operators
 from megatron.kernels.cuda.activations import Activation, Gated
+from megatron.kernels.cuda.block_products import CudaBlocks
 from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.grouped import CudaGrouped
@@ -32,7 +33,13 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class CudaKernels(
-    CudaOutput, CudaEightBits, CudaGrouped, CudaGroupedEightBits, CudaSlots, ReferenceKernels
+    CudaOutput,
+    CudaEightBits,
+    CudaBlocks,
+    CudaGrouped,
+    CudaGroupedEightBits,
+    CudaSlots,
+    ReferenceKernels,
 ):
     """Triton programs, and PyTorch's operations where these are one kernel; see ``Kernels``.
 

@@ -13,6 +13,7 @@ from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
+from megatron.kernels.reference.block_products import BlockOperations
 from megatron.kernels.reference.grouped_eight_bits import GroupedEightBitOperations
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.partial_attention import (
@@ -38,7 +39,7 @@ TILE_ROWS = 16384
 launches."""
 
 
-class ReferenceKernels(SlotOperations, GroupedEightBitOperations, TiledOutput):
+class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperations, TiledOutput):
     """All operations in PyTorch, for any device and any type of activations.
 
     The operations of layers are differentiable and stand here. Operations on slots,

@@ -1,7 +1,8 @@
 """Experts in 8 bits: each one's slots, matrix and gradients are scaled and rounded by themselves.
 
 An expert is rounded as a linear layer of its own (``layers/eight_bits.py``). An expert without
-slots has no magnitude: it leaves the history of its scales as it is.
+slots has no magnitude: it leaves the history of its scales as it is. For scales of blocks see
+``layers/block_multiplier.py``.
 
 Shapes: as in ``grouped_products.py``.
 """

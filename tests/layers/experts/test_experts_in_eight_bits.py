@@ -1,16 +1,17 @@
 """Experts in 8 bits: the same as a linear layer in 8 bits for each expert, and near to fp32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier, InBlocks
 from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe, types_of
-from megatron.layers.eight_bits import EightBitProducts
+from megatron.layers.eight_bits import EightBitProducts, Multiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
 from megatron.layers.experts.experts import Experts, ExpertsShape
 from megatron.layers.experts.router import RouterOptions
@@ -36,11 +37,6 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def parts(rows: Tensor) -> tuple[Tensor, ...]:
-    own: tuple[Tensor, ...] = rows.split(SIZES)
-    return own
-
-
 def grouped(
     scaling: Scaling, form: Format, experts: int = EXPERTS
 ) -> EightBitGroupedProducts[Quantised]:
@@ -49,7 +45,7 @@ def grouped(
 
 
 def of_one(
-    products: EightBitProducts[Quantised], x: Tensor, grad: Tensor, weight: Tensor
+    products: EightBitProducts[Any], x: Tensor, grad: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, gradient of the input, and twice the weight's gradient, of a linear layer."""
     factor, kept = products.of_input(x, ALONE)
@@ -62,11 +58,15 @@ def of_one(
 
 
 def of_loop(
-    loop: list[KernelMultiplier], x: Tensor, grad: Tensor, weights: Tensor
+    loop: Sequence[Multiplier[Any]],
+    x: Tensor,
+    grad: Tensor,
+    weights: Tensor,
+    sizes: tuple[int, ...] = SIZES,
 ) -> tuple[Tensor, ...]:
     """As ``of_one``, of all experts; a linear layer without tokens only rounds its weight."""
     found = []
-    for multiplier, *given in zip(loop, parts(x), parts(grad), weights, strict=True):
+    for multiplier, *given in zip(loop, x.split(sizes), grad.split(sizes), weights, strict=True):
         if len(given[0]):
             found.append(of_one(EightBitProducts(multiplier), *given))
         else:
@@ -77,7 +77,7 @@ def of_loop(
 
 
 def of_all(
-    layer: EightBitGroupedProducts[Quantised],
+    layer: EightBitGroupedProducts[Any],
     x: Tensor,
     grad: Tensor,
     weights: Tensor,
@@ -133,6 +133,21 @@ def test_a_layer_is_a_loop_over_linear_layers(recipe: str, form: Format) -> None
         assert torch.equal(states[1, [0, 2], -1], least[[0, 2]]), "scales of the layer's largest"
 
 
+@pytest.mark.parametrize("form", ["e4m3", "hybrid"])
+def test_a_layer_with_scales_of_blocks_is_a_loop_over_linear_layers(form: Format) -> None:
+    """To the last bit; an expert has less than a block of slots, or more, or none."""
+    sizes = (5, 0, 130, 3)
+    ends = torch.tensor(sizes).cumsum(0).int()
+    weights = drawn(EXPERTS, OUT, IN, seed=0)
+    x, grad = drawn(sum(sizes), IN, seed=1), drawn(sum(sizes), OUT, seed=2) * 1e-6
+    layer = EightBitGroupedProducts[InBlocks](GroupedBlockMultiplier(KERNELS, FP32, form))
+    found = of_all(layer, x, grad, weights, ends)
+    loop = [BlockMultiplier(KERNELS, FP32, form)] * EXPERTS
+    wanted = of_loop(loop, x, grad, weights, sizes)
+    assert all(map(torch.equal, found, wanted))
+    assert not found[2][1].any(), "an expert without slots"
+
+
 def trained(
     eight_bits: EightBitConfig | None,
     recomputation: Recomputation = NO_RECOMPUTATION,
@@ -170,7 +185,7 @@ def trained(
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow W", "wide W"])
-@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "blockwise"])
 @pytest.mark.parametrize("part", [None, "moe", "moe_act", "all"])
 def test_a_split_backward_and_recomputation_change_no_bit(
     part: Part | Literal["all"] | None, recipe: Recipe, wide: bool
@@ -187,17 +202,18 @@ def test_a_split_backward_and_recomputation_change_no_bit(
         assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.parametrize("recipe", ["delayed", "blockwise"])
 @pytest.mark.parametrize("form", ["e4m3", "hybrid"])
-def test_experts_are_rounded_by_what_8_bits_allow(form: Format) -> None:
+def test_experts_are_rounded_by_what_8_bits_allow(form: Format, recipe: Recipe) -> None:
     """3 bits of mantissa are off by 1/16 at most, 2 bits by 1/8, and most numbers by far less."""
     exact = trained(None, tokens=64)
-    for own, want in zip(trained(EightBitConfig(form=form), tokens=64), exact, strict=True):
+    for own, want in zip(trained(EightBitConfig(form, recipe), tokens=64), exact, strict=True):
         assert own.isfinite().all()
         error = float((own - want).norm() / want.norm())
         assert 0.005 < error < 0.2
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "blockwise"])
 def test_experts_without_a_token_are_right(recipe: Recipe) -> None:
     """Of two tokens with two experts each, at least one of four has none in an iteration."""
     assert all(each.isfinite().all() for each in trained(EightBitConfig(recipe=recipe), tokens=2))

@@ -48,7 +48,7 @@ def raise_to_largest(seen, x):
 @triton.jit
 def eight_bits_of(x, scale, MOST: tl.constexpr, E5M2: tl.constexpr):
     """Return ``x * scale`` in 8 bits, cut off at ``MOST``; infinity and NaN become NaN."""
-    scaled = x * tl.load(scale)
+    scaled = x * scale
     is_number = (tl.abs(x) < float("inf")) & (scaled == scaled)
     bits = _rounded(tl.minimum(tl.maximum(scaled, -MOST), MOST), E5M2)
     return tl.where(is_number, bits, 0x7F).to(tl.uint8)  # which is NaN in both types
@@ -86,7 +86,7 @@ def quantise(
     if SEEN:
         raise_to_largest(seen, x)
     if STRAIGHT or TURNED:
-        bits = eight_bits_of(x, scale, MOST, E5M2)
+        bits = eight_bits_of(x, tl.load(scale), MOST, E5M2)
         if STRAIGHT:
             place = row[:, None] * k + column[None, :]
             tl.store(straight_rk + place, bits, mask=here)

@@ -76,7 +76,7 @@ def quantise_groups(
         if SEEN:
             raise_to_largest(seen_g + group, x)
         if STRAIGHT or TURNED:
-            bits = eight_bits_of(x, scale_g + group, MOST, E5M2)
+            bits = eight_bits_of(x, tl.load(scale_g + group), MOST, E5M2)
             if STRAIGHT:
                 tl.store(straight_sk + source, bits, mask=here)
             if TURNED:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from megatron.kernels.eight_bits import MULTIPLE
+from megatron.kernels.eight_bits import BLOCK, MULTIPLE
 from megatron.simulator.costs.count import Launch, Product
 
 _NO_LAUNCH: Final = {
@@ -45,12 +45,17 @@ _GROUPED: Final = {
 }
 """Products of groups of rows, with the names of their factors and of the groups' ends."""
 
+_ROWS_OF_GROUPS: Final = {"grouped_eight_bit_product", "grouped_block_product"}
+"""Products in 8 bits of rows ``left_sk`` with the matrices ``right_gnk`` of their groups."""
+
 _TURNED: Final = {
     "grouped_eight_bit_weight_product": "out_goi",
     "add_grouped_eight_bit_weight_product_": "total_goi",
+    "grouped_block_weight_product": "out_goi",
+    "add_grouped_block_weight_product_": "total_goi",
 }
 """Products of turned rows of groups, with the names of their results. Their factors have gaps (see
-``places`` in ``kernels/eight_bits.py``), which do not count."""
+``places`` and ``block_places`` in ``kernels/eight_bits.py``), which do not count."""
 
 _BY_ROWS: Final = {"eight_bit_product": ("left_ik", "right_jk")}
 """Products of rows of one factor with rows of the other, with the names of their factors."""
@@ -148,12 +153,13 @@ def _own_product(name: str, size: int, given: dict[str, Any]) -> Launch | None:
     if name in _GROUPED:
         left, right, ends_g = (given[key] for key in _GROUPED[name])
         return _grouped(name, size, left, right, len(ends_g))
-    if name == "grouped_eight_bit_product":
+    if name in _ROWS_OF_GROUPS:
         left, right = given["left_sk"], given["right_gnk"].transpose(1, 2)
         return _grouped(name, size, left, right, len(right))
     if name in _TURNED:
         (groups, o, i), columns = given[_TURNED[name]].shape, given["x_ip"].shape[1]
-        rows = int(columns) - MULTIPLE * int(groups)
+        gaps = BLOCK * (int(groups) - 1) if "block" in name else MULTIPLE * int(groups)
+        rows = int(columns) - gaps
         flops, sizes = 2 * rows * int(o) * int(i), (int(o), int(i), -(-rows // int(groups)))
         return Launch(name, size, flops, Product(*sizes, int(groups)), flops)
     if name in _BY_ROWS:

@@ -15,7 +15,7 @@ from training.planning.count.counting import (
     run_of,
 )
 
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_config import EightBitConfig, Recipe
 from megatron.model.flops import iteration_flops
 from megatron.schedules.treatments import TREATMENTS
 
@@ -59,9 +59,22 @@ def test_all_passes_together_are_the_flops_of_a_microbatch(
     assert sharing * flops_of(counts) == iteration_flops(run.model, SAMPLES)
 
 
+LATENT = replace(
+    MIXTURE,
+    multi_latent_attention=True,
+    kv_channels=32,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    qk_head_dim=16,
+    qk_pos_emb_head_dim=16,
+    v_head_dim=32,
+)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
 @pytest.mark.parametrize("wide", [False, True], ids=["all products", "but for W's"])
-def test_products_in_8_bits_have_as_many_flops_as_in_16(wide: bool) -> None:
-    own = EightBitConfig(recipe="tensorwise", wide_weight_gradients=wide)
-    for model in (LLAMA, MIXTURE):
+def test_products_in_8_bits_have_as_many_flops_as_in_16(wide: bool, recipe: Recipe) -> None:
+    own = EightBitConfig(recipe=recipe, wide_weight_gradients=wide)
+    for model in (LLAMA, MIXTURE, LATENT):
         counts = counted(run_of(model, "vocab-2", 2, eight_bits=own), [4, 4], "zb-h1")
         assert flops_of(counts) == iteration_flops(model, 1)

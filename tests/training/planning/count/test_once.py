@@ -19,6 +19,7 @@ MATRICES = 4
 ELEMENTS = 3 * 64 * 96 + 64 * 192 + 96 * 64
 """Numbers in them: gate, up and down of the MLP; queries, keys and values; attention's output."""
 DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
+BLOCKWISE = EightBitConfig(recipe="blockwise")
 
 
 def narrow_run(eight_bits: EightBitConfig | None, layers: int, ranks: int = 2) -> RunConfig:
@@ -42,11 +43,13 @@ def moved(count: RankCount) -> int:
         (replace(DELAYED, wide_weight_gradients=True), 2 + 1 + 1, 4 + 4),
         # read once more for the scale, of which a few numbers are made
         (TENSORWISE, 2 + 2 + 1 + 1, 44),
+        # scales of squares, written twice: two of four matrices have 192 outputs, and two squares
+        (BLOCKWISE, 2 + 1 + 1, 2 * 4 * 6 / 4),
     ],
-    ids=["delayed", "wide weight gradients", "tensorwise"],
+    ids=["delayed", "wide weight gradients", "tensorwise", "blockwise"],
 )
 def test_every_weight_is_read_and_written_in_both_layouts(
-    eight_bits: EightBitConfig, of_element: int, of_matrix: int, schedule: str, layers: int
+    eight_bits: EightBitConfig, of_element: int, of_matrix: float, schedule: str, layers: int
 ) -> None:
     for count in counted(narrow_run(eight_bits, layers), [layers] * 2, schedule):
         assert moved(count) == layers * (ELEMENTS * of_element + MATRICES * of_matrix)
