@@ -7,6 +7,7 @@ package's own buffers are not there.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property, wraps
 from typing import Any
 
 import torch.distributed as dist
@@ -30,7 +31,7 @@ class _Waiting(Recorder):
 
 
 class PretendedBuffer(Buffer):
-    """Returns tensors of the sizes that a count assumes.
+    """Returns tensors of the sizes that a count assumes; has the signatures of the stand-in.
 
     Attributes:
         wait: called where the host waits for the device.
@@ -38,21 +39,24 @@ class PretendedBuffer(Buffer):
 
     wait: Callable[[], None]
 
-    def __init__(self, group: dist.ProcessGroup, *sizes: int, **named: int) -> None:
-        super().__init__(group, *sizes, **named)
-        self._assumed = AssumedBuffer(_Waiting(self.wait), self.group_size)
+    @cached_property
+    def _assumed(self) -> AssumedBuffer:
+        return AssumedBuffer(_Waiting(self.wait), self.group_size)
 
+    @wraps(Buffer.get_dispatch_layout)
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, *given: Any, **named: Any
     ) -> tuple[Any, ...]:
         return self._assumed.get_dispatch_layout(topk_idx, num_experts)
 
+    @wraps(Buffer.dispatch)
     def dispatch(self, x: Tensor, handle: Any = None, **named: Any) -> tuple[Any, ...]:
         self._check_rows(x)
         *found, _ = self._assumed.dispatch(x, handle, **named)
         self._enter(x, found[0])
         return *found, EventOverlap()
 
+    @wraps(Buffer.combine)
     def combine(
         self, x: Tensor, handle: Any, topk_weights: Tensor | None = None, **named: Any
     ) -> tuple[Any, ...]:
