@@ -120,7 +120,19 @@ class GatheringExperts(ExpertParallel):
             own_last: where they end, a number on the device.
             slots: number of slots of all experts.
         """
-        return int(own_last)
+        [own] = self.read_rows(own_last.view(1), slots)
+        return own
+
+    def read_rows(self, rows: Tensor, most: int) -> list[int]:
+        """Return numbers of rows; the host waits for the device here and nowhere else.
+
+        Args:
+            rows: the numbers, on the device, one after the other.
+            most: rows of which the numbers are parts. Where tensors have no values, the numbers
+                are assumed from it.
+        """
+        found: list[int] = rows.tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -170,8 +182,8 @@ class ExchangingExperts(GatheringExperts):
             arriving: the result of ``tell`` for ``times_e``.
             leaving: rows z that this rank sends at most; fewer if choices are dropped.
         """
-        sent = times_e.view(self.size, -1).sum(1)
-        numbers = torch.cat((sent, arriving.sum(2).flatten())).tolist()
+        by_expert = torch.cat((times_e.view(1, self.size, -1), arriving))
+        numbers = self.read_rows(by_expert.sum(2).flatten(), leaving)
         assert sum(numbers[: self.size]) <= leaving, "no row goes to two places"
         return self._journey(numbers[: self.size], numbers[self.size :])
 

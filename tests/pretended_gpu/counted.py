@@ -1,4 +1,7 @@
-"""The launches of a stage and of vocabulary layers: by a pretended GPU, or counted on ``meta``."""
+"""The launches of a stage and of vocabulary layers: by a pretended GPU, or counted on ``meta``.
+
+Where experts are spread over ranks, both assume that all experts have equally many rows.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +12,7 @@ import torch
 from harness.small_models import GPT, llama_of, whole_model
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.launches import Counter, adds
+from pretended_gpu.rank import alone
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
@@ -27,6 +31,10 @@ from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel
+from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
+from megatron.parallel.groups import ConnectedAxis
+from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
+from megatron.training.planning.count.recorder import ListedGroup
 
 Where = Literal["pretended GPU", "meta"]
 
@@ -73,11 +81,19 @@ GPT_OSS: Final = replace(
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its type of activations and the arguments of ``RankModel``."""
+    """A model.
+
+    Attributes:
+        config: of the model.
+        dtype: of activations.
+        options: of the site.
+        dispatcher: brings tokens to experts that are spread over two ranks; ``None``: they are not.
+    """
 
     config: ModelConfig
     dtype: torch.dtype = torch.bfloat16
     options: dict[str, Any] = field(default_factory=dict)
+    dispatcher: Dispatcher | None = None
 
 
 CASES: Final = {
@@ -103,6 +119,8 @@ CASES: Final = {
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),
+    "mixture by exchange": Case(MIXTURE, dispatcher="alltoall"),
+    "mixture by gathering": Case(MIXTURE, dispatcher="allgather"),
     "latents": Case(LATENTS),
     "latents in fp32, without a rank of queries": Case(
         replace(LATENTS, q_lora_rank=None), torch.float32
@@ -167,7 +185,7 @@ def _device(
     if where == "meta":
         yield torch.device("meta"), counted_kernels
     else:
-        with PretendedGpu():
+        with PretendedGpu() as gpu, alone(gpu):
             yield DEVICE, lambda dtype: kernels_for(DEVICE, dtype)
 
 
@@ -182,7 +200,8 @@ def _of_case(where: Where, case: Case) -> dict[str, Launches]:
     with _device(where) as (device, kernels), Counter() as counter:
         own = kernels(case.dtype)
         chosen = own if where == "meta" else None
-        site = Site(device, case.dtype, given_kernels=chosen, **case.options)
+        experts = _spread(where, case.dispatcher, counter)
+        site = Site(device, case.dtype, given_experts=experts, given_kernels=chosen, **case.options)
         model = whole_model(case.config, site)
         for parameter in {id(each): each for each in model.parameters()}.values():
             parameter.register_post_accumulate_grad_hook(adds(own))
@@ -190,6 +209,18 @@ def _of_case(where: Where, case: Case) -> dict[str, Launches]:
             model.begin(training=True)
             _run(model, case, device, counter, name)
     return _of(counter)
+
+
+def _spread(where: Where, dispatcher: Dispatcher | None, counter: Counter) -> ExpertParallel | None:
+    """Return how tokens travel to experts on two ranks, the first of which is this one."""
+    if dispatcher is None:
+        return None
+    axis = ConnectedAxis("experts", 0, (0, 1), ListedGroup(counter, "experts", 0, 2))
+    nobody = ConnectedAxis("expert_tensor", 0, (0,))
+    if where == "pretended GPU":
+        return spread_experts(axis, nobody, nobody, dispatcher)
+    kind = AssumedExchange if dispatcher == "alltoall" else AssumedGathering
+    return kind(axis, nobody, nobody, counter)
 
 
 def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, name: str) -> None:

@@ -83,6 +83,7 @@ class PretendedGpu(TorchDispatchMode):
         forms: of the programs that were used; see ``_form``.
         number_of_others: what a tensor on the host has for its values, as if it had come from
             another rank; one on the device has 1.
+        named_waits: how often the host has waited for the device where it may.
     """
 
     def __init__(self, number_of_others: float = 1.0) -> None:
@@ -90,6 +91,7 @@ class PretendedGpu(TorchDispatchMode):
         self.number_of_others = number_of_others
         self.ranges: list[str] = []
         self.forms: set[str] = set()
+        self.named_waits = 0
         self._host_must_not_wait = False
         self.streams = Streams()
         self.memory = Memory(self.streams)
@@ -160,12 +162,16 @@ class PretendedGpu(TorchDispatchMode):
         self._guard.set_current_stream(stream)
         return before
 
-    def host_waits(self, what: str, mark: Mark | None = None) -> None:
-        """Note that the host waits for ``mark``, by default for all that this thread has issued."""
+    def host_waits(self, what: str, mark: Mark | None = None, *, named: bool = False) -> None:
+        """Note that the host waits for ``mark``, by default for all that this thread has issued.
+
+        A wait that is ``named`` is never a fault.
+        """
         if mark is None:
             mark = self.streams.mark(self.current_stream())
         self.streams.let_the_host_wait(mark)
-        if self._host_must_not_wait:
+        self.named_waits += named
+        if self._host_must_not_wait and not named:
             self.faults.append(f"the host waits: {what}")
 
     def use(

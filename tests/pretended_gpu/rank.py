@@ -12,6 +12,7 @@ from unittest.mock import Mock, patch
 import torch
 import torch.distributed as dist
 from pretended_gpu.deadlock import name_of
+from pretended_gpu.deep_ep import deep_ep
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl, Transfer, start_together
 from pretended_gpu.order import Issued, Step
@@ -21,7 +22,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import turns
-from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
+from megatron.parallel.experts import ExchangingExperts, GatheringExperts
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.runtime.batch import DeviceMicrobatch, to_device
@@ -33,7 +34,7 @@ from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.own_tokens import kept_tokens
-from megatron.training.planning.count.assumed_routes import assumed_journey
+from megatron.training.planning.count.assumed_routes import assumed_rows, busiest
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
@@ -52,6 +53,7 @@ class Findings:
         faults: of the streams, of memory, of the host; in words, each once.
         journal: what the host has put on the streams, in order.
         held: bytes after every iteration.
+        waits: how often the host has waited in every iteration for numbers of rows that travel.
         peak: most bytes held.
         host: most bytes of the host that tensors held.
         pinned: most of them that were pinned.
@@ -66,6 +68,7 @@ class Findings:
     faults: list[str] = field(default_factory=list)
     journal: list[Step] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
     peak: int = 0
     host: int = 0
     pinned: int = 0
@@ -102,7 +105,7 @@ def run_rank(
         number_of_others: what other ranks send to this one's host.
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
-    with warnings.catch_warnings(), _alone(), gpu, _of_pairs_too(gpu):
+    with warnings.catch_warnings(), alone(gpu), gpu, _of_pairs_too(gpu):
         warnings.simplefilter("error")
         state = _state(gpu, config, rank)
         warm_up(config, state)
@@ -117,7 +120,9 @@ def run_rank(
             last = observed and number == iterations - 1
             gpu.ranges.clear()
             observer = NamedRanges(DEVICE, recorder) if last else None
+            before = gpu.named_waits
             step.train(Iteration(number, next(batches), lambda _: _RATES, 0), observer)
+            found.waits.append(gpu.named_waits - before)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
         step.settle()
@@ -155,7 +160,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
     """Go through the whole training loop as ``rank``; return what it prints, and the faults."""
     gpu, printed, config = PretendedGpu(), io.StringIO(), _on_cuda(config)
     replaced = (
-        _alone(),
+        alone(gpu),
         patch.object(torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
         patch.object(torch.cuda, "max_memory_allocated", lambda device: gpu.memory.peak),
         patch.object(torch.cuda, "max_memory_reserved", lambda device: gpu.memory.peak),
@@ -170,20 +175,26 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone(gpu: PretendedGpu) -> Iterator[None]:
     """Let all ranks answer what this one says, and every expert have equally many tokens.
 
-    A fake tensor cannot say how many tokens an expert has. On a GPU the host waits for it there, as
-    a count says.
+    A fake tensor cannot say how many tokens an expert has. The host waits for these numbers, and
+    may do so.
     """
 
-    def journey(ranks: ExchangingExperts, times_e: Tensor, arriving: Tensor, rows: int) -> Journey:
-        return assumed_journey(rows, ranks.rank, ranks.size, ranks.tensor_size, 1.0)
+    def wait() -> None:
+        gpu.host_waits("for numbers of rows", named=True)
+
+    def read_rows(ranks: GatheringExperts, rows: Tensor, most: int) -> list[int]:
+        wait()
+        if isinstance(ranks, ExchangingExperts):
+            return assumed_rows(most, ranks.rank, ranks.size, ranks.tensor_size)
+        return [busiest(most, ranks.size, 1.0)]
 
     with (
         patch.object(ConnectedAxis, "all_gather_object", lambda self, own: [own] * self.size),
-        patch.object(GatheringExperts, "own_slots", lambda self, last, slots: slots // self.size),
-        patch.object(ExchangingExperts, "journey", journey),
+        patch.object(GatheringExperts, "read_rows", read_rows),
+        deep_ep(wait),
         patch.object(dist, "P2POp", Transfer),
         patch.object(dist, "batch_isend_irecv", start_together),
     ):

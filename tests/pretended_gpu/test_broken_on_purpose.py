@@ -1,7 +1,7 @@
 """What the pretended GPUs are there to find, they find: the CUDA code, broken in every such way."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
+from megatron.parallel.experts import Dispatcher, ExchangingExperts, GatheringExperts, Journey
 from megatron.runtime import pipeline
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.feed import Feed, Staged
@@ -229,6 +230,57 @@ def test_what_is_broken_is_found(fault: Fault, gpus: GpuPool) -> None:
     config = Job(GPTOptions(num_layers=2), microbatches=3).config(Layout(2, "vocab-2"))
     for own in gpus.map(run_with, fault, config, ranks=2):
         assert any(FAULTS[fault] in what for what in own.faults), own.faults
+
+
+def a_further_number() -> AbstractContextManager[Any]:
+    """Ask the device beside the numbers of rows whether any row travels."""
+    stack = ExitStack()
+    for kind, name in ((ExchangingExperts, "journey"), (GatheringExperts, "own_slots")):
+        whole = getattr(kind, name)
+
+        def asking(self: Any, rows: torch.Tensor, *more: Any, whole: Any = whole) -> Any:
+            assert rows.sum() > 0
+            return whole(self, rows, *more)
+
+        stack.enter_context(patch.object(kind, name, asking))
+    return stack
+
+
+def numbers_that_are_read_twice() -> AbstractContextManager[Any]:
+    journey, own_slots = ExchangingExperts.journey, GatheringExperts.own_slots
+
+    def two_journeys(self: ExchangingExperts, *given: Any) -> Journey:
+        journey(self, *given)
+        return journey(self, *given)
+
+    def two_ends(self: GatheringExperts, *given: Any) -> int:
+        own_slots(self, *given)
+        return own_slots(self, *given)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(ExchangingExperts, "journey", two_journeys))
+    stack.enter_context(patch.object(GatheringExperts, "own_slots", two_ends))
+    return stack
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", full("allgather")])
+def test_a_wait_of_the_host_beside_the_one_for_numbers_of_rows_is_found(
+    dispatcher: Dispatcher, gpus: GpuPool
+) -> None:
+    options = GPTOptions(
+        num_layers=1, swiglu=True, add_bias_linear=False, num_experts=4, moe_ffn_hidden_size=16
+    )
+    layout = Layout(1, "none", replicas=2, experts=2, dispatcher=dispatcher)
+    config = Job(options, microbatches=4).config(layout, torch.bfloat16)
+    waits = config.train.num_microbatches
+    faults: dict[Fault, tuple[list[str], int]] = {
+        nullcontext: ([], waits),
+        a_further_number: (["the host waits: for a number (item, tolist, float, if)"], waits),
+        numbers_that_are_read_twice: ([], 2 * waits),
+    }
+    for fault, wanted in faults.items():
+        [found] = gpus.map(run_with, fault, config, ranks=1)
+        assert (found.faults, found.waits[-1]) == wanted
 
 
 def test_what_grows_is_found(gpus: GpuPool) -> None:

@@ -146,13 +146,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall", sharded=True),
         Layout(1, "none", tensor=2, sequence=True, experts=2, expert_tensor=1),
         Layout(1, "none", replicas=4, experts=2, expert_tensor=2, dispatcher="alltoall"),
+        Layout(2, "vocab-1", "zb-v", replicas=2, experts=2, dispatcher="flex"),
     ],
     ids=str,
 )
 def test_mixtures_whose_experts_are_spread(layout: Layout, gpus: GpuPool) -> None:
+    """The host waits for numbers of rows that travel, once for every layer and microbatch."""
     options = GPTOptions(num_layers=2, **VARIANTS["mixture"])
     config = Job(options, microbatches=4).config(layout, torch.bfloat16)
-    assert_sound(gpus.map(run, config, ranks=layout.world_size))
+    found = gpus.map(run, config, ranks=layout.world_size)
+    assert_sound(found)
+    waits = options.num_layers // layout.ranks * config.train.num_microbatches
+    assert all(own.waits == [waits] * ITERATIONS for own in found)
 
 
 @pytest.mark.full
@@ -517,6 +522,8 @@ def test_memory_is_what_a_dry_run_says(
         Layout(2, "vocab-2", "zb-h1", recomputation=Recomputation(group=1)),
         Layout(2, "vocab-2", replicas=2, experts=2),
         Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="alltoall"),
+        Layout(2, "vocab-2", replicas=2, experts=2, dispatcher="flex"),
+        Layout(2, "vocab-2", "zb-h1", replicas=2, experts=2, dispatcher="flex"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron.parallel.deep_ep import Handle
-from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
+from megatron.parallel.experts import ExchangingExperts, GatheringExperts
 from megatron.parallel.groups import ConnectedAxis
 from megatron.simulator.costs.count import Collective
 from megatron.training.planning.count.recorder import Recorder
@@ -40,19 +40,19 @@ class AssumedGathering(GatheringExperts):
         super().__init__(experts, tensor, gradients)
         self._recorder, self._imbalance = recorder, imbalance
 
-    def own_slots(self, own_last: Tensor, slots: int) -> int:
+    def read_rows(self, rows: Tensor, most: int) -> list[int]:
         """As in ``GatheringExperts``, with the assumed number."""
         self._recorder.let_the_host_wait()
-        return busiest(slots, self.size, self._imbalance)
+        return [busiest(most, self.size, self._imbalance)]
 
 
 class AssumedExchange(AssumedGathering, ExchangingExperts):
     """Experts with which tokens are exchanged; arguments as for ``AssumedGathering``."""
 
-    def journey(self, times_e: Tensor, arriving: Tensor, leaving: int) -> Journey:
-        """As in ``ExchangingExperts``, with the assumed numbers."""
+    def read_rows(self, rows: Tensor, most: int) -> list[int]:
+        """As in ``GatheringExperts``, with the assumed numbers."""
         self._recorder.let_the_host_wait()
-        return assumed_journey(leaving, self.rank, self.size, self.tensor_size, self._imbalance)
+        return assumed_rows(most, self.rank, self.size, self.tensor_size, self._imbalance)
 
 
 class AssumedBuffer:
@@ -142,10 +142,13 @@ def busiest(slots: int, ranks: int, imbalance: float) -> int:
     return min(slots, int(slots // ranks * imbalance))
 
 
-def assumed_journey(
+def assumed_rows(
     leaving: int, rank: int, ranks: int, tensor_ranks: int, imbalance: float = 1.0
-) -> Journey:
-    """Return the journey in which every rank sends equally many rows, most of them to this rank.
+) -> list[int]:
+    """Return how many rows this rank sends to every place, and how many arrive from every place.
+
+    Every rank sends equally many rows, most of them to this rank. The order is the one in which
+    ``ExchangingExperts.journey`` reads the numbers.
 
     Args:
         leaving: rows that each rank sends.
@@ -157,5 +160,4 @@ def assumed_journey(
     own = busiest(leaving, ranks, imbalance)
     each, more = divmod(leaving - own, max(1, ranks - 1))
     others = [each + (place < more) for place in range(ranks - 1)]
-    sent = (*others[:rank], own, *others[rank:])
-    return Journey(sent, (own,) * ranks, (own * ranks,) * tensor_ranks)
+    return [*others[:rank], own, *others[rank:], *[own] * (ranks * tensor_ranks)]

@@ -15,7 +15,7 @@ from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.experts import Dispatcher
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HOST_WAIT, Collective, Launch, RankCount
-from megatron.training.planning.count.assumed_routes import assumed_journey, busiest, visitors
+from megatron.training.planning.count.assumed_routes import assumed_rows, busiest, visitors
 
 MIXTURE: Final = replace(
     LLAMA, num_layers=2, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2
@@ -28,14 +28,14 @@ def test_every_rank_sends_all_its_rows_and_keeps_what_comes_from_itself(
     leaving: int, ranks: int, imbalance: float, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, ranks - 1))
-    found = assumed_journey(leaving, rank, ranks, 2, imbalance)
+    found = assumed_rows(leaving, rank, ranks, 2, imbalance)
+    sent, arriving = found[:ranks], found[ranks:]
     if ranks > 1:
-        assert sum(found.sent) == leaving
-    assert found.received == (found.sent[rank],) * ranks
-    assert found.of_places == (sum(found.received),) * 2
-    others = [*found.sent[:rank], *found.sent[rank + 1 :]]
-    assert all(found.sent[rank] >= other - 1 for other in others)
-    assert busiest(leaving, ranks, imbalance) == found.sent[rank] <= leaving
+        assert sum(sent) == leaving
+    assert arriving == [sent[rank]] * (2 * ranks)
+    others = [*sent[:rank], *sent[rank + 1 :]]
+    assert all(sent[rank] >= other - 1 for other in others)
+    assert busiest(leaving, ranks, imbalance) == sent[rank] <= leaving
 
 
 def of(dispatcher: Dispatcher, imbalance: float) -> RankCount:
