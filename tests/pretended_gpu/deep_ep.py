@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property, wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from parallel.deep_ep_stand_in import Buffer, EventOverlap, installed
 from torch import Tensor
@@ -30,13 +31,17 @@ class _Waiting(Recorder):
         self._wait()
 
 
-class PretendedBuffer(Buffer):
-    """Returns tensors of the sizes that a count assumes; has the signatures of the stand-in.
+class _Sizes:
+    """The methods of the stand-in's ``Buffer`` that move rows, with the sizes that a count assumes.
 
     Attributes:
-        wait: called where the host waits for the device.
+        group: as in ``Buffer``.
+        group_size: as in ``Buffer``.
+        wait: lets the host wait for the device.
     """
 
+    group: dist.ProcessGroup
+    group_size: int
     wait: Callable[[], None]
 
     @cached_property
@@ -44,14 +49,11 @@ class PretendedBuffer(Buffer):
         return AssumedBuffer(_Waiting(self.wait), self.group_size)
 
     @wraps(Buffer.get_dispatch_layout)
-    def get_dispatch_layout(
-        self, topk_idx: Tensor, num_experts: int, *given: Any, **named: Any
-    ) -> tuple[Any, ...]:
+    def get_dispatch_layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Any, ...]:
         return self._assumed.get_dispatch_layout(topk_idx, num_experts)
 
     @wraps(Buffer.dispatch)
     def dispatch(self, x: Tensor, handle: Any = None, **named: Any) -> tuple[Any, ...]:
-        self._check_rows(x)
         *found, _ = self._assumed.dispatch(x, handle, **named)
         self._enter(x, found[0])
         return *found, EventOverlap()
@@ -60,21 +62,20 @@ class PretendedBuffer(Buffer):
     def combine(
         self, x: Tensor, handle: Any, topk_weights: Tensor | None = None, **named: Any
     ) -> tuple[Any, ...]:
-        self._check_rows(x)
         *found, _ = self._assumed.combine(x, handle, topk_weights)
         self._enter(x, found[0])
         return *found, EventOverlap()
 
     def _enter(self, sent: Tensor, received: Tensor) -> None:
-        """Enter a travel of rows, the same number to and from every rank."""
-        sizes = [
-            [rows // self.group_size] * (self.group_size - 1) for rows in (len(received), len(sent))
+        """Enter a travel of rows, nearly as many from and to each rank."""
+        assert sent.is_contiguous()
+        assert sent.dtype == torch.bfloat16
+        of_ranks = [
+            [len(part) for part in rows.tensor_split(self.group_size)] for rows in (received, sent)
         ]
-        for own, rows in zip(sizes, (received, sent), strict=True):
-            own.append(len(rows) - sum(own))
-        dist.all_to_all_single(received, sent, *sizes, group=self.group)
+        dist.all_to_all_single(received, sent, of_ranks[0], of_ranks[1], group=self.group)
 
 
 def deep_ep(wait: Callable[[], None]) -> AbstractContextManager[Any]:
     """Return a context in which the package is there; ``wait`` lets the host wait."""
-    return installed(type("Buffer", (PretendedBuffer,), {"wait": staticmethod(wait)}))
+    return installed(type("PretendedBuffer", (_Sizes, Buffer), {"wait": staticmethod(wait)}))
