@@ -101,7 +101,8 @@ def machine_memory() -> int:
 
     The limit of a container, or of a job of the cluster, counts where it is lower.
     """
-    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits())
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([whole, *_limits()])
 
 
 def _limits() -> Iterator[int]:
