@@ -85,20 +85,17 @@ def sizes(run: VocabularyRun) -> Sizes:
     kept[first[0]][first[1]] += LOOKED_UP * u
     work = WORKING_LOGIT * logits
     received = 0 if run.treatment.synchronous else RECEIVED * u
-    # A plan of this project that fills idle time lets IB wait for up to 113 microbatches. It is not
-    # known to be the order of the measured run, so one gradient counts there, while IB runs.
-    waiting = 0 if run.shortened else u
     return Sizes(
         held,
         kept,
         exponentials=float(exponentials + received),
         embedding=[float(u) if rank == first[0] else 0.0 for rank in range(run.ranks)],
-        embedding_gradient=float(waiting),
+        embedding_gradient=float(u),
         working={
             **working,
             "S": float(work),
             "T": float(max(work, dense)),
-            "IB": float(embedded + u - waiting),
+            "IB": float(embedded),
         },
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron.schedules.costs import UNIT_COSTS
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import Program, Run, Start, Wait, lower
+from megatron.schedules.lower import Program, Run, Start, lower
 from megatron.schedules.make_plan import make_plan, plan_for
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
