@@ -6,7 +6,6 @@ cause is a mistyped number on the command line. Without this check the allocator
 end the job, and neither would name a flag.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +15,6 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.costs.host_memory import activations_on_host
-from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.simulator.units import MEMORY
 from megatron.training.planning.host_room import fullest_host, machine_memory
 from megatron.training.planning.planned_run import RunPlan
@@ -36,7 +34,6 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     static, whole = own.static, peaks[pipeline_rank]
     if config.parallel.device == "cuda":
         whole += own.outside
-        _check_host(config, run_plan, memories, pipeline_rank)
     else:  # the host's memory is the same
         static, whole = static + own.on_host, whole + own.on_host
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
@@ -60,11 +57,22 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
             )
 
 
-def _check_host(
-    config: RunConfig, run_plan: RunPlan, memories: Sequence[RankMemory], pipeline_rank: int
-) -> None:
-    """Refuse bytes on the host, if the memory of this rank's machine is too small for them."""
-    plan, moved = run_plan.plan, [0] * len(memories)
+def check_host(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None:
+    """Refuse a run on GPUs that keeps more on this rank's host than the machine has memory.
+
+    Args:
+        config: the run.
+        run_plan: the plan that the run takes.
+        pipeline_rank: of this rank.
+
+    Raises:
+        ValueError: names the flags, the bytes and the memory.
+    """
+    if config.parallel.device != "cuda":  # ``check_memory`` counts these bytes
+        return
+    plan = run_plan.plan
+    _, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(plan)))
+    moved = [0] * len(memories)
     if plan.offloaded and not config.train.skip_train:
         program = lower(plan, run_plan.costs)
         moved = [activations_on_host(program, own, rank) for rank, own in enumerate(memories)]

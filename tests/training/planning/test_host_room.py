@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from correctness.short_runs import Job, Layout
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
@@ -19,8 +21,10 @@ from megatron.training.planning import host_room, must_fit
 from megatron.training.planning.dry_run import dry_run
 from megatron.training.planning.forecast_run import forecast_run
 from megatron.training.planning.host_room import HostUse, fullest_host, machine_memory
-from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.must_fit import check_host
 from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.prepare import Prepared, _having_taken
+from megatron.training.rendezvous import Rendezvous, UserError
 
 A100 = gpu("A100")
 STATES, ACTIVATIONS = (1, 2, 3, 4), (40, 30, 20, 10)
@@ -102,13 +106,12 @@ def test_bytes_beyond_the_hosts_memory_are_refused_before_a_run(
     run_plan, use = make_run_plan(own), used(own)
     one = replace(own, train=replace(own.train, global_batch_size=own.train.micro_batch_size))
     assert used(one).activations < use.activations
-    monkeypatch.setattr(must_fit, "_memory", lambda _: 80 * GIB)
     monkeypatch.setattr(must_fit, "machine_memory", lambda: int(use.bytes))
-    check_memory(own, run_plan, 0)
+    check_host(own, run_plan, 0)
     monkeypatch.setattr(must_fit, "machine_memory", lambda: int(use.bytes) - 1)
     flags = "--cpu-offload and --optimizer-cpu-offload" if states else "--cpu-offload"
     with pytest.raises(ValueError, match=rf"^{flags}: 2 ranks of a machine keep ") as refused:
-        check_memory(own, run_plan, 1)
+        check_host(own, run_plan, 1)
     assert f"{MEMORY.write(use.activations)} of activations" in str(refused.value)
     assert "lower --offload-chunk-num" in str(refused.value)
     assert ("--optimizer-offload-fraction" in str(refused.value)) == bool(states)
@@ -116,15 +119,27 @@ def test_bytes_beyond_the_hosts_memory_are_refused_before_a_run(
 
 def test_a_flag_may_say_that_a_machine_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
     use = used(config())
-    monkeypatch.setattr(must_fit, "_memory", lambda _: 80 * GIB)
     monkeypatch.setattr(must_fit, "machine_memory", lambda: int(use.bytes))
     for told, fits in ((use.bytes + 1, True), (use.bytes - 1, False)):
         own = config(told)
         if fits:
-            check_memory(own, make_run_plan(own), 0)
+            check_host(own, make_run_plan(own), 0)
         else:
             with pytest.raises(ValueError, match=f"its memory is {MEMORY.write(told)}"):
-                check_memory(own, make_run_plan(own), 0)
+                check_host(own, make_run_plan(own), 0)
+
+
+def test_the_plan_of_rank_0_is_held_against_the_memory_of_every_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, use = config(), used(config())
+    run_plan, rendezvous = make_run_plan(own), Rendezvous(dist.HashStore(), 1, 2)
+    mine = Prepared(own, own, own.parallel.grid, run_plan, cast("Any", None), {})
+    monkeypatch.setattr(must_fit, "machine_memory", lambda: int(use.bytes))
+    assert _having_taken(mine, run_plan, rendezvous).run_plan == run_plan
+    monkeypatch.setattr(must_fit, "machine_memory", lambda: int(use.bytes) - 1)
+    with pytest.raises(UserError, match=r"^--cpu-offload: 2 ranks of a machine keep "):
+        _having_taken(mine, run_plan, rendezvous)
 
 
 def test_a_dry_run_tells_what_the_hosts_need_and_whether_they_have_it() -> None:
