@@ -50,8 +50,10 @@ class HostUse(NamedTuple):
         parts = ((self.activations, "activations"), (self.states, "states of the optimizer"))
         named = " and ".join(f"{MEMORY.write(size)} of {name}" for size, name in parts if size)
         keep = "keeps" if self.ranks == 1 else "keep"
-        together = f"{MEMORY.write(self.bytes)}, " if self.states and self.activations else ""
-        return f"{counted(self.ranks, 'rank')} of a machine {keep} {together}{named} on the host"
+        ranks = f"{counted(self.ranks, 'rank')} of a machine {keep}"
+        if not (self.states and self.activations):
+            return f"{ranks} {named} on the host"
+        return f"{ranks} {MEMORY.write(self.bytes)} on the host ({named})"
 
     @property
     def flags(self) -> str:
