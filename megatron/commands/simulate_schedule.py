@@ -302,7 +302,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     watch = Watch(plan.search_seconds, sys.stderr)
     done = run(scenario, watch)
     watch.close()
-    held = None if given.sizes is None else peak_bytes(done.program.plan, given.sizes)
+    held = None if given.sizes is None else peak_bytes(done.program, given.sizes)
     write_files(shown, scenario, done)
     print(
         json.dumps(figures(scenario, done, held), indent=1)

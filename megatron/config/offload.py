@@ -12,13 +12,15 @@ from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
 from megatron.config.schedule import chunks_of, schedule_of
-from megatron.flags.declare import flag
+from megatron.flags.declare import Range, flag
 from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import TRAITS
+from megatron.simulator.costs.gpus import GIB
 
 OFFLOAD: Final = "--cpu-offload"
 ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
+_MEMORY: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
 
 
 # The formatter is off so that the flags read as a table.
@@ -38,6 +40,10 @@ class OffloadFlags:
     host_bandwidth: float | None = flag(None,
         "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
         unset="by the GPU", idle_without=f"{OFFLOAD} or --optimizer-cpu-offload")
+    host_memory: float | None = flag(None,
+        "GiB of the memory of a machine, which must have room for all that the machine's ranks "
+        "keep on their host.", _MEMORY, unset="as much as the machine has; in a dry run, not known",
+        idle_without=f"{OFFLOAD} or --optimizer-cpu-offload")
 # fmt: on
 
 
@@ -62,6 +68,12 @@ def host_bandwidth(flags: Flags) -> float | None:
     return None if given is None else 1e9 * given
 
 
+def host_memory(flags: Flags) -> float | None:
+    """Return the bytes of a machine's memory, if a flag gives them."""
+    given = flags[OffloadFlags].host_memory
+    return None if given is None else GIB * given
+
+
 def _engine(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].cpu_offload and asks_for_engine(flags):
         yield (
@@ -70,16 +82,21 @@ def _engine(flags: Flags) -> Iterator[str]:
         )
 
 
-def _free_on_cpus(flags: Flags) -> Iterator[str]:
+def _about_cpus(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
         yield (
             "--host-bandwidth changes nothing: ranks on CPUs plan with free copies, until their "
             "time is measured"
         )
+    if flags[OffloadFlags].host_memory is not None and not on_cuda(flags):
+        yield (
+            "--host-memory changes nothing: ranks on CPUs have one memory, and the check before a "
+            "run knows its size"
+        )
 
 
 OFFLOAD_RULES: Final = (_engine,)
-OFFLOAD_OF_MACHINE: Final = (_free_on_cpus,)
+OFFLOAD_OF_MACHINE: Final = (_about_cpus,)
 
 
 def _choices(flags: Flags) -> list[Choice]:

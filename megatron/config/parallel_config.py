@@ -14,7 +14,7 @@ from megatron.config.cluster import (
 from megatron.config.deep_ep import DeepEPFlags
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
 from megatron.config.log import LogFlags
-from megatron.config.offload import host_bandwidth, offloaded_chunks
+from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunks
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.replicas import ReplicaConfig, replica_config
@@ -80,6 +80,7 @@ class ParallelConfig:
             ``None``: as the plan says, if it comes from a file; otherwise 0.
         host_bandwidth: bytes/s in one direction between a GPU and its host. ``None``: as usual for
             GPUs of this kind.
+        host_memory: bytes of a machine's memory; ``None``: no flag gives them.
     """
 
     pipeline_size: int
@@ -114,6 +115,7 @@ class ParallelConfig:
     links: Links | None = None
     offloaded: int | None = None
     host_bandwidth: float | None = None
+    host_memory: float | None = None
 
     @property
     def grid(self) -> Grid:
@@ -186,6 +188,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         recompute_ahead=flags[RecomputeFlags].recompute_ahead,
         offloaded=offloaded_chunks(flags),
         host_bandwidth=host_bandwidth(flags),
+        host_memory=host_memory(flags),
         replicas=replica_config(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,

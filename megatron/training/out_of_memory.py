@@ -19,7 +19,7 @@ from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted
 from megatron.schedules.lower import Run
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.must_fit import machine_memory
+from megatron.training.planning.host_room import machine_memory
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 

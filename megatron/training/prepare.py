@@ -27,7 +27,7 @@ from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.own_tokens import kept_tokens, slices_of
 from megatron.training.planning.context_choice import with_context_exchange
-from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.must_fit import check_host, check_memory
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.prepared_advice import prepared_advice
 from megatron.training.planning.run_plan import (
@@ -36,7 +36,7 @@ from megatron.training.planning.run_plan import (
     make_run_plan,
 )
 from megatron.training.planning.settled import settled
-from megatron.training.rendezvous import Rendezvous
+from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state
 
 _PLAN_KEY: Final = "plan of rank 0"
@@ -78,7 +78,10 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     grid = config.parallel.grid
     asked, run_plan = config, _planned(config, rank)
     config = settled(asked, run_plan)
-    check_memory(config, run_plan, grid.axis("pipeline", rank).rank)
+    pipeline_rank = grid.axis("pipeline", rank).rank
+    check_memory(config, run_plan, pipeline_rank)
+    if not depends_on_time(asked):
+        check_host(config, run_plan, pipeline_rank)
     data = _opened(config, grid, rank)
     digests = run_digests(config, run_plan) | data_digests(config.train, data)
     prepared = Prepared(asked, config, grid, run_plan, data, digests)
@@ -128,7 +131,8 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
     ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
 
     Raises:
-        UserError: the ranks would run different things.
+        UserError: the ranks would run different things, or the plan that they take keeps more on
+            this rank's host than the machine has memory.
     """
     if depends_on_time(prepared.asked):
         run_plan = shared_plan(rendezvous, prepared.run_plan)
@@ -144,6 +148,10 @@ def _having_taken(prepared: Prepared, run_plan: RunPlan, rendezvous: Rendezvous)
     opened again.
     """
     config, data, digests = settled(prepared.asked, run_plan), prepared.data, prepared.digests
+    try:
+        check_host(config, run_plan, prepared.grid.axis("pipeline", rendezvous.rank).rank)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if slices_of(config) != slices_of(prepared.config):
         data = _opened(config, prepared.grid, rendezvous.rank)
         digests = {**digests, **data_digests(config.train, data)}

@@ -8,6 +8,7 @@ import pytest
 from megatron.config.command_line import parse
 from megatron.optimizer.config import HostStates
 from megatron.schedules.make_plan import make_plan
+from megatron.simulator.costs.gpus import GIB
 from megatron.training.planning.run_plan import make_run_plan
 
 RUN = [
@@ -57,9 +58,13 @@ def test_the_forks_flags_give_the_chunks() -> None:
     assert sum("offload" in note for note in two.notes) == 2  # how copies are timed and take turns
 
 
-def test_a_plan_takes_the_bandwidth_of_the_link() -> None:
-    config = parse([*RUN, "--bf16", "--dry-run", "--cpu-offload", "--host-bandwidth", "12"], 1)
+def test_a_plan_takes_the_bandwidth_of_the_link_and_the_memory_of_a_machine() -> None:
+    own = [*RUN, "--bf16", "--cpu-offload", "--host-bandwidth", "12", "--host-memory", "64"]
+    config = parse([*own, "--dry-run"], 1)
     assert config.parallel.host_bandwidth == 12e9
+    assert config.parallel.host_memory == 64 * GIB
+    notes = [note for note in parse(own, 1).notes if note.startswith("--host-")]
+    assert [note.split()[0] for note in notes] == ["--host-bandwidth", "--host-memory"]
 
 
 @pytest.mark.parametrize(

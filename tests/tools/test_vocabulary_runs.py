@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from megatron.schedules.check import check
+from megatron.schedules.lower import lower
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.peak_bytes import Sizes, peak_bytes
 from tools.predictions.counted_layer import Shape
 from tools.predictions.megatron_lm import WAIT
 from tools.predictions.vocabulary_memory import parameters, peak, sizes
-from tools.predictions.vocabulary_runs import VocabularyRun, vocabulary_passes
+from tools.predictions.vocabulary_runs import (
+    VocabularyRun,
+    vocabulary_passes,
+    with_prompt_gradients,
+)
 
 GPT = Shape(3072, 24, 2048, 256_000, dropout=True)
 
@@ -60,7 +67,7 @@ def test_more_than_3072_tokens_are_sorted_and_summed_beside_the_dense_gradient(
     few = replace(gpt, vocab_size=8000)
     split = sizes(VocabularyRun(few, 4, 4, 4, "1f1b", "vocab-1", shortened=False)).working["IB"]
     sums = min(sums, 409 + 2000)  # a shard has 2000 rows
-    assert split == few.activation + (2 * 2000 + 4 * sums) * few.hidden_size
+    assert split == (2 * 2000 + 4 * sums) * few.hidden_size
 
 
 def test_a_split_vocabulary_levels_memory() -> None:
@@ -84,3 +91,21 @@ def test_passes_of_v_half_do_not_wait_for_transfers() -> None:
         assert isinstance(beside, list)
         assert beside[0] == (message if schedule == "v-half" else 0)
     assert longer == {"1f1b": pytest.approx(WAIT + message), "v-half": 0}
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("v-half", 2)])
+def test_gradients_of_embeddings_do_not_wait_for_idle_time(schedule: str, chunks: int) -> None:
+    """A plan whose IB all come last holds the gradients of all microbatches, and is mended."""
+    run = VocabularyRun(GPT, 4 * chunks, 4, 12, schedule, "vocab-1", shortened=False)
+    rows = tuple(
+        tuple(sorted(row, key=lambda item: item.kind == "IB")) for row in run.program.plan.rows
+    )
+    late = lower(replace(run.program.plan, rows=rows), run.costs)
+    prompt = with_prompt_gradients(late, run.costs)
+    check(prompt)
+    others = [[item for item in row if item.kind != "IB"] for row in prompt.rows]
+    assert others == [list(row[:-12]) for row in rows]
+    assert [sorted(row) for row in prompt.rows] == [sorted(row) for row in rows]
+    gradients = Sizes(embedding_gradient=1.0)
+    assert max(peak_bytes(late, gradients)) == 12
+    assert max(peak_bytes(lower(prompt, run.costs), gradients)) <= 3

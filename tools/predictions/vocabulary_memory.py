@@ -51,7 +51,7 @@ RECEIVED: Final = 2
 def peak(run: VocabularyRun) -> float:
     """Return the bytes of the fullest rank of a run."""
     step = (PARAMETER + STEP) * max(parameters(run))
-    return max(step, *peak_bytes(run.program.plan, sizes(run)))
+    return max(step, *peak_bytes(run.program, sizes(run)))
 
 
 def sizes(run: VocabularyRun) -> Sizes:
@@ -90,11 +90,12 @@ def sizes(run: VocabularyRun) -> Sizes:
         kept,
         exponentials=float(exponentials + received),
         embedding=[float(u) if rank == first[0] else 0.0 for rank in range(run.ranks)],
+        embedding_gradient=float(u),
         working={
             **working,
             "S": float(work),
             "T": float(max(work, dense)),
-            "IB": float(u + embedded),
+            "IB": float(embedded),
         },
     )
 

@@ -4,8 +4,9 @@ They ran Megatron-LM of 2024 with flash attention, and passes of the vocabulary 
 operators (github.com/sail-sg/VocabularyParallelism). One rank has a layer, so t is 1.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -14,7 +15,8 @@ from megatron.schedules.costs import Costs, HopTime, Time
 from megatron.schedules.lower import Program, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
-from megatron.schedules.passes import PassKind
+from megatron.schedules.passes import Pass, PassKind
+from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, TREATMENTS, Payload, Treatment
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import (
@@ -83,6 +85,31 @@ def vocabulary_passes(gpt: Shape, shards: int, treatment: Treatment) -> dict[Pas
     }
 
 
+def with_prompt_gradients(program: Program, costs: Costs) -> Plan:
+    """Return the plan with each IB before the first pass that begins with its gradient there.
+
+    Args:
+        program: of a plan with a split vocabulary, without slices.
+        costs: durations, which tell when the broadcast of a gradient ends.
+    """
+    timeline, there = simulate(program, costs), dict[int, float]()
+    for span in timeline.spans:
+        if span.kind == "CIB":
+            there[span.microbatch] = max(span.end, there.get(span.microbatch, 0.0))
+    rows = []
+    for rank, row in enumerate(program.plan.rows):
+        starts = {span.label: span.start for span in timeline.compute(rank)}
+        gradients = (item for item in row if item.kind == "IB")
+        waiting = deque(sorted(gradients, key=lambda item: there[item.microbatch]))
+        made = list[Pass]()
+        for item in row:
+            while waiting and there[waiting[0].microbatch] <= starts[str(item)]:
+                made.append(waiting.popleft())
+            made += [item] * (item.kind != "IB")
+        rows.append((*made, *waiting))
+    return replace(program.plan, rows=tuple(rows))
+
+
 @dataclass(frozen=True)
 class VocabularyRun:
     """A run of the paper.
@@ -129,7 +156,12 @@ class VocabularyRun:
 
     @cached_property
     def program(self) -> Program:
-        """The program of the run."""
+        """The program of the run.
+
+        Where idle time is filled, IB would wait for a hundred microbatches, and the gradients that
+        wait would take 5 to 15 % more memory. The authors' IB comes two microbatches after its B
+        (``passes.py``), so IB does not wait here.
+        """
         plan = make_plan(
             self.schedule,
             self.vocabulary,
@@ -138,7 +170,10 @@ class VocabularyRun:
             self.costs,
             shortened=self.shortened,
         )
-        return lower(plan, self.costs)
+        program = lower(plan, self.costs)
+        if not (self.shortened and self.treatment.is_sharded):
+            return program
+        return lower(with_prompt_gradients(program, self.costs), self.costs)
 
     @property
     def treatment(self) -> Treatment:

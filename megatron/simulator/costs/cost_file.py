@@ -21,7 +21,8 @@ each of n slices takes an n-th of the time of a microbatch.
 
 ``waits`` are the parts of passes' times in which they wait for an exchange of tokens (``Costs``).
 
-In ``bytes``, ``factors`` are the bytes held between B and W; if absent, they are those of
+In ``bytes``, ``embedding_gradient`` are the bytes held from the B of the first stage, or from the
+broadcast, to IB. ``factors`` are the bytes held between B and W; if absent, they are those of
 ``activation``. ``repeated`` are the bytes held between R and B, beside ``activation``. ``working``
 has, by kind of pass, the bytes held only while such a pass runs: ``{"S": 1e8, "B": 2e8}``.
 

@@ -254,8 +254,8 @@ class PassCount:
     """
 
     parts: tuple[tuple[Work, int], ...] = ()
-    left: int = 0
-    peak: int = 0
+    left: float = 0
+    peak: float = 0
 
     @classmethod
     def of(cls, *works: Work) -> "PassCount":

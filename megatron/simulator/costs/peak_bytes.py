@@ -1,4 +1,7 @@
-"""The most bytes that a rank holds while it works through its row."""
+"""The most bytes that a rank holds while it works through its row, from sizes of its tensors.
+
+Sizes become counts of passes, as the code's own count has them. ``rank_memory`` walks the row.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -6,8 +9,12 @@ from math import isfinite
 
 from megatron.schedules.counted import counted
 from megatron.schedules.held import held_changes
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import PassCount, RankCount
+from megatron.simulator.costs.rank_memory import RankMemory, peaks
 
 Size = float | Sequence[float]
 """Bytes: one number for all ranks, or one for each rank."""
@@ -24,6 +31,9 @@ class Sizes:
             number for each chunk.
         exponentials: held for one microbatch from S to T.
         embedding: held for one microbatch from IF to the F of the rank's first chunk.
+        embedding_gradient: held for one microbatch until IB, and until the rank no longer waits for
+            the gradient's broadcast: by the rank of the first stage from the B of this stage, by
+            other ranks from the begin of the broadcast.
         factors: held for one chunk of one microbatch from B to W, if W is a separate pass;
             ``None``: the same as ``activation``. If B computes layers again, more is held from B to
             W than from F to B.
@@ -43,6 +53,7 @@ class Sizes:
     activation: Size | Sequence[Sequence[float]] = 0.0
     exponentials: Size = 0.0
     embedding: Size = 0.0
+    embedding_gradient: Size = 0.0
     factors: Size | Sequence[Sequence[float]] | None = None
     repeated: Size | Sequence[Sequence[float]] = 0.0
     keys: Size | Sequence[Sequence[float]] = 0.0
@@ -55,31 +66,55 @@ class Sizes:
                     raise ValueError(f"{name}={size:g} is no size: give bytes, 0 or more")
 
 
-def peak_bytes(plan: Plan, sizes: Sizes) -> list[float]:
+def peak_bytes(program: Program, sizes: Sizes) -> list[float]:
     """Return for every rank the most bytes that it holds at any moment.
 
     Raises:
         ValueError: if ``sizes`` are for another number of ranks or chunks.
     """
+    plan = program.plan
     for name, size in _given(sizes):
         check_counts(name, "size", size, plan.ranks, plan.chunks)
-    return [_peak(plan, sizes, rank) for rank in range(plan.ranks)]
+    memories = [
+        RankMemory(_counted(plan, sizes, rank), _at(sizes.static, rank))
+        for rank in range(plan.ranks)
+    ]
+    return peaks(program, memories)
 
 
-def _peak(plan: Plan, sizes: Sizes, rank: int) -> float:
-    """Return the peak of a rank; during a pass the rank holds both its inputs and its outputs."""
-    known: dict[tuple[Pass, ...], tuple[float, float]] = {}
-    held = most = _at(sizes.static, rank)
-    for step in plan.steps(rank):
-        alike = tuple(item._replace(microbatch=0) for item in step)
-        if alike not in known:
-            changes = [change for item in alike for change in _changes(plan, sizes, rank, item)]
-            grows = sum(change for change in changes if change > 0)
-            working = (_at(sizes.working.get(i.kind, 0.0), rank, i.chunk) for i in alike)
-            known[alike] = grows + sum(working) / plan.slices, sum(changes)
-        during, left = known[alike]
-        most, held = max(most, held + during), held + left
-    return most
+def _counted(plan: Plan, sizes: Sizes, rank: int) -> RankCount:
+    """Return the bytes of a rank's passes and of the broadcast of embeddings' gradients."""
+    passes: list[dict[tuple[PassKind, int], PassCount]] = [{} for _ in range(plan.slices)]
+    for item in {item._replace(microbatch=0) for item in plan.rows[rank]}:
+        passes[item.slice][item.kind, item.chunk] = _pass(plan, sizes, rank, item)
+    begun: dict[tuple[CommKind, int], PassCount] = {}
+    if rank != plan.stages[0][0]:
+        gradient = _at(sizes.embedding_gradient, rank) / plan.slices
+        begun["CIB", 0] = PassCount(left=gradient, peak=gradient)
+    slices = [RankCount(own, begun) for own in passes]
+    return slices[0] if plan.slices == 1 else RankCount({}, slices=slices)
+
+
+def _pass(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> PassCount:
+    """Return the bytes of a pass. While it runs, the rank holds its inputs and its outputs.
+
+    Only the gradient of embeddings is formed so late that other tensors of B are gone by then.
+    """
+    changes = _changes(plan, sizes, rank, item)
+    working = _at(sizes.working.get(item.kind, 0.0), rank, item.chunk) / plan.slices
+    left = sum(changes) + _gradient_change(plan, sizes, rank, item) / plan.slices
+    return PassCount(left=left, peak=max(left, working + sum(own for own in changes if own > 0)))
+
+
+def _gradient_change(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> float:
+    """Return the change of the bytes of embeddings' gradients by a pass.
+
+    B of the first stage leaves a gradient, and IB frees it.
+    """
+    if not plan.treatment.is_sharded:
+        return 0.0
+    leaves = item.kind == "B" and (rank, item.chunk) == plan.stages[0]
+    return (leaves - (item.kind == "IB")) * _at(sizes.embedding_gradient, rank)
 
 
 def _changes(plan: Plan, sizes: Sizes, rank: int, item: Pass) -> tuple[float, ...]:

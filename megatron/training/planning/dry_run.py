@@ -95,7 +95,7 @@ def dry_run(
     if compares(config):
         own_watch, found_out = _for_advice(config, watch), (compared.untried, compared.left_out)
         yield compared_lines(first, compared.candidates, gpu, own_watch, *found_out)
-    if not found.fits:
+    if not found.fullest.fits(gpu):
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 
 
@@ -225,6 +225,8 @@ def _verdict(found: RunForecast) -> str:
     room = MEMORY.write(fullest.room(gpu))
     if found.fits:
         return f"the plan fits: {holds} of the {room} of {gpu.name} that tensors can use"
+    if fullest.fits(gpu):
+        return f"the plan is too large for its hosts: {found.host.in_words}; {_room_of_host(found)}"
     return f"the plan is too large: {holds}, and {fullest.room_in_words(gpu)}"
 
 
@@ -254,6 +256,17 @@ def _on_host(found: RunForecast) -> Iterator[str]:
             f"states on the host: up to {MEMORY.write(most)} a rank; the step has its copies "
             f"{beside} the CPU's updates; no GPU has measured the bandwidths that are assumed"
         )
+    if activations or states is not None:
+        yield f"hosts: {found.host.in_words}; {_room_of_host(found)}"
+
+
+def _room_of_host(found: RunForecast) -> str:
+    """Return whether the memory of a machine has room for the bytes on the host."""
+    memory = found.config.parallel.host_memory
+    if memory is None:
+        return "the run is refused on a machine with less memory (--host-memory N compares here)"
+    has = f"a machine has {MEMORY.write(memory)} (--host-memory)"
+    return has if found.fits_hosts else f"{has}, too little: {found.host.way_out}"
 
 
 def _checked(found: RunForecast) -> str:

@@ -25,6 +25,7 @@ from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.host_room import HostUse, fullest_host
 from megatron.training.planning.host_step import host_steps
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
@@ -71,8 +72,20 @@ class RunForecast:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has enough memory."""
-        return self.fullest.fits(self.gpu)
+        """Whether every rank has enough memory, on its GPU and on its host."""
+        return self.fullest.fits(self.gpu) and self.fits_hosts
+
+    @property
+    def fits_hosts(self) -> bool:
+        """Whether every machine has enough memory, or nobody knows how much it has."""
+        memory = self.config.parallel.host_memory
+        return memory is None or self.host.fits(memory)
+
+    @property
+    def host(self) -> HostUse:
+        """The bytes on the host of the machine whose ranks keep the most there."""
+        states = [own.on_host for own in self.memories]
+        return fullest_host(self.config.parallel.placement, states, self.activations_on_host)
 
     @property
     def fullest(self) -> Fullest:

@@ -1,19 +1,22 @@
 """Refuses models that no plan can fit into memory, before anything is allocated.
 
 The bytes are counted as in the dry run, for one microbatch; a plan of many microbatches needs at
-least as many. The usual cause is a mistyped number on the command line. Without this check the
-allocator or the kernel would end the job, and neither would name a flag.
+least as many. The bytes on the host are those of the run's own plan. The usual
+cause is a mistyped number on the command line. Without this check the allocator or the kernel would
+end the job, and neither would name a flag.
 """
 
-import os
 from dataclasses import replace
 
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.parallel.environment import local_world_size
+from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
+from megatron.simulator.costs.host_memory import activations_on_host
+from megatron.simulator.units import MEMORY
+from megatron.training.planning.host_room import fullest_host, machine_memory
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_memory import held_by_ranks
 
@@ -31,7 +34,6 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     static, whole = own.static, peaks[pipeline_rank]
     if config.parallel.device == "cuda":
         whole += own.outside
-        _check_host(own.on_host, pipeline_rank)
     else:  # the host's memory is the same
         static, whole = static + own.on_host, whole + own.on_host
     held = "weights" if train.skip_train else "weights, gradients and optimizer state"
@@ -55,18 +57,32 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
             )
 
 
-def _check_host(needed: float, pipeline_rank: int) -> None:
-    """Refuse states of the optimizer that are on the host, if the host's memory is too small.
+def check_host(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None:
+    """Refuse a run on GPUs that keeps more on this rank's host than the machine has memory.
 
-    The other ranks of the machine are taken to need as much.
+    Args:
+        config: the run.
+        run_plan: the plan that the run takes.
+        pipeline_rank: of this rank.
+
+    Raises:
+        ValueError: names the flags, the bytes and the memory.
     """
-    ranks, memory = local_world_size(), machine_memory()
-    if needed * ranks > memory:
-        as_many = f", and {ranks} ranks as large" if ranks > 1 else ""
+    if config.parallel.device != "cuda":  # ``check_memory`` counts these bytes
+        return
+    plan = run_plan.plan
+    _, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(plan)))
+    moved = [0] * len(memories)
+    if plan.offloaded and not config.train.skip_train:
+        program = lower(plan, run_plan.costs)
+        moved = [activations_on_host(program, own, rank) for rank, own in enumerate(memories)]
+    states = [own.on_host for own in memories]
+    use = fullest_host(config.parallel.placement, states, moved, pipeline_rank)
+    told = config.parallel.host_memory
+    memory = machine_memory() if told is None else min(told, machine_memory())
+    if not use.fits(memory):
         raise ValueError(
-            f"--optimizer-cpu-offload: masters and moments of rank {pipeline_rank} take "
-            f"{needed / GIB:,.0f} GiB or more of the host{as_many} do not fit into its "
-            f"{memory / GIB:,.0f} GiB: lower --optimizer-offload-fraction, or take more machines"
+            f"{use.flags}: {use.in_words}, and its memory is {MEMORY.write(memory)}: {use.way_out}"
         )
 
 
@@ -75,8 +91,3 @@ def _memory(device: str) -> int:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     return machine_memory()
-
-
-def machine_memory() -> int:
-    """Return the bytes of this machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -169,6 +169,9 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
             f"of {named} with a plan the smallest is {setting.flags}: it holds "
             f"{MEMORY.write(held.peak)} on rank {held.rank}, and {held.room_in_words(search.gpu)}"
         )
+        if held.fits(search.gpu):
+            yield f"no setting that fits the hosts (--host-memory) was found: {said}"
+            return
     else:
         bounds = [own, *(setting.candidate.least_memory for setting in search.impossible)]
         held = min(bounds, key=lambda each: each.peak)

@@ -14,11 +14,11 @@ from megatron.optimizer.config import HostStates
 from megatron.optimizer.host_link import BATCH, HostLink, slot_elements
 from megatron.parallel.groups import single_rank
 from megatron.simulator.costs.count import Parameters
-from megatron.simulator.costs.gpus import GIB, HOST_MEMORY, gpu
+from megatron.simulator.costs.gpus import HOST_MEMORY, gpu
 from megatron.training.planning import must_fit
 from megatron.training.planning.forecast_run import RunForecast, forecast_run
 from megatron.training.planning.host_step import HostStep
-from megatron.training.planning.must_fit import check_memory
+from megatron.training.planning.must_fit import check_host, check_memory
 from megatron.training.planning.run_memory import held_by_ranks, largest_part
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
@@ -134,10 +134,9 @@ def test_rows_of_a_shard_travel_with_a_sharded_optimizer() -> None:
 def test_states_beyond_the_hosts_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     own = config(HALF)
     run_plan = make_run_plan(own)
-    monkeypatch.setattr(must_fit, "_memory", lambda _: 80 * GIB)
     monkeypatch.setattr(must_fit, "machine_memory", lambda: 1000)
     with pytest.raises(ValueError, match=r"^--optimizer-cpu-offload: .*--optimizer-offload-fract"):
-        check_memory(own, run_plan, 0)
+        check_host(own, run_plan, 0)
     on_cpus = replace(own, parallel=replace(own.parallel, device="cpu", gpu=None))
     held = held_by_ranks(own, run_plan)[1][0]
     monkeypatch.setattr(must_fit, "_memory", lambda _: held.static + 0.5 * held.on_host)

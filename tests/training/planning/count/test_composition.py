@@ -49,7 +49,7 @@ def steps_of(count: PassCount) -> Counter[Step]:
     return steps
 
 
-def facts(counts: Mapping[Any, PassCount]) -> dict[Any, tuple[int, Counter[Step]]]:
+def facts(counts: Mapping[Any, PassCount]) -> dict[Any, tuple[float, Counter[Step]]]:
     """Return the memory that passes or communications leave, and their steps."""
     return {key: (own.left, steps_of(own)) for key, own in counts.items()}
 

@@ -38,7 +38,7 @@ def offloading(config: RunConfig) -> RunConfig:
     return replace(config, parallel=replace(config.parallel, offloaded=1))
 
 
-def held(count: RankCount) -> dict[object, tuple[int, int]]:
+def held(count: RankCount) -> dict[object, tuple[float, float]]:
     return {key: (own.left, own.peak) for key, own in count.passes.items()}
 
 
