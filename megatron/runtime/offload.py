@@ -8,8 +8,8 @@ of the device, and the rank waits for L before the first pass that reads a handl
 the handles hold the storages. So the backward frees each storage as soon as it has read it.
 
 The lane runs the copies in order. So an O may write a buffer of the host if it is issued after the
-L that reads this buffer. Buffers are never given back to the system, only reused: pinned memory,
-which a GPU can copy from beside its work, takes long to get.
+L that reads this buffer. Buffers of an iteration are never given back to the system, only reused:
+pinned memory, which a GPU can copy from beside its work, takes long to get.
 
 These tensors are not moved: tensors that live longer than a microbatch (parameters, tables of
 rotations, the batch), keys and values that later slices of a microbatch read (``SeenKeys``),
@@ -158,6 +158,12 @@ class HostBuffers:
         self._rooms.give(buffer.numel())
         self._free[buffer.numel()].append(buffer)
 
+    def release(self) -> None:
+        """Give all buffers, none of which is in use, back to the system."""
+        assert self.bytes == sum(room * len(own) for room, own in self._free.items()), "in use"
+        self._free.clear()
+        self._rooms = Rooms()
+
 
 class _Moved:
     """The activations of a chunk and unit: their storages, and where these are on the host.
@@ -249,6 +255,10 @@ class HostCopies:
                 taken[key] = self._buffers.take(rooms[comm.slice, key[1]])
             else:
                 self._buffers.give(taken.pop(key))
+
+    def release(self) -> None:
+        """Give the buffers back to the system; no activations are on the host."""
+        self._buffers.release()
 
     @contextmanager
     def _handing_over(self, item: Pass, keys: SeenKeys | None) -> Iterator[None]:

@@ -154,8 +154,10 @@ class PipelineRank:
         for _ in range(2 if trains else 0):
             running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
             running.executor.run(running.training)
-        if trains and self._installed.host and running.host and self._has_equal_microbatches:
-            self._installed.host.reserve(running.host.rooms)
+        if trains and self._installed.host and running.host:
+            running.host.release()
+            if self._has_equal_microbatches:
+                self._installed.host.reserve(running.host.rooms)
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
