@@ -5,7 +5,6 @@ Shapes and types: as in ``megatron.kernels.face``.
 
 import sys
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 

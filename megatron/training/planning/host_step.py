@@ -38,9 +38,7 @@ class HostStep:
         return max(parts) + (sum(parts) - max(parts)) / self.batches
 
 
-def host_steps(
-    config: RunConfig, cluster: Cluster, shares: Sequence[HostShares]
-) -> list[HostStep]:
+def host_steps(config: RunConfig, cluster: Cluster, shares: Sequence[HostShares]) -> list[HostStep]:
     """Return the step on the host of every rank; empty without states on the host.
 
     ``shares`` says what every rank updates there.
