@@ -68,10 +68,13 @@ def kernel() -> Iterator[None]:
     library._destroy()
 
 
-def operands(groups: int, queries: int) -> list[Tensor]:
+def operands(groups: int, queries: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    shapes = (B, HEADS, queries, D), (B, groups, Z, D), (B, groups, Z, D)
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+    def draw(heads: int, length: int) -> Tensor:
+        return torch.randn(B, heads, length, D, generator=generator).requires_grad_()
+
+    return draw(HEADS, queries), draw(groups, Z), draw(groups, Z)
 
 
 def attend_repeated(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
@@ -87,9 +90,9 @@ def attend_repeated(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Ten
 
 
 def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    heads = [q, *(t.repeat_interleave(HEADS // t.shape[1], dim=1) for t in (k, v))]
+    k_bazd, v_bazd = (t.repeat_interleave(HEADS // t.shape[1], dim=1) for t in (k, v))
     seen = torch.ones(q.shape[2], Z, dtype=torch.bool).tril(Z - q.shape[2])
-    return torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale)
+    return torch.nn.functional.scaled_dot_product_attention(q, k_bazd, v_bazd, seen, scale=scale)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -103,11 +106,11 @@ def test_values_and_gradients_are_those_of_repeated_keys(
     grad = torch.randn(B, HEADS, queries, D)
     assert knows_repeated(given[0], given[1])
     found, same, plain = (
-        (out := attend(*given), *torch.autograd.grad(out, given, grad))
-        for attend in (
-            lambda q, k, v: grouped_attention(q, k, v, 0.0, scale),
-            lambda q, k, v: attend_repeated(q, k, v, scale),
-            lambda q, k, v: attend_plainly(q, k, v, scale),
+        (out, *torch.autograd.grad(out, given, grad))
+        for out in (
+            grouped_attention(*given, 0.0, scale),
+            attend_repeated(*given, scale),
+            attend_plainly(*given, scale),
         )
     )
     for own, other, near in zip(found, same, plain, strict=True):

@@ -201,7 +201,8 @@ def test_a_warm_up_holds_no_more_than_an_iteration(case: Case, chunks: int, out:
     costs = with_copies(out, out)
     plan = replace(case.plan, offloaded=min(chunks, case.plan.chunks))
     training, one = lower(plan, costs), lower(plan_of_one(plan), costs)
-    warm, reader = with_copies_at_once(one, training), "R" if plan.recomputes else "B"
+    warm = with_copies_at_once(one, training)
+    reader: PassKind = "R" if plan.recomputes else "B"
     for rank, row in enumerate(warm.rows):
         assert without_copies(row) == list(one.rows[rank])
         assert {(stage, 0, part) for stage, _, part in moved(training, rank)} == moved(warm, rank)

@@ -152,13 +152,12 @@ def test_every_replica_chooses_among_the_rows_of_its_shards() -> None:
         forecast.buckets,
     )
     for share, buckets in zip(shares, forecast.buckets, strict=True):
-        sizes = [[size for _, size in parts] for parts in buckets.parts]
         on_host = [
-            sum(own[index] for index in chosen_for_host(parts, 0.5))
-            for own, parts in zip(sizes, buckets.parts, strict=True)
+            sum(parts[index][1] for index in chosen_for_host(parts, 0.5)) for parts in buckets.parts
         ]
+        updated = [sum(size for _, size in parts) for parts in buckets.parts]
         assert share.most.elements == max(on_host)
-        left = [1 - one / sum(own) for one, own in zip(on_host, sizes, strict=True)]
+        left = [1 - one / whole for one, whole in zip(on_host, updated, strict=True)]
         assert share.least.here == max(left)
     checked, _ = held_by_ranks(forecast.config, forecast.run_plan)
     assert checked == pytest.approx(forecast.outcome.peak)
