@@ -23,6 +23,7 @@ from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
+from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.reference.partial_attention import AttentionPart, knows_flash
@@ -142,10 +143,9 @@ class _CountedKernels(CudaKernels):
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
         if not is_wide and channels <= _WIDEST_HEAD:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        if knows_repeated(q_basd, k_bgsd):
+            return grouped_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
         copies = q_basd.shape[1] // k_bgsd.shape[1]
-        if is_wide and copies > 1:
-            k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
-            copies = 1
         is_aligned = channels * q_basd.element_size() % _BYTES_AT_ONCE == 0
         if copies == 1 and is_aligned:
             keeps_sums = torch.is_grad_enabled() and q_basd.requires_grad

@@ -63,6 +63,20 @@ class BucketLayout:
         """Return the elements of a shard."""
         return slice(self.bounds[index], self.bounds[index + 1])
 
+    def rows(self, shapes: Sequence[Shape], shard: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parameters that have rows in a shard: index, first row, row after the last.
+
+        Args:
+            shapes: of all parameters.
+            shard: index of the shard.
+        """
+        own = self.shard(shard)
+        for index, (shape, start) in enumerate(zip(shapes, self.starts, strict=True)):
+            row = row_length(shape)
+            begin, end = max(own.start, start), min(own.stop, start + prod(shape))
+            if begin < end:
+                yield index, (begin - start) // row, (end - start) // row
+
 
 def row_length(shape: Shape) -> int:
     """Return the number of elements in a row: 1 for a vector."""
@@ -179,14 +193,9 @@ class Bucket:
 
     def parts(self, shard: int) -> Iterator[ParameterPart]:
         """Yield the parts of parameters that lie in a shard."""
-        own = self.layout.shard(shard)
-        for entry, start in zip(self._parameters, self.layout.starts, strict=True):
-            parameter = entry.parameter
-            row = row_length(tuple(parameter.shape))
-            begin = max(own.start, start)
-            end = min(own.stop, start + parameter.numel())
-            if begin < end:
-                yield ParameterPart.rows(entry, (begin - start) // row, (end - start) // row)
+        shapes = [tuple(entry.parameter.shape) for entry in self._parameters]
+        for index, first, end in self.layout.rows(shapes, shard):
+            yield ParameterPart.rows(self._parameters[index], first, end)
 
     def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every parameter, with its view of ``flat``, a tensor in the bucket's layout."""

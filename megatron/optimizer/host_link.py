@@ -6,7 +6,7 @@ and the weights of the batch before leave it. This goes on from one optimizer to
 optimizer has one for every bucket.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,10 +25,10 @@ _ALIGNED: Final = 64
 """Parts begin at a multiple of this number of elements within a slot."""
 
 
-def parts_on_host(
-    parts: Sequence[ParameterPart], fraction: float, copied: frozenset[str] = frozenset()
-) -> frozenset[str]:
-    """Return the names of the parts whose states go to the host: at least this share of elements.
+def chosen_for_host(
+    sizes: Sequence[tuple[str, int]], fraction: float, copied: frozenset[str] = frozenset()
+) -> list[int]:
+    """Return the indices of the parts whose states go to the host: at least a share of elements.
 
     Parts that another rank has a copy of are always taken: if the CPU updated one copy and a GPU
     the other, their last bits would differ. Then large parts are taken, as long as they fit into
@@ -36,34 +36,44 @@ def parts_on_host(
     exceeded by less than that part, or by the copied parts.
 
     Args:
-        parts: all parts that the rank updates.
-        fraction: the share, above 0.
+        sizes: name and elements of every part that the rank updates.
+        fraction: the share, from 0 to 1.
         copied: names of the parts that another rank of the same replica has a copy of.
     """
-    wanted = fraction * sum(part.weight.numel() for part in parts)
-    taken: set[str] = set()
-    elements, left = 0, []
+    wanted = fraction * sum(size for _, size in sizes)
+    taken, left, elements = list[int](), list[int](), 0
 
-    def order(part: ParameterPart) -> tuple[bool, int, str]:
-        return part.name not in copied, -part.weight.numel(), part.name
+    def order(index: int) -> tuple[bool, int, str]:
+        name, size = sizes[index]
+        return name not in copied, -size, name
 
-    for part in sorted(parts, key=order):
-        if part.name in copied or elements + part.weight.numel() <= wanted:
-            taken.add(part.name)
-            elements += part.weight.numel()
+    for index in sorted(range(len(sizes)), key=order):
+        name, size = sizes[index]
+        if name in copied or elements + size <= wanted:
+            taken.append(index)
+            elements += size
         else:
-            left.append(part)
+            left.append(index)
     if elements < wanted:
-        taken.add(left[-1].name)
-    return frozenset(taken)
+        taken.append(left[-1])
+    return taken
 
 
-def slot_elements(elements: int, largest: int, batch: int = BATCH) -> int:
-    """Return the elements of a slot, if parts with so many ``elements`` travel through it.
+def parts_on_host(
+    parts: Sequence[ParameterPart], fraction: float, copied: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Return the names of the parts whose states go to the host; see ``chosen_for_host``."""
+    sizes = [(part.name, part.weight.numel()) for part in parts]
+    return frozenset(parts[index].name for index in chosen_for_host(sizes, fraction, copied))
 
-    ``largest`` is the number of elements of the largest of these parts.
+
+def slot_elements(sizes: Iterable[int], batch: int = BATCH) -> int:
+    """Return the elements of a slot through which parts with so many elements each travel.
+
+    A slot has room for ``batch`` elements or for the largest part, but not for more than all.
     """
-    return min(max(batch, largest), elements)
+    rooms = list(map(_room, sizes))
+    return min(max(batch, max(rooms, default=0)), sum(rooms))
 
 
 class Fetched(Protocol):
@@ -110,7 +120,7 @@ class HostLink:
         parts: all parts that the rank updates.
         states: which of the parts are on the host, and how they travel.
         device: of the parts.
-        copied: see ``parts_on_host``.
+        copied: see ``chosen_for_host``.
         batch: elements of a batch, if no part has more.
 
     Attributes:
@@ -133,8 +143,7 @@ class HostLink:
         assert len({part.gradient.dtype for part in own}) <= 1, "rooms in a slot are of elements"
         assert len({part.weight.dtype for part in own if _is_rounded(part)}) <= 1
         self._states, self._is_gpu = states, device.type == "cuda"
-        rooms = [_room(part) for part in own]
-        self._batch = slot_elements(sum(rooms), max(rooms, default=0), batch)
+        self._batch = slot_elements((part.weight.numel() for part in own), batch)
         self._order: list[Fetched] = []
         of_gradient = max((part.gradient.itemsize for part in own), default=0)
         of_weight = max((part.weight.itemsize for part in own if _is_rounded(part)), default=0)
@@ -184,7 +193,7 @@ class HostLink:
         """Yield ``parts`` (on the host) in batches, in their order; a slot has room for each."""
         own: list[ParameterPart] = []
         for part in parts:
-            if own and sum(map(_room, [*own, part])) > self._batch:
+            if own and sum(_room(each.weight.numel()) for each in [*own, part]) > self._batch:
                 yield own
                 own = []
             own.append(part)
@@ -207,13 +216,13 @@ class HostLink:
             weight.copy_(part.weight)
             gradient = _view(slot.gradients, part.gradient, place)
             found.append(ParameterPart(part.entry, weight, gradient, part.pieces))
-            place += _room(part)
+            place += _room(part.weight.numel())
         return found
 
 
-def _room(part: ParameterPart) -> int:
-    """Return the elements that a part takes in a slot."""
-    return -(-part.weight.numel() // _ALIGNED) * _ALIGNED
+def _room(elements: int) -> int:
+    """Return the elements of a slot that a part with so many elements takes."""
+    return -(-elements // _ALIGNED) * _ALIGNED
 
 
 def _is_rounded(part: ParameterPart) -> bool:

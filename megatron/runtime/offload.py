@@ -8,8 +8,8 @@ of the device, and the rank waits for L before the first pass that reads a handl
 the handles hold the storages. So the backward frees each storage as soon as it has read it.
 
 The lane runs the copies in order. So an O may write a buffer of the host if it is issued after the
-L that reads this buffer. Buffers are never given back to the system, only reused: pinned memory,
-which a GPU can copy from while it works, takes long to get.
+L that reads this buffer. Buffers of an iteration are never given back to the system, only reused:
+pinned memory, which a GPU can copy from while it works, takes long to get.
 
 These tensors are not moved: tensors that live longer than a microbatch (parameters, tables of
 rotations, the batch), keys and values that later slices of a microbatch read (``SeenKeys``),
@@ -30,8 +30,8 @@ from megatron.layers.slices import SeenKeys
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.observer import Observer
-from megatron.schedules.lower import Program, Start
-from megatron.schedules.needs import HOST_KINDS, Comm
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 from megatron.simulator.costs.host_memory import Rooms
 
@@ -129,40 +129,16 @@ def storages_of(tensors: Iterable[Tensor]) -> frozenset[int]:
     return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
 
 
-class NotedRooms:
-    """Notes the room that activations would take on the host; they stay on the device.
+class HostBuffers:
+    """Buffers in the memory of the host, which are reused.
 
-    Attributes:
-        rooms: bytes for every (slice, chunk).
+    Args:
+        device: from which activations are copied.
+        pins: whether memory for a GPU is pinned; without, a copy may keep the host waiting.
     """
 
-    def __init__(self, shared: Iterable[Tensor], device: torch.device) -> None:
-        self.rooms: dict[tuple[int, int], int] = {}
-        self._always = storages_of(shared)
-        self._shared = self._always
-        self._device = device
-
-    def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
-        """Begin an iteration over ``units``."""
-        self._shared = _with_batch(self._always, units)
-
-    @contextmanager
-    def around(self, item: Pass, keys: SeenKeys | None) -> Iterator[None]:
-        """Return the context of an F, whose room is noted."""
-        with handed_over(self._device, self._shared, keys) as storages:
-            yield
-            self.rooms[item.slice, item.chunk] = sum(map(_room, storages.values()))
-
-
-def _with_batch(shared: frozenset[int], units: Sequence[DeviceMicrobatch]) -> frozenset[int]:
-    return shared | storages_of(tensor for own in units for tensor in own.kept_by_layers)
-
-
-class HostBuffers:
-    """Buffers in the memory of the host, which are reused."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
+    def __init__(self, device: torch.device, *, pins: bool = True) -> None:
+        self._pinned = pins and device.type == "cuda"
         self._rooms = Rooms()
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
@@ -181,6 +157,12 @@ class HostBuffers:
         """Let a buffer be used again, by copies that follow in the lane."""
         self._rooms.give(buffer.numel())
         self._free[buffer.numel()].append(buffer)
+
+    def release(self) -> None:
+        """Give all buffers, none of which is in use, back to the system."""
+        assert self.bytes == sum(room * len(own) for room, own in self._free.items()), "in use"
+        self._free.clear()
+        self._rooms = Rooms()
 
 
 class _Moved:
@@ -223,6 +205,9 @@ class HostCopies:
         lane: where the copies run, one after the other.
         buffers: memory of the host; programs may share it.
         device: where the passes run.
+
+    Attributes:
+        rooms: bytes that the activations of every (slice, chunk) have taken in a buffer.
     """
 
     def __init__(
@@ -234,12 +219,9 @@ class HostCopies:
         buffers: HostBuffers,
         device: torch.device,
     ) -> None:
+        self.rooms: dict[tuple[int, int], int] = {}
         self._plan = program.plan
-        self._begun = [
-            step.comm
-            for step in program.rows[rank]
-            if isinstance(step, Start) and step.comm.kind in HOST_KINDS
-        ]
+        self._begun = program.copies(rank)
         self._chosen = {self._key(comm) for comm in self._begun}
         self._always = storages_of(shared)
         self._shared = self._always
@@ -254,7 +236,7 @@ class HostCopies:
 
     def begin(self, units: Sequence[DeviceMicrobatch]) -> None:
         """Begin an iteration over ``units``; the iteration before may have been abandoned."""
-        self._shared = _with_batch(self._always, units)
+        self._shared = self._always | storages_of(t for own in units for t in own.kept_by_layers)
         for moved in self._moved.values():
             if moved.buffer is not None:
                 self._buffers.give(moved.buffer)
@@ -264,7 +246,7 @@ class HostCopies:
         """Get all buffers of an iteration, so that its first O does not wait for pinned memory.
 
         Args:
-            rooms: bytes for every (slice, chunk), as in ``NotedRooms``.
+            rooms: bytes for every (slice, chunk).
         """
         taken: dict[tuple[int, int], Tensor] = {}
         for comm in self._begun:
@@ -274,16 +256,22 @@ class HostCopies:
             else:
                 self._buffers.give(taken.pop(key))
 
+    def release(self) -> None:
+        """Give the buffers back to the system; no activations are on the host."""
+        self._buffers.release()
+
     @contextmanager
-    def _handing_over(self, key: tuple[int, int], keys: SeenKeys | None) -> Iterator[None]:
+    def _handing_over(self, item: Pass, keys: SeenKeys | None) -> Iterator[None]:
         with handed_over(self._device, self._shared, keys) as storages:
             yield
-            self._moved[key] = _Moved(list(storages.values()))
+            moved = _Moved(list(storages.values()))
+            self._moved[self._plan.unit(item), item.chunk] = moved
+            self.rooms[item.slice, item.chunk] = moved.room
 
     def around(self, item: Pass, keys: SeenKeys | None) -> AbstractContextManager[None]:
         """Return the context of an F, which hands over the activations that the program moves."""
         key = self._plan.unit(item), item.chunk
-        return self._handing_over(key, keys) if key in self._chosen else nullcontext()
+        return self._handing_over(item, keys) if key in self._chosen else nullcontext()
 
     def start(self, comm: Comm, recorder: Observer | None = None) -> Pending[object]:
         """Begin O of the activations that an F has left, or L of activations on the host."""

@@ -15,7 +15,7 @@ from megatron.runtime.communicator import Communicator
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
-from megatron.runtime.offload import HostBuffers, HostCopies, NotedRooms, TakesActivations
+from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.runtime.pass_graphs import NewGraph, StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
@@ -27,6 +27,7 @@ from megatron.runtime.timeline import Recorder
 from megatron.runtime.units import UnitTensors
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
+from megatron.schedules.offload_at_once import with_copies_at_once
 from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one
 from megatron.simulator.simulate import Timeline
 
@@ -141,21 +142,22 @@ class PipelineRank:
         have their handles and workspaces there. The method trains twice, because first gradients
         overwrite the buffers that later gradients are added to.
 
+        Activations that wait on the host in an iteration do so here too, in memory that is freed
+        afterwards, so that the warm-up takes no more of the device than an iteration.
+
         The caller must clear the gradients afterwards. No parameter changes.
 
         With ``trains`` false the run will only evaluate. The loss of the microbatch is not used.
         """
         plan = self.train_program.plan
-        noted = NotedRooms(self.model.shared_tensors(), self._groups.device)
-        host = self._installed.host if trains and self._has_equal_microbatches else None
-        running = self._install(
-            plan_of_one(plan), self.costs, is_first=True, noted=None if host is None else noted
-        )
+        running = self._install(plan_of_one(plan), self.costs, is_first=True)
         for _ in range(2 if trains else 0):
             running.passes.begin([microbatch], 0, training=True, predicts_ahead=True)
             running.executor.run(running.training)
-        if host is not None:
-            host.reserve(noted.rooms)
+        if trains and self._installed.host and running.host:
+            running.host.release()
+            if self._has_equal_microbatches:
+                self._installed.host.reserve(running.host.rooms)
         running.passes.begin([microbatch], 0, training=False, predicts_ahead=False)
         with torch.no_grad():
             running.executor.run(running.evaluation)
@@ -178,20 +180,22 @@ class PipelineRank:
         costs: Costs,
         *,
         is_first: bool = False,
-        noted: NotedRooms | None = None,
     ) -> Installed:
         """Make a plan ready to run.
 
         Args:
             plan: the plan.
             costs: as in ``replace_plan``.
-            noted: notes the room of activations on the host, for a plan that moves none.
             is_first: the plan is for the warm-up only. It takes no optimizer step, and captures no
-                graphs, because their kernels may not be loaded yet.
+                graphs, because their kernels may not be loaded yet. It moves the activations that
+                the installed plan moves.
         """
-        training = self.training_program(plan, costs, with_steps=not is_first)
-        host = self._host_copies(training)
-        passes = self._stage_passes(plan, None if is_first else self._make_graphs(), host or noted)
+        training, buffers = self.training_program(plan, costs, with_steps=not is_first), None
+        if is_first:
+            training = with_copies_at_once(training, self._installed.training)
+            buffers = HostBuffers(self._groups.device, pins=False)
+        host = self._host_copies(training, buffers or self._host_buffers)
+        passes = self._stage_passes(plan, None if is_first else self._make_graphs(), host)
         executor = Executor(
             passes,
             Communicator(self._groups, plan, passes, self._lane, self._tensors),
@@ -205,7 +209,7 @@ class PipelineRank:
         return Installed(costs, training, evaluation, passes, executor, host)
 
     def _stage_passes(
-        self, plan: Plan, graphs: StageGraphs | None, host: TakesActivations | None
+        self, plan: Plan, graphs: StageGraphs | None, host: HostCopies | None
     ) -> StagePasses:
         rank, replica = self._groups.pipeline.rank, self._groups.replica
         return StagePasses(
@@ -225,16 +229,17 @@ class PipelineRank:
         self._graphs.add(graphs)
         return graphs
 
-    def _host_copies(self, program: Program) -> HostCopies | None:
+    def _host_copies(self, program: Program, buffers: HostBuffers) -> HostCopies | None:
         """Return the copies of this rank in a program; ``None``: all activations stay here."""
-        if not program.plan.offloaded:
+        rank = self._groups.pipeline.rank
+        if not program.copies(rank):
             return None
         return HostCopies(
             program,
-            self._groups.pipeline.rank,
+            rank,
             self.model.shared_tensors(),
             self._host_lane,
-            self._host_buffers,
+            buffers,
             self._groups.device,
         )
 

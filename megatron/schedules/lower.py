@@ -78,6 +78,11 @@ class Program:
     rows: tuple[tuple[Instruction, ...], ...]
     shares: Mapping[Comm, float] = field(default_factory=dict)
 
+    def copies(self, rank: int) -> list[Comm]:
+        """Return the copies of a rank to and from its host, in the order in which they begin."""
+        begun = (step.comm for step in self.rows[rank] if isinstance(step, Start))
+        return [comm for comm in begun if comm.kind in HOST_KINDS]
+
 
 def lane(plan: Plan, comm: Comm) -> tuple[str | int, ...]:
     """Return the queue in which ``comm`` runs.

@@ -19,6 +19,7 @@ from reference.plain_training import Training
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
 from megatron.training.planning.run_plan import make_run_plan
 
 
@@ -39,7 +40,7 @@ def joined(parameters: Parameters) -> torch.Tensor:
 def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
     """Train a job with an evaluation at its end, and check that its ranks agree.
 
-    A rank must also hold what the plan says.
+    A rank must also hold what the plan says, and move activations if the layout says so.
     """
     config = job.config(layout)
     run_plan = make_run_plan(config)
@@ -56,6 +57,8 @@ def trained(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
     plan = run_plan.plan
     assert plan.slices == layout.slices
     assert plan.offloaded == min(layout.offloaded or 0, plan.chunks)
+    copied = lower(plan, run_plan.costs)
+    assert any(map(copied.copies, range(plan.ranks))) == (plan.offloaded > 0)
     peaks = {own.peak_in_flight / plan.chunks / plan.slices for own in by_rank}
     assert peaks == set(in_flight(plan))
     return by_rank

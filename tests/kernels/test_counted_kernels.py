@@ -29,7 +29,8 @@ FLASH, EFFICIENT = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash"
     [
         (torch.bfloat16, 4, 128, [FLASH]),
         (torch.float16, 4, 12, [FLASH]),
-        (torch.float32, 4, 128, [EFFICIENT]),
+        (torch.float32, 2, 128, [EFFICIENT]),
+        (torch.float32, 4, 128, ["_efficient_attention_forward"]),
         (torch.bfloat16, 2, 320, [EFFICIENT]),
         (torch.bfloat16, 4, 320, ["bmm", "bmm"]),
     ],

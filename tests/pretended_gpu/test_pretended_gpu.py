@@ -379,6 +379,11 @@ def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool
         ),
         (Layout(1, "none", context=2, exchange="a2a"), "all_to_all"),
         (Layout(2, "vocab-2", "zb-h1", context=2, exchange="p2p"), "receive send"),
+        (Layout(2, "vocab-2", "zb-h1", context=4, exchange="p2p"), "receive send"),
+        (
+            Layout(1, "none", context=4, exchange="a2a+p2p", neighbours=2),
+            "all_to_all receive send",
+        ),
     ],
     ids=str,
 )
@@ -591,6 +596,25 @@ def test_memory_of_slices(layout: Layout, strategy: SliceStrategy, gpus: GpuPool
 
 
 @pytest.mark.full
+def test_slices_keep_the_keys_of_groups_once_in_fp32(gpus: GpuPool) -> None:
+    """Slices share their keys, so fewer groups need less memory, though no kernel knows groups."""
+    layout = Layout(1, "none", slices=4)
+    few, many = (
+        replace(own, train=replace(own.train, dtype=torch.float32))
+        for groups in (2, 24)
+        for own in [paper_config(layout, 4096, layers=1, sequence=4096, num_query_groups=groups)]
+    )
+    own, other = memory(few, gpus), memory(many, gpus)
+    assert own.faults == other.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+    assert other.allocated == pytest.approx(other.predicted, rel=ALLOCATED_WITHIN)
+    fewer = 2 * 22 * 128
+    parameters = fewer * (3072 + 1)
+    states, keys = 4 * 4 * parameters, 4 * 4096 * fewer
+    assert other.allocated[0] - own.allocated[0] > (states + keys) / GIB
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("treatment", "vocab_size"),
     [
@@ -696,6 +720,9 @@ def test_memory_of_recomputation_is_what_a_dry_run_says(
         (Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
         (Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
         (Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
+        (Layout(2, "vocab-2", context=4, exchange="p2p"), "llama"),
+        (Layout(2, "vocab-1", "zb-v", context=4, exchange="p2p"), "groups"),
+        (Layout(2, "none", context=4, exchange="a2a+p2p", neighbours=2), "llama"),
     ],
     ids=str,
 )

@@ -67,7 +67,9 @@ def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("states", "chunks"), [(HostStates(overlap=True), None), (HostStates(), 1)], ids=str
+    ("states", "chunks"),
+    [(HostStates(overlap=True), None), (HostStates(), 1), (HostStates(0.5), 1)],
+    ids=str,
 )
 def test_memory_is_what_a_dry_run_says(
     states: HostStates, chunks: int | None, gpus: GpuPool
@@ -78,3 +80,21 @@ def test_memory_is_what_a_dry_run_says(
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
     assert own.host == pytest.approx(own.host_predicted, rel=0.01)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_memory_of_half_the_shards_is_what_a_dry_run_says(
+    dtype: torch.dtype, gpus: GpuPool
+) -> None:
+    """Replicas choose different parameters; the count has the fullest of them.
+
+    The CPU takes a bucket's step within the program, so the host waits for its gradients.
+    """
+    layout = Layout(1, "none", replicas=2, sharded=True, bucket_size=20_000_000)
+    config = paper_config(layout, 8_000, layers=1, sequence=512)
+    config = replace(moving(config, None), train=replace(config.train, dtype=dtype))
+    own = memory(with_states(config, HostStates(0.5)), gpus)
+    assert all("the host waits" in fault for fault in own.faults), own.faults
+    assert max(own.allocated) == pytest.approx(own.predicted[0], rel=ALLOCATED_WITHIN)
+    assert max(own.host) == pytest.approx(own.host_predicted[0], rel=0.01)

@@ -38,19 +38,48 @@ pytestmark = needs_pretended_gpus
 def test_streams_are_ordered_and_memory_is_what_a_dry_run_says(
     layout: Layout, recomputation: Recomputation | None, layers: int, gpus: GpuPool
 ) -> None:
-    """No host waits for a copy either: that would be a fault too."""
+    """No host waits for a copy either: that would be a fault too.
+
+    If layers are computed again, there is little to move. So the memory that copies free is held
+    against the activations in flight, not against all memory. Of these, five may stay: of the pass
+    that runs, under way to the host, under way back, back one pass before they are read, and as
+    much as the pass itself takes.
+    """
     config = paper_config(layout, 4096, layers=layers)
     train = replace(config.train, global_batch_size=layout.ranks + 5)
     if recomputation is not None:
         train = replace(train, recomputation=recomputation)
     config = replace(config, train=train)
-    own = memory(moving(config, 2), gpus)
+    copied = moving(config, 2)
+    own = memory(copied, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
     assert own.pinned == pytest.approx(own.pinned_predicted, rel=0.01)
     kept = moving(config, None)
     peak = forecast_run(kept, make_run_plan(kept), gpu("A100")).outcome.peak
-    assert own.allocated[0] < 0.95 * peak[0] / GIB
+    activations = in_flight(copied)
+    freed = peak[0] / GIB - own.allocated[0]
+    assert freed > (1 - 5 / len(activations)) * sum(activations) > 0
+
+
+def in_flight(config: RunConfig) -> list[float]:
+    """Return GiB of the activations between F and B on rank 0, a number for every chunk and unit.
+
+    They are those of the moment at which there are most.
+    """
+    run_plan = make_run_plan(config)
+    plan, most = run_plan.plan, list[float]()
+    count = forecast_run(config, run_plan, gpu("A100")).memories[0].count
+    now: dict[tuple[int, int], float] = {}
+    for item in plan.rows[0]:
+        key = plan.unit(item), item.chunk
+        if item.kind == "F":
+            of_slice, n = count.of_slice(item.slice, plan.slices)
+            now[key] = of_slice.moved[item.chunk] / n / GIB
+            most = max(most, list(now.values()), key=sum)
+        elif item.kind == "B":
+            del now[key]
+    return most
 
 
 def small() -> RunConfig:

@@ -14,8 +14,9 @@ from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import HOST_KINDS, Comm
+from megatron.schedules.offload_at_once import with_copies_at_once
 from megatron.schedules.passes import Pass, PassKind
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.draw.trace import chrome_trace
 from megatron.simulator.simulate import simulate
 
@@ -198,3 +199,31 @@ def test_copies_are_shown_on_a_thread_of_their_rank() -> None:
     assert copies
     assert all(name.endswith(" of 0") for name in copies)  # on rank 1 B follows too soon
     assert sum(name.startswith("O") for name in copies) == len(copies) / 2
+
+
+@settings(max_examples=examples(20))
+@given(
+    case=cases(slices=st.sampled_from([1, 1, 2, 3])),
+    chunks=st.integers(1, 4),
+    out=st.sampled_from([0.0, 0.3, 1.0]),
+)
+@example(Case("zb-v", "vocab-1", 2, 7, 2, slices=4), 2, 0.0)
+def test_a_warm_up_holds_no_more_than_an_iteration(case: Case, chunks: int, out: float) -> None:
+    """It moves the same chunks and slices, right after their F and right before they are read."""
+    costs = with_copies(out, out)
+    plan = replace(case.plan, offloaded=min(chunks, case.plan.chunks))
+    training, one = lower(plan, costs), lower(plan_of_one(plan), costs)
+    warm = with_copies_at_once(one, training)
+    reader: PassKind = "R" if plan.recomputes else "B"
+    for rank, row in enumerate(warm.rows):
+        assert without_copies(row) == list(one.rows[rank])
+        assert {(stage, 0, part) for stage, _, part in moved(training, rank)} == moved(warm, rank)
+        assert most_held(warm, rank) <= most_held(training, rank)
+        place = places(warm, rank)
+        for stage, _, part in moved(warm, rank):
+            out_at, back_at = (Comm(kind, 0, stage, part) for kind in ("O", "L"))
+            chunk = plan.stages[stage][1]
+            assert place[Start, out_at] == place[Pass("F", 0, chunk, part)] + 1
+            assert place[Wait, out_at] == place[Start, out_at] + 1
+            assert place[Start, back_at] + 1 == place[Wait, back_at]
+            assert place[Wait, back_at] + 1 == place[Pass(reader, 0, chunk, part)]

@@ -70,6 +70,7 @@ def train_on_rank(
     [
         Layout(2, "vocab-2", "zb-v"),
         Layout(2, "none", "zb-h1", replicas=2, overlap=True, sharded=True, bucket_size=3000),
+        Layout(1, "none", "gpipe", slices=2, offloaded=1),
         full(Layout(2, "vocab-1", tensor=2, sequence=True)),
     ],
     ids=str,

@@ -19,6 +19,7 @@ from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.host_share import host_shares
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_memory import moved_by_step, run_memory
 from megatron.training.planning.run_plan import make_run_plan
@@ -110,7 +111,9 @@ def _iteration(
     flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     peak = peak_of_rank(scale.device, train.dtype, None)
     whole = taken["schedule"] + taken["update"]
-    [moved] = moved_by_step(config, _counts(config, state.run_plan))
+    counts = _counts(config, state.run_plan)
+    shares = host_shares(config, state.run_plan.plan, counts, ())
+    [moved] = moved_by_step(config, counts, shares)
     speed = moved / taken["update"]
     mfu = flops / whole / 1e12 / peak.tflops
     known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None

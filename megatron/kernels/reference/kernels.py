@@ -5,7 +5,6 @@ Shapes and types: as in ``megatron.kernels.face``.
 
 import sys
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,6 +13,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
 from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
 from megatron.kernels.reference.block_products import BlockOperations
+from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
 from megatron.kernels.reference.grouped_eight_bits import GroupedEightBitOperations
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.partial_attention import (
@@ -392,12 +392,8 @@ def scaled_dot_product(
 
     With fewer queries than keys PyTorch makes a mask of all positions on a CPU.
     """
-    grouped = q_basd.shape[1] != k_bgsd.shape[1]
-    if grouped and q_basd.is_cuda and q_basd.dtype == torch.float32:
-        # CUDA's flash kernel has groups but no fp32; the memory-efficient one has fp32, no groups
-        copies = q_basd.shape[1] // k_bgsd.shape[1]
-        k_bgsd, v_bgsd = (t.repeat_interleave(copies, dim=1) for t in (k_bgsd, v_bgsd))
-        grouped = False
+    if q_basd.is_cuda and knows_repeated(q_basd, k_bgsd):
+        return grouped_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)
     is_whole = q_basd.shape[2] == k_bgsd.shape[2]
     return functional.scaled_dot_product_attention(
         q_basd,
@@ -407,5 +403,5 @@ def scaled_dot_product(
         dropout_p=dropout,
         is_causal=is_whole,
         scale=scale,
-        enable_gqa=grouped,
+        enable_gqa=q_basd.shape[1] != k_bgsd.shape[1],
     )

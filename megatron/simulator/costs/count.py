@@ -191,13 +191,14 @@ class Parameters:
         others: elements in embeddings, norms and biases.
         experts: elements in matrices of experts that are spread over ranks; other ranks have the
             same experts than have the same other parameters.
-        largest: elements of the largest parameter.
+        sizes: name and elements of every parameter, but for the explorer's closed form. Equal
+            layers may have the names of one of them.
     """
 
     matrices: int = 0
     others: int = 0
     experts: int = 0
-    largest: int = 0
+    sizes: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def all(self) -> int:
@@ -210,7 +211,7 @@ class Parameters:
             self.matrices + times * more.matrices,
             self.others + times * more.others,
             self.experts + times * more.experts,
-            max(self.largest, more.largest),
+            self.sizes + times * more.sizes,
         )
 
 

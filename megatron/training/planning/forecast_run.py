@@ -26,6 +26,7 @@ from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.host_room import HostUse, fullest_host
+from megatron.training.planning.host_share import host_shares
 from megatron.training.planning.host_step import host_steps
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
@@ -123,10 +124,11 @@ def forecast_run(
     plan, parallel, train = run_plan.plan, config.parallel, config.train
     cluster = cluster or cluster_of(parallel, gpu)
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
-    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts)]
-    for rank, own in enumerate(host_steps(config, cluster, counts)):
-        step[rank] += own.seconds
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
+    shares = host_shares(config, plan, counts, buckets)
+    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts, shares)]
+    for rank, own in enumerate(host_steps(config, cluster, shares)):
+        step[rank] += own.seconds
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
     program, costs, kept = _priced(config, run_plan, cluster, costs, exchanges, free=free)

@@ -7,9 +7,8 @@ from math import ceil
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import BATCH
 from megatron.simulator.costs.cluster import Cluster
-from megatron.simulator.costs.count import RankCount
 from megatron.training.planning.count.optimizer import count_step_on_host
-from megatron.training.planning.run_memory import per_element, share_on_host
+from megatron.training.planning.host_share import HostShares
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,16 @@ class HostStep:
         return max(parts) + (sum(parts) - max(parts)) / self.batches
 
 
-def host_steps(config: RunConfig, cluster: Cluster, counts: Sequence[RankCount]) -> list[HostStep]:
-    """Return the step on the host of every rank; empty without states on the host."""
+def host_steps(config: RunConfig, cluster: Cluster, shares: Sequence[HostShares]) -> list[HostStep]:
+    """Return the step on the host of every rank; empty without states on the host.
+
+    ``shares`` says what every rank updates there.
+    """
     states, found = config.train.host_states, []
-    for number, own in enumerate(() if states is None else counts):
-        count = count_step_on_host(config)
-        elements = share_on_host(config) * per_element(config, own.parameters, 1.0, 1.0)
+    for number, own in enumerate(() if states is None else shares):
+        count, elements = count_step_on_host(config), own.most.elements
         moved = count.moved
-        if config.optimizer.post_validation and number < len(counts) - 1:
+        if config.optimizer.post_validation and number < len(shares) - 1:
             moved += 2 * count.state  # a copy of the states, to undo the step
         step = HostStep(
             cluster.copy(count.gradient * elements),

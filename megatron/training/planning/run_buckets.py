@@ -13,7 +13,7 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
-from megatron.optimizer.bucket import BucketLayout
+from megatron.optimizer.bucket import BucketLayout, row_length
 from megatron.optimizer.bucket_layouts import bucket_layouts
 from megatron.optimizer.make import keeps_whole
 from megatron.parallel.experts import ExpertParallel, GatheringExperts
@@ -38,6 +38,7 @@ class RankBuckets:
         fullest: elements that the replica with the largest part updates.
         mean: elements that a replica updates in the mean.
         passed_on: elements that a rank sends along a ring to sum all gradients up once.
+        parts: name and elements of every part of a parameter in the shards of every replica.
     """
 
     buckets: list[Bucket]
@@ -47,6 +48,7 @@ class RankBuckets:
     fullest: int
     mean: float
     passed_on: float
+    parts: Sequence[Sequence[tuple[str, int]]]
 
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
@@ -76,7 +78,23 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
         _most_updated(buckets, layouts),
         sum(layout.size / len(layout.sizes) for layout in layouts),
         sum(layout.size * (1 - 1 / len(layout.sizes)) for layout in layouts),
+        [_parts(buckets, layouts, replica) for replica in range(replicas.size)],
     )
+
+
+def _parts(
+    buckets: Sequence[Sequence[OwnedParameter]], layouts: Sequence[BucketLayout], replica: int
+) -> list[tuple[str, int]]:
+    """Return name and elements of the parts that a replica updates if the optimizer is sharded.
+
+    Which ranks share experts is left open: of fewer shards than replicas, each has several.
+    """
+    found = []
+    for bucket, layout in zip(buckets, layouts, strict=True):
+        shapes = [tuple(owned.parameter.shape) for owned in bucket]
+        for index, first, end in layout.rows(shapes, replica % len(layout.sizes)):
+            found.append((bucket[index].name, (end - first) * row_length(shapes[index])))
+    return found
 
 
 def _experts(parallel: ParallelConfig) -> ExpertParallel | None:

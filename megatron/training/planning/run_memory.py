@@ -9,7 +9,6 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import SLOTS, slot_elements
 from megatron.parallel.communicators import communicators
-from megatron.runtime.buckets import DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one
@@ -20,8 +19,9 @@ from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
 from megatron.training.planning.count.optimizer import count_step, count_step_on_host
 from megatron.training.planning.count.run import count_ranks
+from megatron.training.planning.host_share import HostShare, HostShares, host_shares
 from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_buckets import RankBuckets
+from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 
 
 class Fullest(NamedTuple):
@@ -63,10 +63,15 @@ def fullest(config: RunConfig, run_plan: RunPlan) -> Fullest:
 def held_by_ranks(
     config: RunConfig, run_plan: RunPlan
 ) -> tuple[Sequence[float], Sequence[RankMemory]]:
-    """Return the most bytes that each rank holds, and each rank's memory, without replicas."""
+    """Return the most bytes that each rank holds, and each rank's memory.
+
+    Replicas are left out, but for shards of an optimizer whose states are on the host.
+    """
     plan = run_plan.plan
+    sharded = config.parallel.replicas.shard_optimizer and config.train.host_states is not None
+    buckets = run_buckets(config, run_plan) if sharded else ()
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
-    memories = run_memory(config, plan, counts)
+    memories = run_memory(config, plan, counts, buckets)
     return peaks(lower(plan, run_plan.costs), memories), memories
 
 
@@ -85,11 +90,12 @@ def run_memory(
     parallel = config.parallel
     ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
     made = communicators(parallel.grid, ends, links_of(plan), parallel.nccl_blocks)
-    memories = []
+    shares, memories = host_shares(config, plan, counts, buckets), []
     for rank, count in enumerate(counts):
         own = buckets[rank] if buckets else None
         padded = count.parameters.all if own is None else own.padded
-        static = _parameter_bytes(config, count.parameters, padded, keeps_copy=rank in keepers)
+        keeps = rank in keepers
+        static = _parameter_bytes(config, count.parameters, padded, shares[rank].least, keeps)
         copy = 0.0 if own is None else _reduced_copy(config, own)
         overlaps = parallel.replicas.overlap
         memories.append(
@@ -99,89 +105,78 @@ def run_memory(
                 copy * (not overlaps),
                 made[rank].number,
                 made[rank].estimated,
-                bytes_on_host(config, count.parameters, keeps_copy=rank in keepers),
+                bytes_on_host(config, shares[rank].most, keeps),
             )
         )
     return memories
 
 
 def _parameter_bytes(
-    config: RunConfig, parameters: Parameters, padded: int, *, keeps_copy: bool
+    config: RunConfig, parameters: Parameters, padded: int, on_host: HostShare, keeps_copy: bool
 ) -> float:
     """Return the bytes of parameters, gradients and optimizer state on the device.
 
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
 
-    ``padded`` are the elements of the buckets with their padding. With ``keeps_copy`` the rank has
-    a copy of the optimizer's state, to undo steps.
+    ``padded`` are the elements of the buckets with their padding, ``on_host`` are the parts whose
+    states are not on the device. With ``keeps_copy`` the rank has a copy of the optimizer's state,
+    to undo steps.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
     sharded = config.parallel.replicas.shard_optimizer
     share = padded / max(1, parameters.all) if sharded else 1.0
     states = per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
     weights = config.train.dtype.itemsize * share * parameters.all
-    return weights + other.gradient * padded + states * (1 - share_on_host(config))
+    return weights + other.gradient * padded + states * on_host.here
 
 
-def share_on_host(config: RunConfig) -> float:
-    """Return the share of a rank's parameters whose states are on the host.
-
-    Whole parameters are chosen (``optimizer.host_link``), so it is a little more on some ranks.
-    """
-    states = config.train.host_states
-    return 0.0 if states is None else states.fraction
-
-
-def bytes_on_host(config: RunConfig, parameters: Parameters, *, keeps_copy: bool) -> float:
+def bytes_on_host(config: RunConfig, share: HostShare, keeps_copy: bool) -> float:
     """Return the bytes of masters and moments on a rank's host, and of the slots for copies.
 
-    With ``keeps_copy`` the rank has a copy of masters and moments, to undo steps. fp32 weights are
-    pinned one by one, and counted as if no allocation were rounded up.
+    An fp32 weight is its own master. The host has such weights one by one, and pins them.
+
+    Args:
+        config: the run.
+        share: the parts whose states are on the host.
+        keeps_copy: whether the rank has a copy of masters and moments, to undo steps.
     """
-    states = config.train.host_states
+    states, parallel = config.train.host_states, config.parallel
     if states is None:
         return 0.0
-    count, dtype = count_step_on_host(config), config.train.dtype
-    own_master = dtype == torch.float32  # a weight is its own master on a device
-    state = (count.state + 4.0 * own_master) * (1 + keeps_copy)
-    elements = share_on_host(config) * per_element(config, parameters, 1.0, 1.0)
-    in_slot = slot_elements(ceil(elements), largest_part(config, parameters))
-    is_gpu = config.parallel.device == "cuda" or config.parallel.gpu is not None
-    slot = 0.0
-    for size, pins in (
-        (count.gradient, states.pins_gradients),
-        (0 if own_master else dtype.itemsize, states.pins_weights),
-    ):
-        slot += pinned(size * in_slot) if pins and is_gpu else size * in_slot
-    return state * elements + SLOTS * slot
+    is_gpu = parallel.device == "cuda" or parallel.gpu is not None
+
+    def room(size: int, pins: bool) -> int:
+        return pinned(size) if pins and is_gpu else size
+
+    count, dtype, elements = count_step_on_host(config), config.train.dtype, share.elements
+    held = count.state * (1 + keeps_copy) * elements
+    of_weight = dtype.itemsize
+    if dtype == torch.float32:
+        of_weight = 0
+        weights = [dtype.itemsize * size for size in share.sizes]
+        held += sum(room(size, states.pins_weights) + size * keeps_copy for size in weights)
+    in_slot = slot_elements(share.sizes)
+    slot = room(ceil(count.gradient * in_slot), states.pins_gradients)
+    return held + SLOTS * (slot + room(of_weight * in_slot, states.pins_weights))
 
 
-def largest_part(config: RunConfig, parameters: Parameters) -> int:
-    """Return the largest number of elements of one parameter that may travel to the host at once.
+def moved_by_step(
+    config: RunConfig, counts: Sequence[RankCount], shares: Sequence[HostShares]
+) -> list[float]:
+    """Return the bytes that the optimizer's step and the norm move on every rank's device.
 
-    With a sharded optimizer only the parameter's rows in one shard of a bucket travel. A bucket
-    takes parameters until it has reached its size, so the last parameter may exceed this size.
+    ``shares`` says what every rank updates on its host.
     """
-    replicas = config.parallel.replicas
-    if not replicas.shard_optimizer:
-        return parameters.largest
-    shards = config.parallel.expert_copies if parameters.experts else replicas.size
-    usual = max(DEFAULT_BUCKET_SIZE, DEFAULT_PER_REPLICA * replicas.size)
-    size = parameters.all if replicas.buckets else replicas.bucket_size or usual
-    return min(parameters.largest, ceil((size + parameters.largest) / shards))
-
-
-def moved_by_step(config: RunConfig, counts: Sequence[RankCount]) -> list[float]:
-    """Return the bytes that the optimizer's step and the norm move on every rank's device."""
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
-    here = 1 - share_on_host(config)
-    of_matrix, of_other = (own.normed + here * own.moved for own in (matrix, other))
-    moved = [per_element(config, own.parameters, of_matrix, of_other) for own in counts]
-    if config.optimizer.post_validation:  # to copy the state is a read and a write
-        for rank, own in enumerate(counts[:-1]):
+    moved = []
+    for rank, (own, share) in enumerate(zip(counts, shares, strict=True)):
+        here = share.least.here
+        of_matrix, of_other = (step.normed + here * step.moved for step in (matrix, other))
+        moved.append(per_element(config, own.parameters, of_matrix, of_other))
+        if config.optimizer.post_validation and rank < len(counts) - 1:
             state = per_element(config, own.parameters, matrix.state, other.state)
-            moved[rank] += 2 * here * state
+            moved[rank] += 2 * here * state  # to copy the state is a read and a write
     return moved
 
 

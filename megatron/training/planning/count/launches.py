@@ -64,8 +64,14 @@ _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("
 """Arguments that an in-place operation writes without reading them."""
 
 
-_WINDOWED: Final = {"_flash_attention_forward": 2, "_flash_attention_backward": 5}
-"""Flash attention that takes a window, and the matrix products of its forward or backward."""
+_TOKENS_FIRST: Final = {
+    "_flash_attention_forward": 2,
+    "_flash_attention_backward": 5,
+    "_efficient_attention_forward": 2,
+    "_efficient_attention_backward": 5,
+}
+"""Causal attention with tokens before heads in its tensors, perhaps with a window, and the matrix
+products of its forward or backward."""
 
 _EXECUTED_PRODUCTS: Final = 5
 _COUNTED_PRODUCTS: Final = 4
@@ -92,8 +98,8 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     size = sum(sizes.get(id(each), _bytes(each)) for each in moved)
     if own := _own_product(name, size, given):
         return own
-    if name in _WINDOWED:
-        return _windowed(name, size, given)
+    if name in _TOKENS_FIRST:
+        return _tokens_first(name, size, given)
     counter = flop_registry.get(function.overloadpacket)
     if counter is None:
         return Launch(name, size)
@@ -185,8 +191,8 @@ def _grouped(name: str, size: int, left: Tensor, right: Tensor, groups: int) -> 
     return Launch(name, size, flops, Product(m, int(o), k, groups), flops)
 
 
-def _windowed(name: str, size: int, given: dict[str, Any]) -> Launch:
-    """Return the launch of flash attention with a window.
+def _tokens_first(name: str, size: int, given: dict[str, Any]) -> Launch:
+    """Return the launch of causal attention with tokens before heads, perhaps with a window.
 
     Causal attention without a window counts the products of all positions and executes half of
     them. With a window it counts and executes the products of the positions that are seen.
@@ -198,8 +204,8 @@ def _windowed(name: str, size: int, given: dict[str, Any]) -> Launch:
     """
     query, key = given["query"], given["key"]
     (queries, heads, channels), keys = query.shape[-3:], int(key.shape[-3])
-    queries, window = int(queries), int(given["window_size_left"])
-    one = 2 * prod(query.shape[:-3]) * int(heads) * int(channels) * _WINDOWED[name]
+    queries, window = int(queries), int(given.get("window_size_left", -1))
+    one = 2 * prod(query.shape[:-3]) * int(heads) * int(channels) * _TOKENS_FIRST[name]
     if window < 0 or window >= keys - 1:
         flops = one * queries * (2 * keys - queries)
         executed = flops // 2

@@ -334,13 +334,13 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
 
 
 def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
-    """Return the numbers of elements of the parameters, padding included."""
+    """Return the names and the numbers of elements of the parameters, padding included."""
     usual = [own for own in owned if own.axis is None]
     experts = sum(own.parameter.numel() for own in owned if own.axis is not None)
     matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
     others = sum(own.parameter.numel() for own in usual) - matrices
-    largest = max((own.parameter.numel() for own in owned), default=0)
-    return Parameters(matrices, others, experts, largest)
+    sizes = tuple((own.name, own.parameter.numel()) for own in owned)
+    return Parameters(matrices, others, experts, sizes)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:

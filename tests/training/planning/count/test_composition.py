@@ -57,6 +57,8 @@ def facts(counts: Mapping[Any, PassCount]) -> dict[Any, tuple[float, Counter[Ste
 def assert_same(found: RankCount, expected: RankCount) -> None:
     """Compare all that two counts say."""
     assert found.parameters == expected.parameters
+    ours, theirs = (sorted(size for _, size in own.parameters.sizes) for own in (found, expected))
+    assert ours == theirs
     assert found.held == expected.held
     assert found.reused == expected.reused
     assert facts(found.passes) == facts(expected.passes)
