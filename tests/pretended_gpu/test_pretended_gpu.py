@@ -720,9 +720,6 @@ def test_memory_of_recomputation_is_what_a_dry_run_says(
         (Layout(2, "vocab-2", "zb-h1", context=2), "groups"),
         (Layout(2, "vocab-1", "zb-v", context=2), "fp32"),
         (Layout(2, "none", context=2, tensor=2, sequence=True), "llama"),
-        (Layout(2, "vocab-2", context=4, exchange="p2p"), "llama"),
-        (Layout(2, "vocab-1", "zb-v", context=4, exchange="p2p"), "groups"),
-        (Layout(2, "none", context=4, exchange="a2a+p2p", neighbours=2), "llama"),
     ],
     ids=str,
 )
