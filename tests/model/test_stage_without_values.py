@@ -91,7 +91,7 @@ def test_a_model_without_values_has_shapes(name: str) -> None:
 def test_attention_is_the_kernel_of_a_gpu() -> None:
     assert "aten::_scaled_dot_product_flash_attention" in run(model_of(GPT))[0]
     wide = run(model_of(LLAMA, dtype=torch.float32))[0]
-    assert "aten::_scaled_dot_product_efficient_attention" in wide
+    assert "aten::_efficient_attention_forward" in wide, "keys of query groups, repeated"
 
 
 def test_documents_count_as_whole_samples_where_a_kernel_packs_them() -> None:
