@@ -269,7 +269,7 @@ def test_a_recorded_timeline_is_shown_beside_the_plan(
 @pytest.mark.full
 def test_all_schedules_are_compared(browser: Browser, served: str) -> None:
     page = open_case(browser, served, CASES["usual"])
-    page.wait("document.body.dataset.compared == 13", 120)
+    page.wait("document.body.dataset.compared == 16", 300)
     cells = page.value(
         "[...document.querySelectorAll('#compare-table tbody tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -279,7 +279,7 @@ def test_all_schedules_are_compared(browser: Browser, served: str) -> None:
         better = [p for p in points.values() if p != points[own[0]]]
         beaten = any(p[0] <= points[own[0]][0] and p[1] <= points[own[0]][1] for p in better)
         assert (own[-1] == "yes") != beaten
-    assert page.value("document.querySelectorAll('#scatter .point').length") == 13
+    assert page.value("document.querySelectorAll('#scatter .point').length") == 16
 
 
 @pytest.mark.full
