@@ -68,7 +68,7 @@ def parts_on_host(
 
 
 def slot_elements(sizes: Iterable[int], batch: int = BATCH) -> int:
-    """Return the elements of a slot through which parts with so many elements each travel.
+    """Return the elements of a slot for parts of these sizes, in elements.
 
     A slot has room for ``batch`` elements or for the largest part, but not for more than all.
     """

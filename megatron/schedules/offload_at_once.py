@@ -1,7 +1,7 @@
 """Copies to the host and back for which a rank waits at once: those of a warm-up.
 
-``offload`` lets copies run beside passes, and leaves activations on the device for which there is
-no time. The single microbatch of a warm-up leaves little time. Its activations, those of all slices
+``offload`` lets copies run while passes run. Activations whose copy would have no time stay on the
+device. The single microbatch of a warm-up leaves little time. Its activations, those of all slices
 in all chunks of a rank, may take more memory than a training iteration, which moves nearly all of
 them. So a warm-up moves what training moves, and waits.
 """

@@ -173,7 +173,7 @@ def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     own, keys = HALF * n, h // heads * groups  # bytes of one number for every token
     seen, cut = _SeenKeys(number, plan.slices, n, keys), plan.slices > 1
     u, qkv = own * h, h + 2 * keys
-    # Queries and keys that are rotated or copied, and what attention keeps of a token.
+    # Queries and keys that are rotated or copied, and the numbers that attention keeps of a token.
     turned = h + keys if llama else h * (cut or 1 < groups < heads)
     attends = h if cut else qkv + turned
     matrices = ((qkv, h), (h, h), (inner, h), (h, ffn))

@@ -47,7 +47,7 @@ class HostShares(NamedTuple):
 def host_shares(
     config: RunConfig, plan: Plan, counts: Sequence[RankCount], buckets: Sequence[RankBuckets]
 ) -> list[HostShares]:
-    """Return what every pipeline rank has on its host.
+    """Return the shares of every pipeline rank.
 
     Args:
         config: the run.
