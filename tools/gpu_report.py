@@ -86,6 +86,16 @@ PARTS: Final[Mapping[str, Part]] = {
         "Several ranks on one GPU", "ranks:measure", 75,
         "Losses that differ are a fault of the layout that shows them: start no long job with it.",
     ),
+    "predicted": Part(
+        "What a dry run predicts", "predicted:measure", 90,
+        "Where seconds are off by more than a dry run's closing words say, compare the passes of "
+        "the section above: rates of products and of memory are in `simulator/costs/`. Where "
+        "memory is off by more than 0.2 %, the count lacks a tensor.",
+    ),
+    "features": Part(
+        "Every feature beside a CPU", "features:measure", 200,
+        "A layout that is not as on a CPU must not train: look at it before anything else.",
+    ),
     "links": Part(
         "Links beside products, and their memory", "links:measure", 35,
         "If a product beside a waiting receive takes 1.1 times as long or more, train with the "

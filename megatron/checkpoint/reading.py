@@ -105,10 +105,17 @@ class TensorReader(CheckedReader):
         """Return where the bytes of a part begin in its file."""
         stored = self.storage_data[item.storage_index]
         archive = torch._C.PyTorchFileReader(self._slice_file(file, stored))
-        if archive.get_record_size(_RECORD) != size:
+        if _size_of_record(archive) != size:
             raise ValueError(f"{file.name}: {item.storage_index.fqn} has another size there")
         begin = archive.get_record_offset(_RECORD)  # type: ignore[attr-defined] # not in its stub
         return int(stored.offset + begin)
+
+
+def _size_of_record(archive: torch._C.PyTorchFileReader) -> int:
+    """Return the bytes of the only record; PyTorch 2.11 must read the record for that."""
+    if hasattr(archive, "get_record_size"):
+        return int(archive.get_record_size(_RECORD))
+    return len(archive.get_record(_RECORD))
 
 
 def _shape_of_part(known: TensorStorageMetadata, index: MetadataIndex) -> Shape:

@@ -119,7 +119,7 @@ class Again:
     def __init__(self, function: Callable[..., Tensor], *arguments: object) -> None:
         self._function = function
         self._arguments = arguments
-        self._kept: Any = None
+        self._kept: KeptInGraph | None = None
         self._left_out = 0
         self._computed: dict[int, Tensor] | None = None
 
@@ -131,7 +131,7 @@ class Again:
             _Slot(argument.requires_grad) if isinstance(argument, Tensor) else argument
             for argument in connected
         )
-        self._kept = kept_in_graph(*tensors)
+        self._kept = KeptInGraph(*tensors)
         with saved_tensors_hooks(self._leave_out, self._use):
             return self._function(*connected)
 
@@ -154,7 +154,8 @@ class Again:
 
     def _kept_arguments(self) -> list[object]:
         """Return the arguments, detached from the graph that made them."""
-        tensors = iter(self._kept.saved_tensors)
+        assert self._kept is not None
+        tensors = iter(self._kept.read())
         return [
             next(tensors).detach().requires_grad_(argument.requires_grad)
             if isinstance(argument, _Slot)
@@ -187,14 +188,21 @@ class _Slot(NamedTuple):
     requires_grad: bool
 
 
-def kept_in_graph(*tensors: Tensor) -> Any:
-    """Return a node that keeps tensors as an operation of autograd's graph would.
+class KeptInGraph:
+    """Tensors that are kept as an operation of autograd's graph keeps its tensors.
 
-    So an enclosing context may drop the tensors, and compute them again. The attribute
-    ``saved_tensors`` of the node has them, to be read once. ``None``: gradients are off.
+    So an enclosing context may drop the tensors, and compute them again.
     """
-    anchor = torch.empty(0, requires_grad=True)
-    return apply(_Kept, anchor, *(tensor.detach() for tensor in tensors)).grad_fn
+
+    def __init__(self, *tensors: Tensor) -> None:
+        anchor = torch.empty(0, requires_grad=True)
+        # PyTorch 2.11 frees a node with the last tensor whose node it is.
+        self._end: Any = apply(_Kept, anchor, *(tensor.detach() for tensor in tensors))
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the tensors, once; only where gradients were on."""
+        kept: tuple[Tensor, ...] = self._end.grad_fn.saved_tensors
+        return kept
 
 
 class _Kept(torch.autograd.Function):

@@ -39,14 +39,14 @@ ON_CPU: Final = "--use-cpu-initialization"
 def measure(scale: Scale) -> Section:
     """Train every layout, and compare its losses with those of one rank; that one with a CPU."""
     device = scale.device.type
-    alone = _losses("", 1, device)
+    alone = losses_of("", 1, device)
     rows: list[tuple[str, str, str]] = []
     values: dict[str, float | None] = {}
     jobs = [(flags, 2) for flags in LAYOUTS[: 1 if scale.small else None]]
     for flags, ranks in [*jobs, (ON_CPU, 1)]:
         try:
-            found = _losses(flags, ranks, device)
-            expected = _losses("", 1, "cpu") if flags == ON_CPU else alone
+            found = losses_of(flags, ranks, device)
+            expected = losses_of("", 1, "cpu") if flags == ON_CPU else alone
         except (RuntimeError, TimeoutError) as error:
             rows.append((f"`{flags}`", "failed", str(error).replace("\n", " ")[-300:]))
             values[flags] = None
@@ -63,8 +63,8 @@ def measure(scale: Scale) -> Section:
     return Section([said, "", *table(head, rows)], {"alone": alone, "differences": values})
 
 
-def _losses(flags: str, ranks: int, device: str) -> list[float]:
-    """Return the losses of a job.
+def losses_of(flags: str, ranks: int, device: str, seconds: float = SECONDS) -> list[float]:
+    """Return the losses of a job, which must end within ``seconds``.
 
     Raises:
         RuntimeError: a rank has failed; with its last words.
@@ -89,13 +89,13 @@ def _losses(flags: str, ranks: int, device: str) -> list[float]:
             )
             for rank, output in enumerate(outputs)
         ]
-        _wait(processes)
+        _wait(processes, seconds)
         for output in outputs:
             output.seek(0)
         written = [output.read() for output in outputs]
     for process, text in zip(processes, written, strict=True):
         if process.returncode:
-            raise RuntimeError(text.strip()[-1000:])
+            raise RuntimeError(text.strip()[-4000:])
     return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
 
 
@@ -130,17 +130,17 @@ def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
     """Wait until all ranks have ended; after a failure or a timeout the others are killed.
 
     Raises:
         TimeoutError: time is up.
     """
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     try:
         while any(process.poll() is None for process in processes):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"stuck: not done after {SECONDS:g} s")
+                raise TimeoutError(f"stuck: not done after {seconds:g} s")
             if any(process.poll() for process in processes):
                 time.sleep(1)  # for the others' last words
                 break

@@ -21,7 +21,7 @@ from megatron.kernels.face import Kernels
 from megatron.layers.experts.order import Order
 from megatron.layers.experts.route import Gathering, Route
 from megatron.layers.experts.router import Choice
-from megatron.layers.recompute import kept_in_graph
+from megatron.layers.recompute import KeptInGraph
 from megatron.parallel.deep_ep import Arrival, Handle, VisitedExperts
 from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.tensor import ALONE
@@ -64,7 +64,7 @@ def at_the_experts(
     )
     [arrival] = arrived
     # The handle is kept before the experts' products, so that computing again can end before them.
-    kept = kept_in_graph(*arrival.handle)
+    kept = KeptInGraph(*arrival.handle)
     route = _route(arrival, len(ranks.own_experts(experts)), kernels, host_knows=host_knows)
     y_1rh = run(x_rh.unsqueeze(0), weights_rk.unsqueeze(0), route)
     y_nh = apply(_SummedHome, y_1rh.flatten(0, 1), ranks, arrival.handle, kept)
@@ -111,7 +111,9 @@ class _SummedHome(torch.autograd.Function):
     """The sums of every token's rows at its home; the backward sends gradients to the experts."""
 
     @staticmethod
-    def forward(ctx: Any, y_rh: Tensor, ranks: VisitedExperts, handle: Handle, kept: Any) -> Tensor:
+    def forward(
+        ctx: Any, y_rh: Tensor, ranks: VisitedExperts, handle: Handle, kept: KeptInGraph
+    ) -> Tensor:
         ctx.ranks, ctx.kept = ranks, kept
         sums_nh, _ = ranks.sum_home(y_rh, handle)
         return sums_nh
@@ -119,4 +121,4 @@ class _SummedHome(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_nh: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.ranks.send_again(grad_nh, ctx.kept.saved_tensors), None, None, None
+        return ctx.ranks.send_again(grad_nh, ctx.kept.read()), None, None, None

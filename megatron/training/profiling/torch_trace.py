@@ -48,6 +48,7 @@ def profiler(
         schedule=schedule,
         on_trace_ready=keep,
         record_shapes=config.pytorch_profiler_collect_shapes,
+        acc_events=True,  # there is one cycle; PyTorch 2.11 warns that it forgets earlier ones
     ) as profile:
         yield profile.step
 

@@ -104,7 +104,7 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     if counter is None:
         return Launch(name, size)
     factors = [each for each in args if isinstance(each, Tensor)]
-    flops = int(counter(*factors, out_val=result))
+    flops = int(counter(*_with_all_heads(name, factors), out_val=result))
     product = _product(name, factors)
     executed = flops
     if product is None and given.get("is_causal", given.get("causal", False)):
@@ -133,6 +133,23 @@ def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[T
             writes += tensors_of(value)
         # else the result is a view of the argument: no memory is touched
     return reads, writes
+
+
+def _with_all_heads(name: str, factors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the factors of attention with as many heads of keys and values as of queries.
+
+    PyTorch 2.11 does not count FLOPs where heads share keys. In [b, a, s, d] the first factor has
+    the heads of the queries: it is the queries, or the gradient of attention's output.
+    """
+    if not name.startswith("_scaled_dot_product"):
+        return list(factors)
+    heads = int(factors[0].shape[1])
+    return [
+        each[:, :1].expand(-1, heads, -1, -1)
+        if each.dim() == 4 and each.shape[1] != heads
+        else each
+        for each in factors
+    ]
 
 
 def _product(name: str, factors: Sequence[Tensor]) -> Product | None:

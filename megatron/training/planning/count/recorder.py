@@ -45,8 +45,8 @@ _READ: Final = torch.ops.aten._local_scalar_dense.default
 _COPY: Final = torch.ops.aten._to_copy.default
 """The operation by which a tensor comes to another device."""
 
-_ONLY_IN_PLACE: Final = {"aten::_fused_sgd_"}
-"""Operations that only change their arguments; PyTorch cannot run them on ``meta``."""
+_ONLY_IN_PLACE: Final = {"aten::_fused_sgd_", "aten::addmm.dtype_out", "aten::baddbmm.dtype_out"}
+"""Operations that only change their arguments; a PyTorch since 2.8 cannot run them on ``meta``."""
 
 
 class Recorder(TorchDispatchMode):
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
             return function(*args, **kwargs)
         given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
         result = None
-        if function._schema.name not in _ONLY_IN_PLACE:
+        if function.name() not in _ONLY_IN_PLACE:
             result = function(*args, **kwargs)
         launch = launch_of(function, args, kwargs, result)
         if launch is not None:
@@ -275,6 +275,11 @@ class ListedGroup(dist.ProcessGroup):
         """Send every rank its part; the larger of leaving and arriving bytes decides the time."""
         more = max(output, tensor, key=Tensor.numel)
         return self._list("all_to_all", [more], [output, tensor])
+
+    # What PyTorch 2.12 and older versions call.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)

@@ -1,0 +1,162 @@
+"""Every feature trains on the first GPU, and comes to the losses of the same model on a CPU.
+
+Each model is trained once on the CPU, by one rank, in fp32, from the weights that the CPU draws; and
+then on the GPU in every layout. Ranks of a layout share the GPU, as in ``ranks.py``. Several jobs run
+at once, so this shows values and that nothing gets stuck, and no times.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from tools.gpu_sections.ranks import losses_of
+from tools.gpu_sections.timing import Scale, Section, table
+
+AT_ONCE: Final = 7
+"""Jobs that run at the same time."""
+
+SECONDS: Final = 150.0
+"""After which a job counts as stuck; others keep the processors busy."""
+
+_LLAMA: Final = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"
+)
+_EXPERTS: Final = (
+    f"{_LLAMA} --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64 "
+    "--moe-aux-loss-coeff 0.01 --moe-router-dtype fp32"
+)
+_LATENT: Final = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--multi-latent-attention --q-lora-rank 32 --kv-lora-rank 32 --qk-head-dim 16 "
+    "--qk-pos-emb-head-dim 16 --v-head-dim 16 --qk-layernorm --rope-type rope"
+)
+_SINKS: Final = (
+    f"{_LLAMA} --window-size 8,0 --window-attn-skip-freq 2 --softmax-type learnable --quick-geglu"
+).replace("--swiglu ", "")
+
+MODELS: Final[dict[str, str]] = {
+    "gpt": "",
+    "llama": _LLAMA,
+    "experts": _EXPERTS,
+    "latent": _LATENT,
+    "sinks": _SINKS,
+    "caps": f"{_LLAMA} --attn-logit-softcapping 20 --logit-softcap 30 --post-mlp-layernorm",
+    "alibi": "--position-embedding-type alibi --embed-layernorm --squared-relu",
+    "further": f"{_LLAMA} --mtp-num-layers 1",
+    "muon": f"{_LLAMA} --optimizer muon",
+}
+"""Flags of every model."""
+
+EXACT: Final = 1e-4
+"""Of its size a loss in fp32 may differ."""
+
+ROUGH: Final = 3e-2
+"""Of its size a loss in 16 or 8 bits may differ from one in fp32."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A layout of a model to train.
+
+    Attributes:
+        model: one of ``MODELS``.
+        flags: of the layout.
+        ranks: that the layout has.
+        within: share of its size by which a loss may differ from the CPU's.
+    """
+
+    model: str
+    flags: str
+    ranks: int = 2
+    within: float = EXACT
+
+
+_SPLIT: Final = "--pipeline-model-parallel-size 2 --vocab-parallel vocab-2"
+
+JOBS: Final = (
+    *(Job(model, "", 1) for model in MODELS),
+    *(Job(model, "--bf16", 1, ROUGH) for model in MODELS),
+    *(
+        Job("gpt", f"--pipeline-model-parallel-size 2 --vocab-parallel {treatment}")
+        for treatment in ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
+    ),
+    *(
+        Job("llama", f"{_SPLIT} --pipeline-schedule {schedule}")
+        for schedule in ("gpipe", "interleaved", "1f1b-v", "zb-h1", "zb-v", "v-half", "gis-h")
+    ),
+    Job("llama", "--pipeline-model-parallel-size 4 --vocab-parallel vocab-2", 4),
+    Job("llama", "--tensor-model-parallel-size 2 --sequence-parallel"),
+    Job("llama", f"{_SPLIT} --tensor-model-parallel-size 2 --sequence-parallel", 4),
+    *(
+        Job("llama", f"--context-parallel-size 2 --cp-comm-type {way}")
+        for way in ("all_gather", "p2p", "a2a")
+    ),
+    Job("llama", "--context-parallel-size 2 --cp-comm-type p2p --bf16", within=ROUGH),
+    Job("llama", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+    Job("llama", f"{_SPLIT} --num-seq-splits 2"),
+    Job("llama", f"{_SPLIT} --num-seq-splits 2 --bf16", within=ROUGH),
+    Job("llama", f"{_SPLIT} --vocab-recompute --recompute-granularity full --recompute-method uniform"),
+    Job("llama", f"{_SPLIT} --cpu-offload --pipeline-schedule pipeoffload"),
+    Job("llama", f"{_SPLIT} --enable-optimizer-post-validation"),
+    Job("llama", f"{_SPLIT} --cuda-graph-impl local"),
+    Job("llama", f"{_SPLIT} --cuda-graph-impl local --pipeline-schedule zb-v --bf16", within=ROUGH),
+    Job("llama", "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d", 1),
+    Job("llama", f"{_SPLIT} --bf16 --pipeline-schedule zb-v", within=ROUGH),
+    *(
+        Job("llama", f"--bf16 --fp8-format hybrid --fp8-recipe {recipe}", 1, ROUGH)
+        for recipe in ("tensorwise", "delayed")
+    ),
+    Job("llama", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
+    Job("latent", "--bf16 --fp8-format hybrid --fp8-recipe delayed", 1, ROUGH),
+    Job("experts", "--bf16 --fp8-format hybrid --fp8-recipe delayed", 1, ROUGH),
+    Job("experts", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
+    Job("experts", f"{_SPLIT} --bf16", within=ROUGH),
+    Job("experts", "--expert-model-parallel-size 2"),
+    Job("experts", "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"),
+    Job(
+        "experts",
+        f"{_SPLIT} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
+        "--pipeline-schedule dualpipe-v --overlap-moe-expert-parallel-comm",
+        4,
+    ),
+    Job("latent", f"{_SPLIT} --pipeline-schedule zb-v"),
+    Job("further", f"{_SPLIT}"),
+)  # fmt: skip
+"""All layouts, those of one rank first."""
+
+
+def measure(scale: Scale) -> Section:
+    """Train everything, and compare."""
+    device = scale.device.type
+    jobs = JOBS[:1] if scale.small else JOBS
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def begin(model: str, flags: str, ranks: int, where: str) -> Future[list[float]]:
+            whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
+            return pool.submit(losses_of, whole, ranks, where, SECONDS)
+
+        plain = {model: begin(model, "", 1, "cpu") for model in dict.fromkeys(j.model for j in jobs)}
+        found = [begin(job.model, job.flags, job.ranks, device) for job in jobs]
+        rows = [_row(job, found[i], plain[job.model]) for i, job in enumerate(jobs)]
+    bad = [row for row in rows if row[-1] != "yes"]
+    said = (
+        f"{len(rows)} layouts of {len(MODELS)} models, 10 iterations; {len(bad)} are not as on a CPU. "
+        "Ranks of a layout share the GPU."
+    )
+    head = ("model", "layout", "ranks", "largest relative difference", "within", "as on a CPU")
+    values = {f"{row[0]} {row[1]}": row[3] for row in rows}
+    return Section([said, "", *table(head, [*bad, *(row for row in rows if row not in bad)])], values)
+
+
+def _row(
+    job: Job, found: Future[list[float]], plain: Future[list[float]]
+) -> tuple[str, str, int, str, str, str]:
+    named = (job.model, f"`{job.flags}`", job.ranks)
+    try:
+        losses, expected = found.result(), plain.result()
+        off = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
+    except (RuntimeError, TimeoutError, ValueError) as error:
+        last = str(error).replace("\n", " ").replace("|", "/")[-600:]
+        return *named, "failed", f"{job.within:g}", last
+    return *named, f"{off:.1e}", f"{job.within:g}", "yes" if off < job.within else "NO"

@@ -1,0 +1,154 @@
+"""Models of several kinds train on one GPU beside what a dry run predicts of their time and memory.
+
+A dry run's times of launches come from machines that others have measured. Here they meet this one.
+"""
+
+import gc
+from statistics import median
+from typing import Final, NamedTuple
+
+import torch
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
+from megatron.data.microbatch import Microbatch
+from megatron.parallel.groups import single_rank
+from megatron.runtime.batch import to_device
+from megatron.runtime.timeline import Recorder
+from megatron.simulator.costs.gpus import GIB, Gpu, gpu_of_driver
+from megatron.training.metrics.peak_memory import peak_memory
+from megatron.training.planning.forecast_run import forecast_run
+from megatron.training.planning.run_plan import make_run_plan
+from megatron.training.setup import build_train_state
+from tools.benchmarking.run import step
+from tools.gpu_sections.timing import Scale, Section, table
+
+WARM_UPS: Final = 2
+ITERATIONS: Final = 3
+
+_GPT: Final = "--hidden-size 2048 --num-attention-heads 16 --num-layers 8"
+_LLAMA: Final = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --hidden-size 4096 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --ffn-hidden-size 14336"
+)
+_EXPERTS: Final = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--hidden-size 2048 --num-attention-heads 16 --num-layers 4 --num-experts 16 "
+    "--moe-router-topk 4 --moe-ffn-hidden-size 1024 --moe-router-dtype fp32"
+)
+
+MODELS: Final[dict[str, str]] = {
+    "GPT 2048, 32k": f"{_GPT} --seq-length 2048 --vocab-size 32000",
+    "GPT 2048, 256k": f"{_GPT} --seq-length 2048 --vocab-size 256000",
+    "GPT 2048, 256k, logits formed again": (
+        f"{_GPT} --seq-length 2048 --vocab-size 256000 --vocab-recompute"
+    ),
+    "Llama 4096, 128k": f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000",
+    "the same, layers computed again": (
+        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
+        "--recompute-granularity full --recompute-method uniform"
+    ),
+    "Llama 4096, sequences of 32k": (
+        f"{_LLAMA} --num-layers 2 --seq-length 32768 --vocab-size 32000"
+    ),
+    "the same in 4 slices": (
+        f"{_LLAMA} --num-layers 2 --seq-length 32768 --vocab-size 32000 --num-seq-splits 4"
+    ),
+    "16 experts": f"{_EXPERTS} --seq-length 4096 --vocab-size 128000",
+}
+"""Flags of every model that a GPU trains."""
+
+_COMMON: Final = (
+    "--micro-batch-size 1 --global-batch-size 4 --bf16 --lr 1e-4 --train-iters 5 --mock-data "
+    "--attention-dropout 0 --hidden-dropout 0 --device cuda"
+)
+_SMALL: Final = (
+    "--hidden-size 64 --num-attention-heads 4 --num-layers 2 --seq-length 32 --vocab-size 250 "
+    f"{_COMMON.replace('cuda', 'cpu')}"
+)
+
+
+class _Measured(NamedTuple):
+    """What a model took: seconds of an iteration, of which the step, and bytes at the peak."""
+
+    iteration: float
+    step: float
+    memory: int
+
+
+def measure(scale: Scale) -> Section:
+    """Train every model for some iterations, and predict the same."""
+    models = {"small": _SMALL} if scale.small else {n: f"{f} {_COMMON}" for n, f in MODELS.items()}
+    name = torch.cuda.get_device_name() if scale.device.type == "cuda" else "A100"
+    gpu = gpu_of_driver(name)
+    if gpu is None:
+        return Section([f"No data sheet of {name} is known, so nothing can be predicted."], {})
+    rows = []
+    for model, flags in models.items():
+        rows.append((model, *_row(scale, flags, gpu)))
+        gc.collect()
+        if scale.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(scale.device)
+    head = (
+        "model",
+        "iteration, ms",
+        "predicted",
+        "off by",
+        "its step, ms",
+        "predicted",
+        "peak, GiB",
+        "predicted",
+        "off by",
+    )
+    keys = ("iteration", "predicted", "off", "step", "step predicted", "memory", "counted", "more")
+    said = f"4 microbatches of one sample, bf16; predicted for {gpu.name} as a dry run does."
+    values = {row[0]: dict(zip(keys, row[1:], strict=True)) for row in rows}
+    return Section([said, "", *table(head, rows)], values)
+
+
+def _row(scale: Scale, flags: str, gpu: Gpu) -> tuple[object, ...]:
+    config = parse(flags.split(), 1, speak=False)
+    forecast = forecast_run(config, make_run_plan(config), gpu)
+    seconds, [counted] = forecast.outcome.seconds, forecast.outcome.peak
+    own = forecast.outcome.step
+    try:
+        found = _train(scale, config)
+    except torch.cuda.OutOfMemoryError:
+        return ("out of memory", 1e3 * seconds, "", "", 1e3 * own, "", counted / GIB, "")
+    return (
+        1e3 * found.iteration,
+        1e3 * seconds,
+        f"{seconds / found.iteration - 1:+.1%}",
+        1e3 * found.step,
+        1e3 * own,
+        found.memory / GIB,
+        counted / GIB,
+        f"{counted / found.memory - 1:+.2%}",
+    )
+
+
+def _train(scale: Scale, config: RunConfig) -> _Measured:
+    state = build_train_state(config, single_rank(scale.device), make_run_plan(config))
+    batch = to_device(_batch(config), scale.device)
+    wholes, steps = [], []
+    for iteration in range(WARM_UPS + ITERATIONS):
+        recorder = Recorder(0, scale.device)
+        recorder.begin()
+        taken = step(state, batch, iteration, recorder)
+        wholes.append(taken["schedule"] + taken["update"])
+        steps.append(taken["update"])
+    held = peak_memory(scale.device).held
+    state.close()
+    return _Measured(median(wholes[WARM_UPS:]), median(steps[WARM_UPS:]), held)
+
+
+def _batch(config: RunConfig) -> list[Microbatch]:
+    """Return random tokens."""
+    b, s = config.train.micro_batch_size, config.model.seq_length
+    drawn = [
+        torch.randint(config.model.vocab_size, (b, s + 1))
+        for _ in range(config.train.num_microbatches)
+    ]
+    return [Microbatch(t[:, :-1].contiguous(), t[:, 1:].contiguous(), torch.ones(b, s)) for t in drawn]
