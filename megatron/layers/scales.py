@@ -153,6 +153,8 @@ class DelayedScales:
         self._layer_l3 = torch.tensor(layers, device=device)[:, None].expand(-1, ROLES)
         # The scales of a layer's experts, in one role, are contiguous.
         self._scales_3l, self._worths_3l = torch.ones(2, ROLES, count, device=device)
+        # cuBLAS reads the worth of a whole tensor only from a multiple of 16 bytes.
+        self._apart_3l4 = torch.ones(ROLES, count, 4, device=device)
         self._seen_3l = torch.zeros_like(self._worths_3l)
         self.has_history = False
         self._records = False
@@ -219,13 +221,15 @@ class DelayedScales:
         """Use the values that were loaded into ``tensors``."""
         self._scales_3l.copy_(self._scales_l3.T)
         torch.reciprocal(self._scales_3l, out=self._worths_3l)
+        self._apart_3l4.copy_(self._worths_3l.unsqueeze(-1))
         self.has_history = True
 
     def known(self, place: int | slice, role: Role) -> Scale | None:
         """Return the scales of future tensors; ``None``: the scales depend on the tensors."""
         if not self.has_history:
             return None
-        scales, worths = self._scales_3l[role, place], self._worths_3l[role, place]
+        worths_3l = self._worths_3l if isinstance(place, slice) else self._apart_3l4[..., 0]
+        scales, worths = self._scales_3l[role, place], worths_3l[role, place]
         return Scale(scales, worths, self.seen(place, role))
 
     def seen(self, place: int | slice, role: Role) -> Tensor | None:

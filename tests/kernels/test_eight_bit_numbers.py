@@ -126,7 +126,7 @@ def test_products_are_those_of_pytorch(
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(DEVICE)
 
-    worth_a, worth_b = torch.tensor([0.5, 3.0], device=DEVICE).unbind()
+    worth_a, worth_b = (torch.tensor(worth, device=DEVICE) for worth in (0.5, 3.0))
     a, b = EightBits(drawn(32, 48).to(left), worth_a), EightBits(drawn(16, 48).to(E4M3), worth_b)
     added = drawn(16).bfloat16() if bias and out == torch.bfloat16 else None
     theirs = torch._scaled_mm(a.bits, b.bits.T, a.worth, b.worth, bias=added, out_dtype=out)

@@ -14,13 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bit_config import Format
+from megatron.layers.eight_bit_config import Format, types_of
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.linear import Linear
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.products import PlainProducts
-from megatron.layers.scales import DelayedScales, OwnScales
+from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales, OwnScales
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.layers.wide_weight_gradients import Both, WideWeightGradients
 
@@ -216,6 +216,28 @@ def test_what_is_not_finite_shows(recipe: str, fault: float, where: str) -> None
     if recipe == "delayed":
         faulty = 0 if where == "x" else 2
         assert delayed.tensors()["layer"][faulty, -1] == scales[faulty]
+
+
+def test_cublas_can_read_the_worth_of_every_layer() -> None:
+    """From a multiple of 16 bytes; without, a product is refused on a GPU."""
+    names = ("a", "b", "c")
+    delayed = DelayedScales(names, types_of("hybrid"), KERNELS, CPU)
+    delayed.begin(records=True)
+    for number, name in enumerate(names):
+        for role in (INPUT, WEIGHT, GRADIENT):
+            largest = delayed.seen(number, role)
+            assert largest is not None
+            largest.fill_(2.0 + number)
+        assert delayed.of_layer(name).known(INPUT) is None
+    delayed.end(lambda largest: None)
+    for number, name in enumerate(names):
+        for role in (INPUT, WEIGHT, GRADIENT):
+            found = delayed.of_layer(name).known(role)
+            assert found is not None
+            assert found.worth.data_ptr() % 16 == 0
+            assert found.worth.item() == pytest.approx(1 / found.scale.item(), rel=1e-6)
+            most = torch.finfo(types_of("hybrid")[role]).max
+            assert found.scale.item() == pytest.approx(most / (2.0 + number), rel=1e-6)
 
 
 def test_a_tensor_of_zeros_has_a_finite_scale() -> None:

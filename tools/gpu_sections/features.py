@@ -1,8 +1,8 @@
 """Every feature trains on the first GPU, and comes to the losses of the same model on a CPU.
 
-Each model is trained once on the CPU, by one rank, in fp32, from the weights that the CPU draws; and
-then on the GPU in every layout. Ranks of a layout share the GPU, as in ``ranks.py``. Several jobs run
-at once, so this shows values and that nothing gets stuck, and no times.
+Each model is trained once on the CPU, by one rank, in fp32, from the weights that the CPU draws,
+and then on the GPU in every layout. Ranks of a layout share the GPU, as in ``ranks.py``. Several
+jobs run at once, so this shows values and that nothing gets stuck, and no times.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +17,9 @@ AT_ONCE: Final = 7
 
 SECONDS: Final = 150.0
 """After which a job counts as stuck; others keep the processors busy."""
+
+ITERATIONS: Final = 5
+"""Of every job; scales of 8 bits come from earlier iterations, and steps may be guessed."""
 
 _LLAMA: Final = (
     "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
@@ -72,6 +75,7 @@ class Job:
     within: float = EXACT
 
 
+_WHOLE: Final = "--recompute-granularity full --recompute-method uniform"
 _SPLIT: Final = "--pipeline-model-parallel-size 2 --vocab-parallel vocab-2"
 
 JOBS: Final = (
@@ -96,7 +100,7 @@ JOBS: Final = (
     Job("llama", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
     Job("llama", f"{_SPLIT} --num-seq-splits 2"),
     Job("llama", f"{_SPLIT} --num-seq-splits 2 --bf16", within=ROUGH),
-    Job("llama", f"{_SPLIT} --vocab-recompute --recompute-granularity full --recompute-method uniform"),
+    Job("llama", f"{_SPLIT} --vocab-recompute {_WHOLE}"),
     Job("llama", f"{_SPLIT} --cpu-offload --pipeline-schedule pipeoffload"),
     Job("llama", f"{_SPLIT} --enable-optimizer-post-validation"),
     Job("llama", f"{_SPLIT} --cuda-graph-impl local"),
@@ -134,19 +138,23 @@ def measure(scale: Scale) -> Section:
 
         def begin(model: str, flags: str, ranks: int, where: str) -> Future[list[float]]:
             whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
-            return pool.submit(losses_of, whole, ranks, where, SECONDS)
+            return pool.submit(losses_of, whole, ranks, where, SECONDS, ITERATIONS)
 
-        plain = {model: begin(model, "", 1, "cpu") for model in dict.fromkeys(j.model for j in jobs)}
+        plain = {
+            model: begin(model, "", 1, "cpu") for model in dict.fromkeys(j.model for j in jobs)
+        }
         found = [begin(job.model, job.flags, job.ranks, device) for job in jobs]
         rows = [_row(job, found[i], plain[job.model]) for i, job in enumerate(jobs)]
     bad = [row for row in rows if row[-1] != "yes"]
     said = (
-        f"{len(rows)} layouts of {len(MODELS)} models, 10 iterations; {len(bad)} are not as on a CPU. "
-        "Ranks of a layout share the GPU."
+        f"{len(rows)} layouts of {len(MODELS)} models, {ITERATIONS} iterations; {len(bad)} are not "
+        "as on a CPU. Ranks of a layout share the GPU."
     )
     head = ("model", "layout", "ranks", "largest relative difference", "within", "as on a CPU")
     values = {f"{row[0]} {row[1]}": row[3] for row in rows}
-    return Section([said, "", *table(head, [*bad, *(row for row in rows if row not in bad)])], values)
+    return Section(
+        [said, "", *table(head, [*bad, *(row for row in rows if row not in bad)])], values
+    )
 
 
 def _row(

@@ -87,10 +87,6 @@ def measure(scale: Scale) -> Section:
     rows = []
     for model, flags in models.items():
         rows.append((model, *_row(scale, flags, gpu)))
-        gc.collect()
-        if scale.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(scale.device)
     head = (
         "model",
         "iteration, ms",
@@ -130,6 +126,7 @@ def _row(scale: Scale, flags: str, gpu: Gpu) -> tuple[object, ...]:
 
 
 def _train(scale: Scale, config: RunConfig) -> _Measured:
+    before = _held_now(scale)
     state = build_train_state(config, single_rank(scale.device), make_run_plan(config))
     batch = to_device(_batch(config), scale.device)
     wholes, steps = [], []
@@ -139,9 +136,19 @@ def _train(scale: Scale, config: RunConfig) -> _Measured:
         taken = step(state, batch, iteration, recorder)
         wholes.append(taken["schedule"] + taken["update"])
         steps.append(taken["update"])
-    held = peak_memory(scale.device).held
+    held = peak_memory(scale.device).held - before
     state.close()
     return _Measured(median(wholes[WARM_UPS:]), median(steps[WARM_UPS:]), held)
+
+
+def _held_now(scale: Scale) -> int:
+    """Forget the peak, and return the bytes that are held: hooks of an earlier model keep some."""
+    gc.collect()
+    if scale.device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(scale.device)
+    return torch.cuda.memory_allocated(scale.device)
 
 
 def _batch(config: RunConfig) -> list[Microbatch]:
@@ -151,4 +158,6 @@ def _batch(config: RunConfig) -> list[Microbatch]:
         torch.randint(config.model.vocab_size, (b, s + 1))
         for _ in range(config.train.num_microbatches)
     ]
-    return [Microbatch(t[:, :-1].contiguous(), t[:, 1:].contiguous(), torch.ones(b, s)) for t in drawn]
+    return [
+        Microbatch(t[:, :-1].contiguous(), t[:, 1:].contiguous(), torch.ones(b, s)) for t in drawn
+    ]

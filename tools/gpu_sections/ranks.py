@@ -63,7 +63,9 @@ def measure(scale: Scale) -> Section:
     return Section([said, "", *table(head, rows)], {"alone": alone, "differences": values})
 
 
-def losses_of(flags: str, ranks: int, device: str, seconds: float = SECONDS) -> list[float]:
+def losses_of(
+    flags: str, ranks: int, device: str, seconds: float = SECONDS, iterations: int = 10
+) -> list[float]:
     """Return the losses of a job, which must end within ``seconds``.
 
     Raises:
@@ -73,8 +75,9 @@ def losses_of(flags: str, ranks: int, device: str, seconds: float = SECONDS) -> 
     base = (
         "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
         "--max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 8 "
-        "--attention-dropout 0 --hidden-dropout 0 --log-interval 1 --train-iters 10 --lr 1e-3 "
-        f"--mock-data --vocab-size 250 --device {device} --init-method-std 0.2 --no-live-display"
+        f"--attention-dropout 0 --hidden-dropout 0 --log-interval 1 --train-iters {iterations} "
+        f"--lr 1e-3 --mock-data --vocab-size 250 --device {device} --init-method-std 0.2 "
+        "--no-live-display"
     )
     command = [sys.executable, str(ROOT / "pretrain_gpt.py"), *base.split(), *flags.split()]
     port = free_port()

@@ -73,6 +73,8 @@ def eight_bit_product(
     assert left_ik.is_contiguous()
     assert right_jk.is_contiguous()
     assert left_ik.shape[1] % MULTIPLE == len(right_jk) % MULTIPLE == 0, "cuBLAS needs it"
+    for worth in (left_worth, right_worth):
+        assert worth.is_meta or worth.data_ptr() % 16 == 0, "cuBLAS has no product for it"
     torch._scaled_mm(
         left_ik,
         right_jk.T,
