@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out in under 8 minutes what only a GPU can tell, and write a dated report.
+"""Find out in under 12 minutes what only a GPU can tell, and write a dated report.
 
 python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
 python tools/gpu_report.py --device cpu        # in small, to see that it works
@@ -53,15 +53,15 @@ class Part:
 
 PARTS: Final[Mapping[str, Part]] = {
     "machine": Part(
-        "The machine", "machine:measure", 30,
+        "The machine", "machine:measure", 20,
         "All other figures hold for these versions. Compare with reports of the same versions.",
     ),
     "output": Part(
-        "S and T against their products", "output_layer:measure", 60,
+        "S and T against their products", "output_layer:measure", 40,
         "The part that takes the most time over its products is the next to make faster.",
     ),
     "training": Part(
-        "One rank: passes, optimizer, memory", "training:measure", 80,
+        "One rank: passes, optimizer, memory", "training:measure", 50,
         "Where a pass differs from a dry run, correct the rates of the GPU in "
         "`simulator/costs/gpus.py`. Where memory differs by more than 0.2 %, the count lacks a "
         "tensor.",
@@ -74,30 +74,26 @@ PARTS: Final[Mapping[str, Part]] = {
         "other shards.",
     ),
     "eight bits": Part(
-        "Products in 8 bits", "eight_bits:measure", 25,
+        "Products in 8 bits", "eight_bits:measure", 40,
         "If the product for a weight's gradient takes longer in 8 bits than in 16, train with "
         "`--no-fp8-wgrad`. Dry runs plan 8 bits with the times of bf16: replace them by these.",
     ),
     "plain": Part(
-        "One rank beside plain PyTorch", "plain:measure", 75,
+        "One rank beside plain PyTorch", "plain:measure", 80,
         "If plain PyTorch is faster, compare traces of both (`--profile`) before anything else.",
     ),
-    "ranks": Part(
-        "Several ranks on one GPU", "ranks:measure", 75,
-        "Losses that differ are a fault of the layout that shows them: start no long job with it.",
-    ),
     "predicted": Part(
-        "What a dry run predicts", "predicted:measure", 90,
+        "What a dry run predicts", "predicted:measure", 80,
         "Where seconds are off by more than a dry run's closing words say, compare the passes of "
         "the section above: rates of products and of memory are in `simulator/costs/`. Where "
         "memory is off by more than 0.2 %, the count lacks a tensor.",
     ),
     "features": Part(
-        "Every feature beside a CPU", "features:measure", 200,
+        "Every feature beside a CPU", "features:measure", 240,
         "A layout that is not as on a CPU must not train: look at it before anything else.",
     ),
     "links": Part(
-        "Links beside products, and their memory", "links:measure", 35,
+        "Links beside products, and their memory", "links:measure", 45,
         "If a product beside a waiting receive takes 1.1 times as long or more, train with the "
         "largest `--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and "
         "the last two columns are small, let products leave that many multiprocessors free. If "
@@ -108,11 +104,11 @@ PARTS: Final[Mapping[str, Part]] = {
         "`simulator/costs/gpus.py` is too large.",
     ),
     "contract": Part(
-        "Contract tests of the kernels", "machine:contract", 75,
+        "Contract tests of the kernels", "machine:contract", 100,
         "A kernel that fails must not train: report it with the lines of its test.",
     ),
 }  # fmt: skip
-"""All sections, beginning with those that give results soonest; together they take 479 s at most.
+"""All sections, beginning with those that give results soonest; together they take 719 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
 

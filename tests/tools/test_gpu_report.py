@@ -37,8 +37,8 @@ def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
     return document
 
 
-def test_all_of_it_takes_less_than_eight_minutes() -> None:
-    assert sum(part.seconds for part in PARTS.values()) < 480
+def test_all_of_it_takes_less_than_twelve_minutes() -> None:
+    assert sum(part.seconds for part in PARTS.values()) < 720
 
 
 def test_the_list_says_what_to_do_with_every_figure_and_measures_nothing(
@@ -59,7 +59,7 @@ def test_a_section_has_what_those_before_it_have_left(
 ) -> None:
     """Programs are compiled where they are first used, and how long that takes nobody knows."""
     given: dict[str, float] = {}
-    takes = {"machine": 6.0, "output": 70.0, "training": 90.0}
+    takes = {"machine": 6.0, "output": 30.0, "training": 40.0}
 
     def run(name: str, part: Part, device: str, seconds: float) -> Told:
         given[name] = seconds
@@ -70,7 +70,7 @@ def test_a_section_has_what_those_before_it_have_left(
     machine, output, training = (PARTS[name].seconds for name in takes)
     assert given["machine"] == machine
     assert given["output"] == machine + output - 6
-    assert given["training"] == machine + output + training - 76
+    assert given["training"] == machine + output + training - 36
 
 
 def test_s_and_t_have_a_line_for_every_number_of_shards(tmp_path: Path) -> None:
@@ -143,13 +143,17 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     assert all(training[f"{kind} / products"] > 0 for kind in "FBW")
     ours, theirs = plain["ours, 1F1B"], plain["plain, torch.compile"]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
-    differences = found["ranks"]["values"]["differences"].values()
+    differences = found["features"]["values"]["differences"].values()
     assert len(differences) == 2
-    assert all(difference < 1e-4 for difference in differences)
+    assert all(float(difference) < 1e-4 for difference in differences)
+    [small_model] = found["predicted"]["values"].values()
+    assert 0 < small_model["step"] < small_model["iteration"]
     links = found["links"]["values"]
     assert [row[0] for row in links["rows"]] == [1, 2, 4, 8]
     assert all(row[3] > 0 for row in links["rows"])
-    assert links["message_bytes"]["peak"] >= links["message_bytes"]["one"]
+    message = links["message_bytes"]
+    assert message["peak"] >= message["one"]
+    assert message["grouped"] >= message["one"]
     assert found["contract"]["values"]["returncode"] == 0
 
 
@@ -157,7 +161,7 @@ def test_the_small_form_runs_to_its_end(tmp_path: Path) -> None:
     ("name", "seconds", "why"),
     [
         ("no such section", 60.0, "it failed with status 2"),
-        ("ranks", 0.01, "it was not done after"),
+        ("features", 0.01, "it was not done after"),
     ],
 )
 def test_a_section_that_fails_or_hangs_is_told(name: str, seconds: float, why: str) -> None:

@@ -53,11 +53,10 @@ class _Ends:
     groups: dict[int, dist.ProcessGroup]
     megabytes: dict[int, float]
 
-    def send_when(self, key: str, tensor: Tensor, group: dist.ProcessGroup, count: int = 1) -> None:
-        """Send ``tensor`` some times, once the other end has set ``key``."""
+    def send_when(self, key: str, tensor: Tensor, group: dist.ProcessGroup) -> None:
+        """Send ``tensor`` once the other end has set ``key``."""
         self.store.wait([key])
-        for _ in range(count):
-            group.send([tensor], 0, 0).wait()
+        group.send([tensor], 0, 0).wait()
 
 
 def measure(scale: Scale) -> Section:
@@ -89,8 +88,14 @@ def measure(scale: Scale) -> Section:
     said = (
         f"Products [{values['size']}, {values['size']}] of bf16; columns after the third are times "
         f"relative to the product alone. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each "
-        f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most."
+        f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most, and "
+        f"{memory['grouped'] / 1e6:.3g} MB if every receive is a group of NCCL calls."
     )
+    if values["beside_a_block"]:
+        said += (
+            " Beside a kernel of one block that only counts the product takes "
+            f"{values['beside_a_block']:.3g} times as long."
+        )
     return Section([said, "", *table(head, values["rows"])], values)
 
 
@@ -156,7 +161,27 @@ def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
             row.append(_beside_a_receive(ends, blocks, "carved", multiply) / alone)
             torch._C._set_sm_carveout_experimental(None)
         rows.append(row)
-    return {"size": size, "rows": rows, "carves": carves, "message_bytes": _kept_messages(ends)}
+    return {
+        "size": size,
+        "rows": rows,
+        "carves": carves,
+        "beside_a_block": _beside_a_block(ends, multiply) if carves else None,
+        "message_bytes": {
+            "one": _message_bytes(ends.scale),
+            "peak": _kept_messages(ends, grouped=False),
+            "grouped": _kept_messages(ends, grouped=True),
+        },
+    }
+
+
+def _beside_a_block(ends: _Ends, multiply: Callable[[], object]) -> float:
+    """Return the time of a product beside a kernel that keeps one multiprocessor, over its own."""
+    alone = seconds_of(ends.scale, multiply, ahead=False)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(100_000_000)  # cycles: some 50 ms
+    found = seconds_of(ends.scale, multiply, ahead=False) / alone
+    torch.cuda.synchronize()
+    return found
 
 
 def _beside_a_receive(ends: _Ends, blocks: int, name: str, multiply: Callable[[], object]) -> float:
@@ -169,23 +194,45 @@ def _beside_a_receive(ends: _Ends, blocks: int, name: str, multiply: Callable[[]
     return found
 
 
-def _kept_messages(ends: _Ends) -> dict[str, int]:
-    """Return the bytes of a message, and the most that messages in a row keep on the GPU."""
-    numbers = 1 << 16 if ends.scale.small else 1 << 24
+def _kept_messages(ends: _Ends, *, grouped: bool) -> int:
+    """Return the most bytes that messages in a row keep on the GPU.
+
+    Args:
+        ends: this end.
+        grouped: every receive is a group of calls of NCCL, for which PyTorch does not note the
+            stream of the transfer in the memory of the message.
+    """
+    size = _message_bytes(ends.scale)
     group, on_gpu = ends.groups[BLOCKS[0]], ends.scale.device.type == "cuda"
     before = 0
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()["active_bytes.all.current"]
-    ends.store.set("send in a row", "now")
+    ends.store.set(f"send in a row {grouped}", "now")
     for _ in range(MESSAGES):
-        group.recv([torch.empty(numbers, device=ends.scale.device)], 1, 0).wait()
-    peak = 4 * numbers
-    if on_gpu:
-        torch.cuda.synchronize()
-        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
-    return {"one": 4 * numbers, "peak": peak}
+        message = torch.empty(size // 4, device=ends.scale.device)
+        _transfer(group, message, 1, grouped=grouped and on_gpu, sends=False).wait()
+        del message
+    if not on_gpu:
+        return size
+    torch.cuda.synchronize()
+    return int(torch.cuda.memory_stats()["active_bytes.all.peak"]) - before
+
+
+def _message_bytes(scale: Scale) -> int:
+    return 4 << (16 if scale.small else 24)
+
+
+def _transfer(
+    group: dist.ProcessGroup, message: Tensor, other: int, *, grouped: bool, sends: bool
+) -> dist.Work:
+    call = group.send if sends else group.recv
+    if not grouped:
+        return call([message], other, 0)
+    group._start_coalescing(message.device)
+    call([message], other, 0)
+    return group._end_coalescing(message.device)
 
 
 def _send(ends: _Ends) -> None:
@@ -194,9 +241,13 @@ def _send(ends: _Ends) -> None:
     for blocks in BLOCKS:
         for name in ("all", "carved") if ends.scale.device.type == "cuda" else ("all",):
             ends.send_when(f"send {blocks} {name}", message, ends.groups[blocks])
-    numbers = 1 << 16 if ends.scale.small else 1 << 24
-    long = torch.zeros(numbers, device=ends.scale.device)
-    ends.send_when("send in a row", long, ends.groups[BLOCKS[0]], MESSAGES)
+    on_gpu = ends.scale.device.type == "cuda"
+    long = torch.zeros(_message_bytes(ends.scale) // 4, device=ends.scale.device)
+    for grouped in (False, True):
+        ends.store.wait([f"send in a row {grouped}"])
+        for _ in range(MESSAGES):
+            group = ends.groups[BLOCKS[0]]
+            _transfer(group, long, 0, grouped=grouped and on_gpu, sends=True).wait()
 
 
 if __name__ == "__main__":

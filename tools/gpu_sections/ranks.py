@@ -1,9 +1,7 @@
-"""Several ranks on the first GPU, over NCCL: they must come to the losses of one rank.
-
-And one rank must come to those of a CPU, from the weights that the CPU draws.
+"""Small jobs whose ranks share the first GPU, over NCCL.
 
 NCCL refuses two ranks of a host on one GPU; told that they are on different hosts, it goes over
-sockets. So this shows values and that nothing gets stuck, and no times.
+sockets. So a job shows values and that nothing gets stuck, and no times.
 """
 
 import os
@@ -17,55 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from tools.gpu_sections.timing import Scale, Section, table
-
 ROOT: Final = Path(__file__).resolve().parents[2]
-SECONDS: Final = 60.0
-"""After which a job counts as stuck."""
-
-WITHIN: Final = 1e-4
-"""Of its size a loss may differ; fp32."""
-
-LAYOUTS: Final = (
-    "--pipeline-model-parallel-size 2 --vocab-parallel vocab-2 --pipeline-schedule zb-v",
-    "--pipeline-model-parallel-size 2 --vocab-parallel vocab-1",
-    "--tensor-model-parallel-size 2 --sequence-parallel --vocab-parallel none",
-)
-
-ON_CPU: Final = "--use-cpu-initialization"
-"""Of one rank, compared with a CPU."""
 
 
-def measure(scale: Scale) -> Section:
-    """Train every layout, and compare its losses with those of one rank; that one with a CPU."""
-    device = scale.device.type
-    alone = losses_of("", 1, device)
-    rows: list[tuple[str, str, str]] = []
-    values: dict[str, float | None] = {}
-    jobs = [(flags, 2) for flags in LAYOUTS[: 1 if scale.small else None]]
-    for flags, ranks in [*jobs, (ON_CPU, 1)]:
-        try:
-            found = losses_of(flags, ranks, device)
-            expected = losses_of("", 1, "cpu") if flags == ON_CPU else alone
-        except (RuntimeError, TimeoutError) as error:
-            rows.append((f"`{flags}`", "failed", str(error).replace("\n", " ")[-300:]))
-            values[flags] = None
-            continue
-        off = max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
-        rows.append((f"`{flags}`", f"{off:.1e}", "yes" if off < WITHIN else "NO"))
-        values[flags] = off
-    said = (
-        f"{len(alone)} iterations in fp32; one rank: {alone[0]:.6g} to {alone[-1]:.6g}. "
-        f"{'NCCL over sockets' if device == 'cuda' else 'gloo'}, two ranks on one device. "
-        f"With `{ON_CPU}` one rank is compared with a CPU."
-    )
-    head = ("layout", "largest relative difference", f"within {WITHIN:g}")
-    return Section([said, "", *table(head, rows)], {"alone": alone, "differences": values})
-
-
-def losses_of(
-    flags: str, ranks: int, device: str, seconds: float = SECONDS, iterations: int = 10
-) -> list[float]:
+def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: int) -> list[float]:
     """Return the losses of a job, which must end within ``seconds``.
 
     Raises:

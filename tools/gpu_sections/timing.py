@@ -12,6 +12,10 @@ import torch
 WARM_UPS: Final = 3
 ROUNDS: Final = 10
 
+HEAD_START: Final = 40_000_000
+"""Cycles, some 20 ms, that a GPU counts before it is timed. So the host has launched most kernels
+before the first one runs, and what a host needs for a launch is not in the times of kernels."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -61,18 +65,26 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def seconds_of(scale: Scale, work: Callable[[], object]) -> float:
-    """Return the median seconds of ``work``, once it has run some times."""
-    return laps(scale, [work])[0]
+def seconds_of(scale: Scale, work: Callable[[], object], *, ahead: bool = True) -> float:
+    """Return the median seconds of ``work``, once it has run some times; see ``laps``."""
+    return laps(scale, [work], ahead=ahead)[0]
 
 
-def laps(scale: Scale, works: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median seconds of each of several things that run one after the other."""
-    rounds = [_round(scale, works) for _ in range(WARM_UPS + scale.rounds)][WARM_UPS:]
+def laps(scale: Scale, works: Sequence[Callable[[], object]], *, ahead: bool = True) -> list[float]:
+    """Return the median seconds of each of several things that run one after the other.
+
+    Args:
+        scale: with the device that is timed.
+        works: what is timed.
+        ahead: on a GPU, time kernels that the host has launched before; otherwise the GPU may wait
+            for its host, as it does in training.
+    """
+    count = WARM_UPS + scale.rounds
+    rounds = [_round(scale, works, ahead=ahead) for _ in range(count)][WARM_UPS:]
     return [median(times) for times in zip(*rounds, strict=True)]
 
 
-def _round(scale: Scale, works: Sequence[Callable[[], object]]) -> list[float]:
+def _round(scale: Scale, works: Sequence[Callable[[], object]], *, ahead: bool) -> list[float]:
     if scale.device.type != "cuda":
         marks = [time.perf_counter()]
         for work in works:
@@ -80,6 +92,8 @@ def _round(scale: Scale, works: Sequence[Callable[[], object]]) -> list[float]:
             marks.append(time.perf_counter())
         return [after - before for before, after in pairwise(marks)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
+    if ahead:
+        torch.cuda._sleep(HEAD_START)
     events[0].record()
     for work, event in zip(works, events[1:], strict=True):
         work()
