@@ -40,12 +40,23 @@ _EXPERTS: Final = (
 
 MODELS: Final[dict[str, str]] = {
     "GPT 2048, 32k": f"{_GPT} --seq-length 2048 --vocab-size 32000",
+    "the same, its passes replayed": (
+        f"{_GPT} --seq-length 2048 --vocab-size 32000 --cuda-graph-impl local"
+    ),
     "GPT 2048, 256k": f"{_GPT} --seq-length 2048 --vocab-size 256000",
     "GPT 2048, 256k, logits formed again": (
         f"{_GPT} --seq-length 2048 --vocab-size 256000 --vocab-recompute"
     ),
     "Llama 4096, 128k": f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000",
-    "the same, layers computed again": (
+    "the same in 8 bits": (
+        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
+        "--fp8-format hybrid --fp8-recipe tensorwise"
+    ),
+    "the same in 8 bits, by blocks": (
+        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
+        "--fp8-format e4m3 --fp8-recipe blockwise"
+    ),
+    "the same in 16 bits, layers computed again": (
         f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
         "--recompute-granularity full --recompute-method uniform"
     ),
@@ -84,9 +95,7 @@ def measure(scale: Scale) -> Section:
     gpu = gpu_of_driver(name)
     if gpu is None:
         return Section([f"No data sheet of {name} is known, so nothing can be predicted."], {})
-    rows = []
-    for model, flags in models.items():
-        rows.append((model, *_row(scale, flags, gpu)))
+    found = {model: _row(scale, flags, gpu) for model, flags in models.items()}
     head = (
         "model",
         "iteration, ms",
@@ -100,7 +109,8 @@ def measure(scale: Scale) -> Section:
     )
     keys = ("iteration", "predicted", "off", "step", "step predicted", "memory", "counted", "more")
     said = f"4 microbatches of one sample, bf16; predicted for {gpu.name} as a dry run does."
-    values = {row[0]: dict(zip(keys, row[1:], strict=True)) for row in rows}
+    values = {model: dict(zip(keys, row, strict=True)) for model, row in found.items()}
+    rows = [(model, *row) for model, row in found.items()]
     return Section([said, "", *table(head, rows)], values)
 
 

@@ -276,10 +276,10 @@ class ListedGroup(dist.ProcessGroup):
         more = max(output, tensor, key=Tensor.numel)
         return self._list("all_to_all", [more], [output, tensor])
 
-    # What PyTorch 2.12 and older versions call.
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
+    # What PyTorch 2.12 and older versions call; the ignored errors are those of ``broadcast``.
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
