@@ -60,7 +60,7 @@ setup(
     install_requires=[
         "blake3>=1.0",
         "pybind11>=2.12",
-        "torch>=2.6",
+        "torch>=2.11",
         "numpy>=1.26",
         "sentencepiece>=0.2",
         "rich>=13",
