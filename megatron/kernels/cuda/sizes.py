@@ -16,11 +16,10 @@ TILE_ROWS: Final = 16384
 """The most rows of a tile where logits are not kept. With 8,192 tokens a tile of logits in 16 bits
 is a quarter of a GiB, and work enough for a GPU."""
 
-LEAST_TOKENS: Final = 256
-"""S that forms A without keeping logits takes all rows for some of the tokens if its memory has
-room for so many tokens. A slice of the tokens reads W twice, a tile of rows reads and writes A
-twice. Products of fewer tokens wait for W: 170 products of two numbers take a GPU as long as a
-byte."""
+LEAST_TOKENS: Final = 1024
+"""The least number of tokens for which S, where it forms A and keeps no logits, takes all rows at a
+time. W is read for every slice of the tokens: for 128 tokens, products wait for it. And 512 tokens
+are too small a piece of A to occupy a GPU."""
 
 
 def quotient(amount: int, share: int) -> int:
