@@ -77,6 +77,32 @@ def test_either_way_gradients_are_those_of_the_whole(
     assert_as_exact_as_autograd(tried, problem, answer)
 
 
+@pytest.mark.parametrize("tried", ON_A_GPU, ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+def test_statistics_alone_are_those_beside_kept_exponentials(
+    tried: Implementation, softcap: float
+) -> None:
+    """In spans of 512 rows; the last one is not full. No logit is above 0 in the first span."""
+    n, h, v = 130, 8, 1100
+    x_nh, weight_vh = tried.activation(n, h).abs(), tried.activation(v, h, seed=1)
+    weight_vh[:512] = -weight_vh[:512].abs()
+    targets_n = (torch.arange(n, device=tried.device) * 37) % (v + 40)
+    kernels, options = tried.kernels, LossOptions(v, 0.1, logit_softcap=softcap)
+    alone, kept = (
+        kernels.output_s(
+            x_nh, weight_vh, targets_n, 20, options, room, form_gradient=False, keep=keep
+        ).statistics_4n
+        for keep, room in (
+            (False, kernels.scratch_room(x_nh, v, again=False)),
+            (True, kernels.kept_room(x_nh, v)),
+        )
+    )
+    assert torch.equal(alone[0], kept[0])
+    assert torch.equal(alone[2], kept[2])
+    torch.testing.assert_close(alone[1], kept[1], rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(alone[3], kept[3], rtol=1e-5, atol=1e-3)
+
+
 class Sums(TorchDispatchMode):
     """Notes the shape of every sum to which a product is added, or which a product begins."""
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda import gradients, operators
+from megatron.kernels.cuda import gradients, logit_operators
 from megatron.kernels.cuda.gradients import (
     CudaState,
     begin_gradient,
@@ -74,7 +74,10 @@ class CudaOutput:
             begin_gradient(state, weight_vh, options)
         if not len(weight_vh):
             return state
-        for tile, logits_rt in tiles(room_vn, len(weight_vh), len(x_nh), by_tokens=form_gradient):
+        if not keep and not form_gradient:
+            self._statistics_alone(state, weight_vh, room_vn, options)
+            return state
+        for tile, logits_rt in tiles(room_vn, len(weight_vh), len(x_nh), by_tokens=True):
             shrink_t = self._logits_and_maxima(state, weight_vh, logits_rt, tile, options)
             slopes_rt = torch.empty_like(logits_rt) if capped_spread else None
             self._exponentials(state, logits_rt, tile, options, slopes_rt, shrink_t)
@@ -160,6 +163,34 @@ class CudaOutput:
             return None
         return gradients.input_gradient(state, merged, weight_vh, weight_n, options)
 
+    def _statistics_alone(
+        self, state: CudaState, weight_vh: Tensor, room: Tensor, options: LossOptions
+    ) -> None:
+        """Set the state's statistics; nothing else needs the logits or the exponentials."""
+        maximum_n, sum_n, target_logits_n, logit_sum_n = state.statistics_4n
+        cut = list(tiles(room, len(weight_vh), len(sum_n), by_tokens=False))
+        spans = [logit_operators.spans(len(logits_rn)) for _, logits_rn in cut]
+        partial_3kn = sum_n.new_empty(3 if options.spread else 2, sum(spans), len(sum_n))
+        of_tiles = (part.split(spans) for part in partial_3kn)
+        for (tile, logits_rn), *partial in zip(cut, *of_tiles, strict=True):
+            torch.mm(weight_vh[tile.rows], state.x_nh.T, out=logits_rn)
+            maxima_kn, sums_kn, *logit_sums_kn = partial
+            logit_operators.column_statistics(
+                logits_rn,
+                state.targets_n,
+                maxima_kn,
+                sums_kn,
+                logit_sums_kn[0] if logit_sums_kn else None,
+                target_logits_n,
+                state.first_row + tile.rows.start,
+                options.logit_softcap,
+            )
+        maxima_kn, sums_kn, *logit_sums_kn = partial_3kn
+        torch.amax(maxima_kn, 0, out=maximum_n)
+        torch.sum(sums_kn.mul_(maxima_kn.sub_(maximum_n).exp_()), 0, out=sum_n)
+        if logit_sums_kn:
+            torch.sum(logit_sums_kn[0], 0, out=logit_sum_n)
+
     def _logits_and_maxima(
         self,
         state: CudaState,
@@ -175,8 +206,8 @@ class CudaOutput:
         """
         torch.mm(weight_vh[tile.rows], state.x_nh[tile.tokens].T, out=logits_rt)
         maximum_t, target_logits_t = (state.statistics_4n[row][tile.tokens] for row in (0, 2))
-        maxima_kt = maximum_t.new_empty(operators.spans(len(logits_rt)), len(maximum_t))
-        operators.column_maxima(
+        maxima_kt = maximum_t.new_empty(logit_operators.spans(len(logits_rt)), len(maximum_t))
+        logit_operators.column_maxima(
             logits_rt,
             state.targets_n[tile.tokens],
             maxima_kt,
@@ -202,9 +233,9 @@ class CudaOutput:
     ) -> None:
         """Turn logits into exponentials relative to the state's maximum, and add them up."""
         maximum_t, sum_t, _, logit_sum_t = state.statistics_4n[:, tile.tokens]
-        sums_kt = sum_t.new_empty(operators.spans(len(logits_rt)), len(sum_t))
+        sums_kt = sum_t.new_empty(logit_operators.spans(len(logits_rt)), len(sum_t))
         logit_sums_kt = torch.empty_like(sums_kt) if options.spread else None
-        operators.exponentials_(
+        logit_operators.exponentials_(
             logits_rt, maximum_t, sums_kt, logit_sums_kt, slopes_rt, options.logit_softcap
         )
         if shrink_t is None:
@@ -254,7 +285,7 @@ class CudaOutput:
             slopes_rn = None
             if options.spread and options.logit_softcap:
                 slopes_rn = torch.empty_like(exp_rn)
-            operators.exponentials_(
+            logit_operators.exponentials_(
                 exp_rn, state.maximum_n, None, None, slopes_rn, options.logit_softcap
             )
             yield tile, exp_rn, slopes_rn
