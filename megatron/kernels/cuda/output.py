@@ -66,18 +66,18 @@ class CudaOutput:
     ) -> ShardState:
         """See ``Kernels``."""
         state = initial_state(x_nh, targets_n, first_row)
-        [room_vn] = room
+        [room_rn] = room  # r is v where logits are kept
         if keep:
-            state.exp_tiles = (room_vn,)
+            state.exp_tiles = (room_rn,)
         capped_spread = bool(options.spread and options.logit_softcap)
         if form_gradient:
             begin_gradient(state, weight_vh, options)
         if not len(weight_vh):
             return state
         if not keep and not form_gradient:
-            self._statistics_alone(state, weight_vh, room_vn, options)
+            self._statistics_alone(state, weight_vh, room_rn, options)
             return state
-        for tile, logits_rt in tiles(room_vn, len(weight_vh), len(x_nh), by_tokens=True):
+        for tile, logits_rt in tiles(room_rn, len(weight_vh), len(x_nh), by_tokens=True):
             shrink_t = self._logits_and_maxima(state, weight_vh, logits_rt, tile, options)
             slopes_rt = torch.empty_like(logits_rt) if capped_spread else None
             self._exponentials(state, logits_rt, tile, options, slopes_rt, shrink_t)
@@ -164,11 +164,11 @@ class CudaOutput:
         return gradients.input_gradient(state, merged, weight_vh, weight_n, options)
 
     def _statistics_alone(
-        self, state: CudaState, weight_vh: Tensor, room: Tensor, options: LossOptions
+        self, state: CudaState, weight_vh: Tensor, room_rn: Tensor, options: LossOptions
     ) -> None:
         """Set the state's statistics; nothing else needs the logits or the exponentials."""
         maximum_n, sum_n, target_logits_n, logit_sum_n = state.statistics_4n
-        cut = list(tiles(room, len(weight_vh), len(sum_n), by_tokens=False))
+        cut = list(tiles(room_rn, len(weight_vh), len(sum_n), by_tokens=False))
         spans = [logit_operators.spans(len(logits_rn)) for _, logits_rn in cut]
         partial_3kn = sum_n.new_empty(3 if options.spread else 2, sum(spans), len(sum_n))
         of_tiles = (part.split(spans) for part in partial_3kn)
@@ -278,9 +278,9 @@ class CudaOutput:
             [exp_vn] = state.exp_tiles
             yield whole(exp_vn), exp_vn, state.slopes_vn
             return
-        [room_vn] = room
+        [room_rn] = room
         rows, tokens = len(weight_vh), len(state.x_nh)
-        for tile, exp_rn in tiles(room_vn, rows, tokens, by_tokens=False):
+        for tile, exp_rn in tiles(room_rn, rows, tokens, by_tokens=False):
             torch.mm(weight_vh[tile.rows], state.x_nh.T, out=exp_rn)
             slopes_rn = None
             if options.spread and options.logit_softcap:
