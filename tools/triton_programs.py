@@ -188,6 +188,9 @@ def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> 
     for kind in kinds:
         for capped in (False, True):
             yield Form(softmax.column_maxima, {"CAPPED": capped, **logits}, kind)
+            for sums in (False, True):
+                options = {"CAPPED": capped, "LOGIT_SUMS": sums}
+                yield Form(softmax.column_statistics, {**options, **logits}, kind)
             yield Form(gradients.subtract_targets, {"CAPPED": capped, **rows}, kind)
             for sums, spread in ((False, False), (True, False), (True, True), (False, True)):
                 if not sums and spread and not capped:

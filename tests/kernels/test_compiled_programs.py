@@ -123,6 +123,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         products |= {"grouped_block_product", "grouped_block_weight_product"}
     assert {each["program"] for each in found} == {
         "column_maxima",
+        "column_statistics",
         "exponentials",
         "input_gradient",
         "merge",

@@ -175,23 +175,29 @@ def test_a_large_shape_in_every_type(tried: Implementation, treatment: Treatment
 
 
 @EACH_IMPLEMENTATION
-def test_logits_of_any_size(tried: Implementation) -> None:
+@EACH_MEMORY
+def test_logits_of_any_size(tried: Implementation, recompute: bool) -> None:
     """Exponentials of such logits are infinite: only differences to the maximum may be taken."""
     if tried.dtype == torch.float16:
         pytest.skip("fp16 has no such logits")
     problem = on(tried, draw(17, 8, 37, LossOptions(37), magnitude=1e3))
     # Rounded to 16 bits, logits are multiples of 4 or more, and a plain loss has such errors.
-    answer = by_shards(problem, 4, ALGORITHM_2, None, tried.kernels)
+    treatment = ALGORITHM_1 if recompute else ALGORITHM_2
+    answer = by_shards(problem, 4, treatment, None, tried.kernels, recompute=recompute)
     assert answer.losses_n.isfinite().all()
     assert_as_exact_as_autograd(tried, problem, answer)
 
 
 @EACH_IMPLEMENTATION
+@EACH_MEMORY
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_reaches_the_loss(tried: Implementation, value: float) -> None:
+def test_what_is_not_finite_reaches_the_loss(
+    tried: Implementation, value: float, recompute: bool
+) -> None:
     problem = on(tried, draw(6, 8, 20, LossOptions(20)))
     problem.x_nh[2, 3] = value
-    losses_n = by_shards(problem, 4, ALGORITHM_1, None, tried.kernels).losses_n
+    answer = by_shards(problem, 4, ALGORITHM_1, None, tried.kernels, recompute=recompute)
+    losses_n = answer.losses_n
     assert losses_n.isfinite().tolist() == [True, True, False, True, True, True]
 
 

@@ -16,7 +16,7 @@ from megatron.kernels.adamw import AdamWTensors
 from megatron.kernels.reference.kernels import ReferenceKernels
 from tools import gpu_report
 from tools.gpu_report import PARTS, ROOT, Part, Told, main, run_part
-from tools.gpu_sections import eight_bits, elementwise
+from tools.gpu_sections import eight_bits, elementwise, output_layer
 from tools.gpu_sections.timing import Scale, laps, table
 
 SMALL = Scale(torch.device("cpu"), small=True)
@@ -133,6 +133,27 @@ def test_apexs_step_is_the_one_that_it_is_measured_beside() -> None:
     for column in ("masters", "moments", "squares", "weights"):
         torch.testing.assert_close(getattr(own, column), getattr(expected, column))
     assert "Without apex's FusedAdam: it is for GPUs only." in elementwise.measure(SMALL).lines
+
+
+def test_s_and_t_have_their_times_with_kept_logits_and_with_logits_again() -> None:
+    found = output_layer.measure(SMALL)
+    shards = [row["rows"] for row in found.values["rows"]]
+    again = [(row["S forms A"], row["rows"]) for row in found.values["again"]]
+    assert shards == [320, 160, 80]
+    assert again == [(way, rows) for rows in (2560, 320, 160) for way in ("yes", "no")]
+    figures = [row for rows in found.values.values() for row in rows]
+    assert all(row["S, ms"] > 0 and row["T, ms"] > 0 for row in figures)
+
+
+@pytest.mark.parametrize(
+    ("in_s", "again", "expected"),
+    [(True, False, (3, 4)), (False, False, (1, 6)), (True, True, (3, 5)), (False, True, (1, 7))],
+)
+def test_every_product_of_the_output_layer_is_in_s_or_in_t(
+    in_s: bool, again: bool, expected: tuple[int, int]
+) -> None:
+    own = output_layer.TimedShard(64, 2, 8, 8, in_s, again)
+    assert own.products(1.0, 2.0, 4.0) == expected
 
 
 @pytest.mark.full

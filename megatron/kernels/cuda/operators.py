@@ -5,8 +5,7 @@ nothing on tensors without values. On a CPU the programs run in Triton's interpr
 (``TRITON_INTERPRET=1``), for tests. Sizes of blocks are fixed: nothing is tuned while a model
 trains, and sums come out the same on every GPU.
 
-Shapes: v rows of a shard, n tokens, h hidden size, k spans of rows, p shards; r rows, f
-channels.
+Shapes: v rows of a shard, n tokens, h hidden size, p shards; r rows, f channels.
 """
 
 from typing import Final
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from megatron.kernels.cuda.library import Programs
 from megatron.kernels.cuda.library import operator as _operator
-from megatron.kernels.cuda.sizes import SPAN, next_power_of_2, quotient
+from megatron.kernels.cuda.sizes import next_power_of_2, quotient
 
 gradient_programs = Programs("gradients")
-softmax_programs = Programs("softmax")
 
 TILE: Final = {"ROWS": 16, "COLUMNS": 128}
 """Logits that a program works on at a time: 16 for each of 128 threads, 256 bytes in a row."""
@@ -30,80 +28,10 @@ LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": True}
 rounded once."""
 
 
-def spans(rows: int) -> int:
-    """Return k, the number of partial results for every token."""
-    return quotient(rows, SPAN)
-
-
-def _over_logits(logits_vn: Tensor) -> tuple[int, int]:
-    rows, tokens = logits_vn.shape
-    assert logits_vn.is_contiguous()
-    return quotient(tokens, TILE["COLUMNS"]), spans(rows)
-
-
 def over_rows(x: Tensor) -> tuple[int, int]:
     """Return the grid of programs that each work on ``BLOCK`` numbers of a row."""
     assert x.is_contiguous()
     return len(x), quotient(x.shape[1], BLOCK)
-
-
-@_operator(
-    "column_maxima(Tensor logits_vn, Tensor targets_n, Tensor(a!) maxima_kn, "
-    "Tensor(b!) target_logits_n, int first_row, float cap) -> ()"
-)
-def column_maxima(
-    logits_vn: Tensor,
-    targets_n: Tensor,
-    maxima_kn: Tensor,
-    target_logits_n: Tensor,
-    first_row: int,
-    cap: float,
-) -> None:
-    """See ``programs.softmax``; a ``cap`` of 0 caps nothing, here and below."""
-    softmax_programs.column_maxima[_over_logits(logits_vn)](
-        logits_vn,
-        targets_n,
-        maxima_kn,
-        target_logits_n,
-        *logits_vn.shape,
-        first_row,
-        cap,
-        CAPPED=cap != 0,
-        SPAN=SPAN,
-        **TILE,
-        **LAUNCH,
-    )
-
-
-@_operator(
-    "exponentials_(Tensor(a!) logits_vn, Tensor shift_n, Tensor(b!)? sums_kn, "
-    "Tensor(c!)? logit_sums_kn, Tensor(d!)? slopes_vn, float cap) -> ()"
-)
-def exponentials_(
-    logits_vn: Tensor,
-    shift_n: Tensor,
-    sums_kn: Tensor | None,
-    logit_sums_kn: Tensor | None,
-    slopes_vn: Tensor | None,
-    cap: float,
-) -> None:
-    """See ``programs.softmax``; a result whose tensor is ``None`` is not formed."""
-    softmax_programs.exponentials[_over_logits(logits_vn)](
-        logits_vn,
-        shift_n,
-        shift_n if sums_kn is None else sums_kn,
-        shift_n if logit_sums_kn is None else logit_sums_kn,
-        logits_vn if slopes_vn is None else slopes_vn,
-        *logits_vn.shape,
-        cap,
-        CAPPED=cap != 0,
-        SUMS=sums_kn is not None,
-        LOGIT_SUMS=logit_sums_kn is not None,
-        SLOPES=slopes_vn is not None,
-        SPAN=SPAN,
-        **TILE,
-        **LAUNCH,
-    )
 
 
 @_operator(

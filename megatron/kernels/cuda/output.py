@@ -3,10 +3,17 @@
 The logits of all the shard's rows are one matrix [v, n], [vocabulary, tokens]. One product writes
 it. Then it is read once for its columns' maxima, turned into exponentials in place, and read by the
 other products. The maxima are known before the first exponential, so no running maximum is needed.
-C1 and T subtract the targets' part, straight from W and X. Where logits are not kept, slices of the
-tokens go through the same steps one after the other, all in the memory of one slice.
+C1 and T subtract the targets' part, straight from W and X.
 
-Shapes: n tokens, h hidden size, v rows of the shard without padding, k spans of rows.
+Where logits are not kept, tiles of the matrix go through the same steps one after the other, all in
+the memory of one tile. In T the maxima are known, so a tile is some rows with all tokens: every row
+of the weight gradient, by far the largest sum, is touched once. In S such a tile may raise the
+maxima, so what earlier tiles have summed shrinks. To shrink A, which is a sum over rows [n, h],
+costs more than to read W for each of a few slices of the tokens; then a tile is some tokens with
+all rows.
+
+Shapes: n tokens, h hidden size, v rows of the shard without padding, k spans of rows; for a tile
+r rows, t tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.kernels.cuda import gradients, operators
+from megatron.kernels.cuda import gradients, logit_operators
 from megatron.kernels.cuda.gradients import (
     CudaState,
     begin_gradient,
@@ -22,7 +29,8 @@ from megatron.kernels.cuda.gradients import (
     relative_to_all,
 )
 from megatron.kernels.cuda.products import Products
-from megatron.kernels.cuda.sizes import slice_tokens
+from megatron.kernels.cuda.sizes import tile_rows
+from megatron.kernels.cuda.tiles import Tile, tiles, whole
 from megatron.kernels.softmax import LossOptions, Merged, ShardState
 
 
@@ -41,8 +49,8 @@ class CudaOutput:
         return [x_nh.new_empty(rows, len(x_nh))]
 
     def scratch_room(self, x_nh: Tensor, rows: int, *, again: bool) -> Sequence[Tensor]:
-        """See ``Kernels``: one [v, tokens of a slice]."""
-        return [x_nh.new_empty(rows, slice_tokens(rows, len(x_nh), again=again))]
+        """See ``Kernels``: one [rows of a tile, n]."""
+        return [x_nh.new_empty(tile_rows(rows, again=again), len(x_nh))]
 
     def output_s(
         self,
@@ -58,23 +66,25 @@ class CudaOutput:
     ) -> ShardState:
         """See ``Kernels``."""
         state = initial_state(x_nh, targets_n, first_row)
-        [room_vn] = room
+        [room_rn] = room  # r is v where logits are kept
         if keep:
-            state.exp_tiles = (room_vn,)
+            state.exp_tiles = (room_rn,)
         capped_spread = bool(options.spread and options.logit_softcap)
         if form_gradient:
             begin_gradient(state, weight_vh, options)
         if not len(weight_vh):
             return state
-        for part in _slices(len(x_nh), room_vn):
-            logits_vn = _part_of(room_vn, part)
-            self._logits_and_maxima(state, weight_vh, logits_vn, part, options)
-            slopes_vn = torch.empty_like(logits_vn) if capped_spread else None
-            self._exponentials(state, logits_vn, part, options, slopes_vn)
+        if not keep and not form_gradient:
+            self._statistics_alone(state, weight_vh, room_rn, options)
+            return state
+        for tile, logits_rt in tiles(room_rn, len(weight_vh), len(x_nh), by_tokens=True):
+            shrink_t = self._logits_and_maxima(state, weight_vh, logits_rt, tile, options)
+            slopes_rt = torch.empty_like(logits_rt) if capped_spread else None
+            self._exponentials(state, logits_rt, tile, options, slopes_rt, shrink_t)
             if keep:
-                state.slopes_vn = slopes_vn
+                state.slopes_vn = slopes_rt
             if form_gradient:
-                self._form_gradient(state, weight_vh, logits_vn, slopes_vn, part)
+                self._form_gradient(state, weight_vh, logits_rt, slopes_rt, tile, shrink_t)
         return state
 
     def naive_s(
@@ -90,8 +100,7 @@ class CudaOutput:
         state = initial_state(x_nh, targets_n, first_row)
         [logits_vn] = state.exp_tiles = tuple(room)
         if len(weight_vh):
-            everything = slice(0, len(x_nh))
-            self._logits_and_maxima(state, weight_vh, logits_vn, everything, options)
+            self._logits_and_maxima(state, weight_vh, logits_vn, whole(logits_vn), options)
         return state
 
     def naive_e(self, state: ShardState, maximum_n: Tensor, options: LossOptions) -> None:
@@ -103,8 +112,7 @@ class CudaOutput:
             return
         if options.spread and options.logit_softcap:
             state.slopes_vn = torch.empty_like(logits_vn)
-        everything = slice(0, logits_vn.shape[1])
-        self._exponentials(state, logits_vn, everything, options, state.slopes_vn)
+        self._exponentials(state, logits_vn, whole(logits_vn), options, state.slopes_vn)
 
     def merge(
         self,
@@ -137,92 +145,124 @@ class CudaOutput:
             state = relative_to_all(state, merged)
         if form_gradient:
             begin_gradient(state, weight_vh, options)
-        scaled_nh = state.x_nh
+        scaled_nh, pulled_nh = state.x_nh, None
         if gradient_vh is not None and len(weight_vh):
             scaled_nh = gradients.scaled_input(state, merged, weight_n, options)
-        for part, exp_vn, slopes_vn in self._exponentials_of(state, weight_vh, options, room):
+            pulled_nh = _pulled(state, weight_n, options)
+        for tile, exp_rn, slopes_rn in self._exponentials_of(state, weight_vh, options, room):
             if gradient_vh is not None:
-                first = begins and part.start == 0
-                self._products.accumulate_(gradient_vh, exp_vn, scaled_nh[part], begins=first)
-                self._subtract_spread(gradient_vh, slopes_vn, weight_n, state, part, options)
+                total_rh = gradient_vh[tile.rows]
+                self._products.accumulate_(total_rh, exp_rn, scaled_nh, begins=begins)
+                if slopes_rn is not None and pulled_nh is not None:
+                    self._products.accumulate_(total_rh, slopes_rn, pulled_nh)
             if form_gradient:
-                self._form_gradient(state, weight_vh, exp_vn, slopes_vn, part)
+                self._form_gradient(state, weight_vh, exp_rn, slopes_rn, tile)
         if gradient_vh is not None and len(weight_vh):
             gradients.subtract_targets(gradient_vh, state, weight_n, options)
         if not form_gradient:
             return None
         return gradients.input_gradient(state, merged, weight_vh, weight_n, options)
 
+    def _statistics_alone(
+        self, state: CudaState, weight_vh: Tensor, room_rn: Tensor, options: LossOptions
+    ) -> None:
+        """Set the state's statistics; nothing else needs the logits or the exponentials."""
+        maximum_n, sum_n, target_logits_n, logit_sum_n = state.statistics_4n
+        cut = list(tiles(room_rn, len(weight_vh), len(sum_n), by_tokens=False))
+        spans = [logit_operators.spans(len(logits_rn)) for _, logits_rn in cut]
+        partial_3kn = sum_n.new_empty(3 if options.spread else 2, sum(spans), len(sum_n))
+        of_tiles = (part.split(spans) for part in partial_3kn)
+        for (tile, logits_rn), *partial in zip(cut, *of_tiles, strict=True):
+            torch.mm(weight_vh[tile.rows], state.x_nh.T, out=logits_rn)
+            maxima_kn, sums_kn, *logit_sums_kn = partial
+            logit_operators.column_statistics(
+                logits_rn,
+                state.targets_n,
+                maxima_kn,
+                sums_kn,
+                logit_sums_kn[0] if logit_sums_kn else None,
+                target_logits_n,
+                state.first_row + tile.rows.start,
+                options.logit_softcap,
+            )
+        maxima_kn, sums_kn, *logit_sums_kn = partial_3kn
+        torch.amax(maxima_kn, 0, out=maximum_n)
+        torch.sum(sums_kn.mul_(maxima_kn.sub_(maximum_n).exp_()), 0, out=sum_n)
+        if logit_sums_kn:
+            torch.sum(logit_sums_kn[0], 0, out=logit_sum_n)
+
     def _logits_and_maxima(
         self,
         state: CudaState,
         weight_vh: Tensor,
-        logits_vn: Tensor,
-        part: slice,
+        logits_rt: Tensor,
+        tile: Tile,
         options: LossOptions,
-    ) -> None:
-        """Fill ``logits_vn`` with some tokens' logits, and set their maxima and targets' logits."""
-        torch.mm(weight_vh, state.x_nh[part].T, out=logits_vn)
-        maximum_n, target_logits_n = state.maximum_n[part], state.statistics_4n[2][part]
-        maxima_kn = maximum_n.new_empty(operators.spans(len(weight_vh)), len(maximum_n))
-        operators.column_maxima(
-            logits_vn,
-            state.targets_n[part],
-            maxima_kn,
-            target_logits_n,
-            state.first_row,
+    ) -> Tensor | None:
+        """Fill ``logits_rt``, raise the state's maxima to the tile's, and set targets' logits.
+
+        Returns:
+            [t], the factor by which sums over earlier rows shrink; ``None``: there are none.
+        """
+        torch.mm(weight_vh[tile.rows], state.x_nh[tile.tokens].T, out=logits_rt)
+        maximum_t, target_logits_t = (state.statistics_4n[row][tile.tokens] for row in (0, 2))
+        maxima_kt = maximum_t.new_empty(logit_operators.spans(len(logits_rt)), len(maximum_t))
+        logit_operators.column_maxima(
+            logits_rt,
+            state.targets_n[tile.tokens],
+            maxima_kt,
+            target_logits_t,
+            state.first_row + tile.rows.start,
             options.logit_softcap,
         )
-        torch.amax(maxima_kn, 0, out=maximum_n)
+        if tile.begins:
+            torch.amax(maxima_kt, 0, out=maximum_t)
+            return None
+        before_t = maximum_t.clone()
+        torch.maximum(before_t, maxima_kt.amax(0), out=maximum_t)
+        return before_t.sub_(maximum_t).exp_()
 
     def _exponentials(
         self,
         state: CudaState,
-        logits_vn: Tensor,
-        part: slice,
+        logits_rt: Tensor,
+        tile: Tile,
         options: LossOptions,
-        slopes_vn: Tensor | None,
+        slopes_rt: Tensor | None,
+        shrink_t: Tensor | None = None,
     ) -> None:
-        """Turn logits into exponentials relative to the state's maximum, and set their sums."""
-        maximum_n, sum_n, _, logit_sum_n = state.statistics_4n[:, part]
-        spans = operators.spans(len(logits_vn))
-        sums_kn = sum_n.new_empty(spans, len(sum_n))
-        logit_sums_kn = torch.empty_like(sums_kn) if options.spread else None
-        operators.exponentials_(
-            logits_vn, maximum_n, sums_kn, logit_sums_kn, slopes_vn, options.logit_softcap
+        """Turn logits into exponentials relative to the state's maximum, and add them up."""
+        maximum_t, sum_t, _, logit_sum_t = state.statistics_4n[:, tile.tokens]
+        sums_kt = sum_t.new_empty(logit_operators.spans(len(logits_rt)), len(sum_t))
+        logit_sums_kt = torch.empty_like(sums_kt) if options.spread else None
+        logit_operators.exponentials_(
+            logits_rt, maximum_t, sums_kt, logit_sums_kt, slopes_rt, options.logit_softcap
         )
-        torch.sum(sums_kn, 0, out=sum_n)
-        if logit_sums_kn is not None:
-            torch.sum(logit_sums_kn, 0, out=logit_sum_n)
+        if shrink_t is None:
+            torch.sum(sums_kt, 0, out=sum_t)
+        else:
+            sum_t.mul_(shrink_t).add_(sums_kt.sum(0))
+        if logit_sums_kt is not None:
+            logit_sum_t.add_(logit_sums_kt.sum(0))
 
     def _form_gradient(
         self,
         state: CudaState,
         weight_vh: Tensor,
-        exp_vn: Tensor,
-        slopes_vn: Tensor | None,
-        part: slice,
+        exp_rt: Tensor,
+        slopes_rt: Tensor | None,
+        tile: Tile,
+        shrink_t: Tensor | None = None,
     ) -> None:
-        """Form A of some tokens, and their ``spread_nh`` if label smoothing meets capped logits."""
-        raw_nh, spread_nh = state.raw_gradient_nh, state.spread_nh
-        assert raw_nh is not None
-        self._products.form(raw_nh[part], exp_vn.T, weight_vh)
-        if slopes_vn is not None and spread_nh is not None:
-            self._products.form(spread_nh[part], slopes_vn.T, weight_vh)
-
-    def _subtract_spread(
-        self,
-        gradient_vh: Tensor,
-        slopes_vn: Tensor | None,
-        weight_n: Tensor,
-        state: CudaState,
-        part: slice,
-        options: LossOptions,
-    ) -> None:
-        """Subtract label smoothing's part from the weight gradient if logits are capped."""
-        if slopes_vn is not None:
-            pulled_nh = (-options.spread * weight_n[part]).unsqueeze(1) * state.x_nh[part]
-            self._products.accumulate_(gradient_vh, slopes_vn, pulled_nh.to(state.x_nh.dtype))
+        """Add a tile to A, and to ``spread_nh`` if label smoothing meets capped logits."""
+        assert state.raw_gradient_nh is not None
+        raw_th, weight_rh = state.raw_gradient_nh[tile.tokens], weight_vh[tile.rows]
+        if shrink_t is not None:
+            raw_th.mul_(shrink_t.unsqueeze(1))
+        self._products.accumulate_(raw_th, exp_rt.T, weight_rh, begins=tile.begins)
+        if slopes_rt is not None and state.spread_nh is not None:
+            spread_th = state.spread_nh[tile.tokens]
+            self._products.accumulate_(spread_th, slopes_rt.T, weight_rh, begins=tile.begins)
 
     def _exponentials_of(
         self,
@@ -230,34 +270,30 @@ class CudaOutput:
         weight_vh: Tensor,
         options: LossOptions,
         room: Sequence[Tensor] | None,
-    ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield slices of the tokens, exponentials relative to the state's maximum, and slopes."""
+    ) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
+        """Yield tiles of rows, exponentials relative to the state's maximum, and slopes."""
         if not len(weight_vh):
             return
         if room is None:
-            yield slice(0, len(state.x_nh)), state.exp_tiles[0], state.slopes_vn
+            [exp_vn] = state.exp_tiles
+            yield whole(exp_vn), exp_vn, state.slopes_vn
             return
-        [room_vn] = room
-        for part in _slices(len(state.x_nh), room_vn):
-            exp_vn = _part_of(room_vn, part)
-            torch.mm(weight_vh, state.x_nh[part].T, out=exp_vn)
-            slopes_vn = None
+        [room_rn] = room
+        rows, tokens = len(weight_vh), len(state.x_nh)
+        for tile, exp_rn in tiles(room_rn, rows, tokens, by_tokens=False):
+            torch.mm(weight_vh[tile.rows], state.x_nh.T, out=exp_rn)
+            slopes_rn = None
             if options.spread and options.logit_softcap:
-                slopes_vn = torch.empty_like(exp_vn)
-            operators.exponentials_(
-                exp_vn, state.maximum_n[part], None, None, slopes_vn, options.logit_softcap
+                slopes_rn = torch.empty_like(exp_rn)
+            logit_operators.exponentials_(
+                exp_rn, state.maximum_n, None, None, slopes_rn, options.logit_softcap
             )
-            yield part, exp_vn, slopes_vn
+            yield tile, exp_rn, slopes_rn
 
 
-def _slices(tokens: int, room_vn: Tensor) -> Iterator[slice]:
-    """Yield slices of the tokens, each as large as the room allows."""
-    at_once = max(1, room_vn.shape[1])
-    for begin in range(0, tokens, at_once):
-        yield slice(begin, min(tokens, begin + at_once))
-
-
-def _part_of(room_vn: Tensor, part: slice) -> Tensor:
-    """Return contiguous room for the logits of some tokens."""
-    rows, tokens = len(room_vn), part.stop - part.start
-    return room_vn.view(-1)[: rows * tokens].view(rows, tokens)
+def _pulled(state: CudaState, weight_n: Tensor, options: LossOptions) -> Tensor | None:
+    """Return [n, h], whose product with slopes label smoothing adds to the weight gradient."""
+    if not (options.spread and options.logit_softcap):
+        return None
+    pulled_nh = (-options.spread * weight_n).unsqueeze(1) * state.x_nh
+    return pulled_nh.to(state.x_nh.dtype)

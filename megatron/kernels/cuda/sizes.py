@@ -9,12 +9,17 @@ SPAN: Final = 512
 """Rows of the logits that one program goes through. With 32,000 rows and 4,096 tokens, 2,016
 programs share the work: some waves on any GPU."""
 
-LEAST_SLICES: Final = 4
-"""The least number of slices into which the tokens are cut where T forms the logits again."""
+LEAST_TILES: Final = 4
+"""The least number of tiles into which the rows are cut where T forms the logits again."""
 
-SLICE_ROWS: Final = 16384
-"""The limit of a slice: it has at most as many logits as this number of rows has for all tokens.
-With 8,192 tokens that is a quarter of a GiB, and work enough for a GPU."""
+TILE_ROWS: Final = 16384
+"""The most rows of a tile where logits are not kept. With 8,192 tokens a tile of logits in 16 bits
+is a quarter of a GiB, and work enough for a GPU."""
+
+LEAST_TOKENS: Final = 1024
+"""The least number of tokens for which S, where it forms A and keeps no logits, takes all rows at a
+time. W is read for every slice of the tokens: for 128 tokens, products wait for it. And 512 tokens
+are too small a piece of A to occupy a GPU."""
 
 
 def quotient(amount: int, share: int) -> int:
@@ -28,13 +33,24 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def slice_tokens(rows: int, tokens: int, *, again: bool) -> int:
-    """Return how many tokens have logits at a time where logits are not kept.
+def tile_rows(rows: int, *, again: bool) -> int:
+    """Return how many rows have logits at a time where logits are not kept.
 
     Args:
         rows: v.
-        tokens: n.
         again: T forms the logits again; no pass should then have all logits of a shard in memory.
     """
-    slices = max(LEAST_SLICES if again else 1, quotient(rows, SLICE_ROWS))
-    return max(1, quotient(tokens, slices))
+    tiles = max(LEAST_TILES if again else 1, quotient(rows, TILE_ROWS))
+    return quotient(rows, tiles)
+
+
+def slice_tokens(rows: int, tokens: int, logits: int) -> int:
+    """Return how many tokens S takes at a time to form A; 0: it takes tiles of rows instead.
+
+    Args:
+        rows: v, at least 1.
+        tokens: n.
+        logits: numbers for which there is memory.
+    """
+    at_once = logits // rows
+    return at_once if at_once >= min(tokens, LEAST_TOKENS) else 0

@@ -1,4 +1,4 @@
-"""Triton programs of pass S: maxima of logits, exponentials in place, and their sums.
+"""Triton programs of pass S: maxima of logits, exponentials in place, and sums of exponentials.
 
 A matrix of logits is [v, n], vocabulary entries by tokens, contiguous. A program works on some
 tokens (columns) and a span of rows. So it reads contiguous memory, and every token has only a few
@@ -68,6 +68,62 @@ def column_maxima(
         most = tl.maximum(most, logit.to(tl.float32))
     found = _capped(tl.max(most, 0), cap, CAPPED)
     tl.store(maxima_kn + part.to(tl.int64) * n + column, found, mask=inside)
+
+    target = tl.load(targets_n + column, mask=inside, other=-1) - first_row
+    owned = inside & (target >= begin) & (target < begin + SPAN) & (target < v)
+    logit = tl.load(logits_vn + target * n + column, mask=owned, other=0.0).to(tl.float32)
+    tl.store(target_logits_n + column, _capped(logit, cap, CAPPED), mask=owned)
+
+
+@triton.jit
+def column_statistics(
+    logits_vn,
+    targets_n,
+    maxima_kn,
+    sums_kn,
+    logit_sums_kn,
+    target_logits_n,
+    v,
+    n,
+    first_row,
+    cap,
+    CAPPED: tl.constexpr,
+    LOGIT_SUMS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Find ``column_maxima``, and sums of exponentials relative to them, reading logits once.
+
+    Of its own maximum and the next logit a lane forms one exponential, exp(-|difference|). It
+    shrinks the sum if the logit is larger, and is added to the sum if not.
+    """
+    part = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < n
+    begin = part * SPAN
+    most = tl.full([ROWS, COLUMNS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    logit_total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for offset in range(0, tl.minimum(SPAN, v - begin), ROWS):
+        row = begin + offset + tl.arange(0, ROWS)
+        here = (row < v)[:, None] & inside[None, :]
+        place = row.to(tl.int64)[:, None] * n + column[None, :]
+        logit = tl.load(logits_vn + place, mask=here, other=0.0).to(tl.float32)
+        capped = tl.where(here, _capped(logit, cap, CAPPED), -float("inf"))
+        more = capped - most
+        share = tl.exp(-tl.abs(more))
+        total = tl.where(more > 0.0, total * share + 1.0, total + share)
+        most = tl.maximum(most, capped)
+        if LOGIT_SUMS:
+            logit_total += tl.where(here, capped, 0.0)
+    highest = tl.max(most, 0)
+    total = tl.sum(total * tl.exp(most - highest[None, :]), 0)
+    place = part.to(tl.int64) * n + column
+    tl.store(maxima_kn + place, highest, mask=inside)
+    tl.store(sums_kn + place, total, mask=inside)
+    if LOGIT_SUMS:
+        tl.store(logit_sums_kn + place, tl.sum(logit_total, 0), mask=inside)
 
     target = tl.load(targets_n + column, mask=inside, other=-1) - first_row
     owned = inside & (target >= begin) & (target < begin + SPAN) & (target < v)
