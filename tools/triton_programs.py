@@ -48,6 +48,7 @@ from megatron.kernels.cuda.programs import (
 from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
 from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
+from megatron.kernels.cuda.update_operators import SQUARES_BLOCK
 
 _TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _LEAST_OF_8_BITS = 89
@@ -316,7 +317,7 @@ def _update_forms(kind: str) -> Iterator[Form]:
         own = {"GRADIENT": held, "MOMENT": moment, "SQUARE": moment, "BLOCK": UPDATE_BLOCK}
         options = {"SCALES": scales, "ALIGNED": aligned}
         yield Form(update.adamw, {**own, **rounds, **options}, kind)
-    own = {"GRADIENT": wide, "ALIGNED": True, "BLOCK": UPDATE_BLOCK}
+    own = {"GRADIENT": wide, "ALIGNED": True, "BLOCK": SQUARES_BLOCK}
     yield Form(update.sums_of_squares, own, kind)
 
 

@@ -17,15 +17,17 @@ from megatron.kernels.cuda.sizes import quotient
 update = Programs("update")
 
 BLOCK: Final = 512
-"""Elements that a program works on at a time: 4 for each of 128 threads, which are 16 bytes in
+"""Elements that a program of a step works on: 4 for each of 128 threads, which are 16 bytes in
 fp32."""
+SQUARES_BLOCK: Final = 4096
+"""Elements whose squares a program adds up: it reads one tensor only, so each thread has more."""
 
 _ALIGNMENT = 16  # bytes that a thread reads at once
 
 
 def blocks_of(tensors: Sequence[Tensor]) -> int:
-    """Return k, the number of blocks of all tensors."""
-    return sum(quotient(tensor.numel(), BLOCK) for tensor in tensors)
+    """Return k, the number of sums that ``sums_of_squares`` forms of all tensors."""
+    return sum(quotient(tensor.numel(), SQUARES_BLOCK) for tensor in tensors)
 
 
 def _rows(*columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -48,14 +50,15 @@ def _is_aligned(rows: tuple[tuple[int, ...], ...]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _tables(
-    rows: tuple[tuple[int, ...], ...], kinds: tuple[int, ...], device: torch.device
+    rows: tuple[tuple[int, ...], ...], kinds: tuple[int, ...], block: int, device: torch.device
 ) -> tuple[Tensor, ...]:
     """Return the tables of tensors and of blocks on the device, and their copies on the host.
 
-    They are made when tensors are first used. The host does not wait until the device has them.
+    ``block`` is the number of elements of a block. The tables are made when tensors are first used.
+    The host does not wait until the device has them.
     """
     table_tc = torch.tensor([(*row, kind) for row, kind in zip(rows, kinds, strict=True)])
-    counts_t = -(-table_tc[:, 5] // BLOCK)
+    counts_t = -(-table_tc[:, 5] // block)
     tensor_k = torch.repeat_interleave(torch.arange(len(rows)), counts_t)
     first_t = counts_t.cumsum(0) - counts_t
     blocks_k2 = torch.stack((tensor_k, torch.arange(len(tensor_k)) - first_t[tensor_k]), 1)
@@ -93,7 +96,7 @@ def adamw_(
     ``quotients`` are the gradients themselves if quotients replace them; otherwise it is empty.
     """
     rows = _rows(gradients, masters, moments, squares, weights)
-    table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), masters[0].device)
+    table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), BLOCK, masters[0].device)
     update.adamw[(len(blocks_k2),)](
         table_tc,
         blocks_k2,
@@ -124,13 +127,13 @@ def adamw_(
 def sums_of_squares(tensors: Sequence[Tensor], sums_k: Tensor) -> None:
     """See ``programs.update``."""
     rows = _rows(tensors)
-    table_tc, blocks_k2, *_ = _tables(rows, (0,) * len(rows), sums_k.device)
+    table_tc, blocks_k2, *_ = _tables(rows, (0,) * len(rows), SQUARES_BLOCK, sums_k.device)
     update.sums_of_squares[(len(blocks_k2),)](
         table_tc,
         blocks_k2,
         sums_k,
         GRADIENT=update.TYPES[tensors[0].dtype],
         ALIGNED=_is_aligned(rows),
-        BLOCK=BLOCK,
+        BLOCK=SQUARES_BLOCK,
         **LAUNCH,
     )

@@ -101,11 +101,19 @@ def sums_of_squares(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum up the squares of every block of the gradients."""
+    """Sum up the squares of every block of the gradients.
+
+    A load without a mask is as wide as a thread can read, so only a tensor's last block has one.
+    """
     block = tl.program_id(0)
     tensor = tl.load(blocks_k2 + 2 * block)
-    place = tl.load(blocks_k2 + 2 * block + 1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < tl.load(table_tc + tensor * COLUMNS + 5)
-    gradient = tl.load(_at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place, mask=inside, other=0.0)
+    first = tl.load(blocks_k2 + 2 * block + 1) * BLOCK
+    elements = tl.load(table_tc + tensor * COLUMNS + 5)
+    place = first + tl.arange(0, BLOCK)
+    gradients = _at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place
+    if first + BLOCK <= elements:
+        gradient = tl.load(gradients)
+    else:
+        gradient = tl.load(gradients, mask=place < elements, other=0.0)
     gradient = gradient.to(tl.float32)
     tl.store(sums_k + block, tl.sum(gradient * gradient, 0))
