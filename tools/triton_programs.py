@@ -45,7 +45,12 @@ from megatron.kernels.cuda.programs import (
     update,
     weighted,
 )
-from megatron.kernels.cuda.row_operators import ACTIVATION_SPAN, norm_tile, rotation_tile
+from megatron.kernels.cuda.row_operators import (
+    ACTIVATION_SPAN,
+    norm_backward_tile,
+    norm_tile,
+    rotation_tile,
+)
 from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 from megatron.kernels.cuda.update_operators import SQUARES_BLOCK
@@ -280,14 +285,15 @@ def _block_forms(kind: str, *, products: bool) -> Iterator[Form]:
 
 def _row_forms(kind: str) -> Iterator[Form]:
     """Yield the forms of norms and activations."""
+    number_bytes = 4 if kind == "fp32" else 2
     for size, on in product(_ROW_SIZES, (False, True)):
-        tile = norm_tile(size, 4 if kind == "fp32" else 2)
-        warps = tile.pop("num_warps")
+        tile, back = norm_tile(size, number_bytes), norm_backward_tile(size, number_bytes)
+        warps, back_warps = tile.pop("num_warps"), back.pop("num_warps")
         for other in (False, True):
             forward = {"CENTRED": on, "ADDS": other, **tile}
             yield Form(norms.norm, forward, kind, warps)
-            backward = {"CENTRED": on, "STREAM": other, **tile}
-            yield Form(norms.norm_backward, backward, kind, warps)
+            backward = {"CENTRED": on, "STREAM": other, **back}
+            yield Form(norms.norm_backward, backward, kind, back_warps)
     yield Form(norms.column_sums, {**TILE}, kind)
     for gelu, other in product((False, True), repeat=2):
         if other:

@@ -24,6 +24,8 @@ ACTIVATION_SPAN: Final = 64
 """Rows over which one program adds up the gradient of a bias."""
 
 _LEAST_SPAN, _MOST_SPANS = 16, 512
+_WIDEST_OF_3_STAGES: Final = 16384
+"""Bytes of the longest row of which two stages of three tensors fit into any GPU's 99 KiB."""
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -40,6 +42,22 @@ def norm_tile(h: int, number_bytes: int) -> dict[str, int]:
     columns = next_power_of_2(h)
     rows = max(1, BLOCK // columns)
     return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(4, columns * number_bytes // 1024)}
+
+
+def norm_backward_tile(h: int, number_bytes: int) -> dict[str, int]:
+    """Return the tile of a program of the backward, its warps, and its stages of shared memory.
+
+    A thread has 16 bytes of a row of each tensor, or more of a long row: with more than 16 warps it
+    would have too few registers.
+    """
+    columns = next_power_of_2(h)
+    row = columns * number_bytes
+    return {
+        "ROWS": max(1, BLOCK // columns),
+        "COLUMNS": columns,
+        "STAGES": 3 if row <= _WIDEST_OF_3_STAGES else 2,
+        "num_warps": min(16, max(4, row // 512)),
+    }
 
 
 def norm_span(r: int, h: int) -> int:
@@ -128,7 +146,7 @@ def norm_backward(
         norm_span(r, h),
         CENTRED=partial_jkh.shape[0] == 2,
         STREAM=stream_grad is not None,
-        **{**LAUNCH, **norm_tile(h, x_rh.element_size())},
+        **{**LAUNCH, **norm_backward_tile(h, x_rh.element_size())},
     )
 
 

@@ -75,17 +75,19 @@ def norm_backward(
     STREAM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Form the gradient of a norm's input, and the span's part of weight's and bias's gradients.
 
-    With ``STREAM`` the input went elsewhere too, and that gradient is added.
+    With ``STREAM`` the input went elsewhere too, and that gradient is added. While a program works
+    on some rows, the next ``STAGES - 1`` times as many are on their way into shared memory.
     """
     part = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     weight = tl.load(weight_h + column, mask=column < h, other=0.0).to(tl.float32)[None, :]
     weight_grad = tl.zeros([ROWS, COLUMNS], tl.float32)
     bias_grad = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for offset in range(0, span, ROWS):
+    for offset in tl.range(0, span, ROWS, num_stages=STAGES):
         row = part * span + offset + tl.arange(0, ROWS)
         inside = (row < r) & (row < (part + 1) * span)
         here = inside[:, None] & (column < h)[None, :]
