@@ -69,9 +69,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "elementwise": Part(
         "Work between products, and a step", "elementwise:measure", 24,
         "If LayerNorm's backward of half the rows takes much more than half the time, "
-        "`norm_backward` needs more programs than one for each multiprocessor. If IB with the "
-        "tokens of 8 shards takes much more than an eighth, write a program that skips tokens of "
-        "other shards.",
+        "`norm_backward` needs more programs than one for each multiprocessor.",
     ),
     "eight bits": Part(
         "Products in 8 bits", "eight_bits:measure", 40,

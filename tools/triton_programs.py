@@ -45,12 +45,14 @@ from megatron.kernels.cuda.programs import (
     update,
     weighted,
 )
+from megatron.kernels.cuda.programs.rows import add_rows
 from megatron.kernels.cuda.row_operators import (
     ACTIVATION_SPAN,
     norm_backward_tile,
     norm_tile,
     rotation_tile,
 )
+from megatron.kernels.cuda.rows import RUN
 from megatron.kernels.cuda.sizes import SPAN
 from megatron.kernels.cuda.update_operators import BLOCK as UPDATE_BLOCK
 from megatron.kernels.cuda.update_operators import SQUARES_BLOCK
@@ -65,6 +67,7 @@ _WIDE = (
     "statistics_p4n",
     "merged_4n",
     "gradient_vh",
+    "total_vh",
     "raw_nh",
     "spread_nh",
     "weight_n",
@@ -117,7 +120,7 @@ _EIGHT_BITS = {
     "grad_worth_bo": "*fp32",
     "x_worth_bi": "*fp32",
 }
-_LONGS = ("targets_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
+_LONGS = ("targets_n", "sorted_n", "order_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
 _INTEGERS = ("ends_g", "counts_gb", "sums_gb")
 EXPERTS = 128
 """Experts of a layer; the kernels have a form for every power of two."""
@@ -213,6 +216,7 @@ def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> 
             yield Form(gradients.scale_rows, {"Z_LOSS": on, **rows}, kind)
             yield Form(activations.gated, {"GELU": on, **rows}, kind)
             yield Form(activations.gated_backward, {"GELU": on, **rows}, kind)
+        yield Form(add_rows, {"RUN": RUN, **rows}, kind)
         yield from _row_forms(kind)
         yield from _rotation_forms(kind)
         yield from _update_forms(kind)

@@ -168,11 +168,11 @@ class PipelineRunner:
             return None, None
         assert isinstance(head, VocabParallelHead)
         assert isinstance(embedding, VocabParallelEmbedding)
+        kernels = kernels_for(self._device, self._dtype)
         looked_up = InputLayer(
-            embedding.shard, self._hidden_size, self._dtype, torch.device("meta")
+            embedding.shard, self._hidden_size, kernels, self._dtype, torch.device("meta")
         )
         looked_up.weight = embedding.weight
-        kernels = kernels_for(self._device, self._dtype)
         return looked_up, OutputLayer(
             head.shard, head.weight, head.options, kernels, head.recompute
         )

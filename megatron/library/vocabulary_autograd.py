@@ -28,7 +28,7 @@ from megatron.kernels.softmax import (
     statistics_dtype,
     token_losses,
 )
-from megatron.layers.vocabulary.input_layer import add_gradient_of_rows, lookup_rows
+from megatron.layers.vocabulary.input_layer import lookup_rows
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.parallel.lanes import Pending
 from megatron.parallel.tensor import TensorParallel
@@ -221,7 +221,8 @@ class Embeddings(torch.autograd.Function):
         weight, tokens_n = ctx.saved_tensors
         total = _zeros_for(weight)
         gradient_nh = ctx.how.all_tokens(gradient_uh.contiguous())
-        add_gradient_of_rows(total, tokens_n, gradient_nh, ctx.how.shard)
+        kernels = kernels_for(total.device, weight.dtype)
+        kernels.add_rows_(total, tokens_n, gradient_nh, ctx.how.shard.first_row)
         return total.to(weight.dtype), None, None
 
 

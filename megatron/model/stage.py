@@ -131,7 +131,9 @@ class RankModel(nn.Module):
         self, shard: VocabularyShard, weight: nn.Parameter | None = None
     ) -> InputLayer:
         site = self._site
-        return InputLayer(shard, self.config.hidden_size, site.dtype, site.device, weight)
+        return InputLayer(
+            shard, self.config.hidden_size, self.kernels, site.dtype, site.device, weight
+        )
 
     def _make_output_layer(self, shard: VocabularyShard, recompute: bool) -> OutputLayer:
         config, site = self.config, self._site

@@ -129,6 +129,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "merge",
         "scale_rows",
         "subtract_targets",
+        "add_rows",
         "gated",
         "gated_backward",
         "norm",

@@ -265,9 +265,10 @@ def _of_output(where: Where, case: Output) -> dict[str, Launches]:
 
 
 def _of_input(where: Where) -> dict[str, Launches]:
-    with _device(where) as (device, _), Counter() as counter:
+    with _device(where) as (device, kernels), Counter() as counter:
         weight = _matrix(device)
-        layer = InputLayer(SHARD, weight.shape[1], weight.dtype, device, weight)
+        own = kernels(weight.dtype)
+        layer = InputLayer(SHARD, weight.shape[1], own, weight.dtype, device, weight)
         x_nh, targets_n, _ = _tokens(device)
         with counter.part("IF"):
             layer.lookup(targets_n)

@@ -14,8 +14,6 @@ from torch import Tensor
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
-from megatron.layers.vocabulary.input_layer import add_gradient_of_rows
-from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.simulator.costs.gpus import gpu_of_driver
 from tools.gpu_sections.timing import Scale, Section, laps, table
@@ -92,7 +90,7 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
         Work(
             "LayerNorm's backward [n/2, h]", backward((few_normed,), (few, weight, bias)), 6 * half
         ),
-        *_embedding_works(scale, n, h),
+        *_embedding_works(scale, kernels, n, h),
         Work("GELU [n, 4h]", lambda: kernels.gelu(wide, wide_bias), 8 * one),
         Work("its backward with a bias", backward((inner,), (wide, wide_bias)), 12 * one),
         Work("rotation", lambda: kernels.rotate(q, cos, sin, interleaved=False), 2 * one),
@@ -100,11 +98,10 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
     ]
 
 
-def _embedding_works(scale: Scale, n: int, h: int) -> list[Work]:
+def _embedding_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
     """Gradients of the input embedding (IB), with all tokens here and with an eighth of them.
 
-    Tokens of other shards add zeros to a row of this shard. If an eighth of the tokens takes much
-    more than an eighth of the time, a program that passes over the other tokens would pay.
+    All tokens are sorted either way, but the rows of tokens of other shards are not read.
     """
     rows = n
     gradient = torch.randn(n, h, device=scale.device, dtype=torch.bfloat16)
@@ -112,11 +109,10 @@ def _embedding_works(scale: Scale, n: int, h: int) -> list[Work]:
     works = []
     for shards in (1, 8):
         tokens = torch.randint(rows * shards, (n,), device=scale.device)
-        shard = VocabularyShard(rows * shards, 0, rows)
         works.append(
             Work(
                 f"IB, tokens of {shards} shards",
-                partial(add_gradient_of_rows, total, tokens, gradient, shard),
+                partial(kernels.add_rows_, total, tokens, gradient, 0),
                 (2 + 8) * n * h // shards,
             )
         )

@@ -19,6 +19,7 @@ from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
 from megatron.kernels.cuda.row_operators import WIDEST_ROW, turn
+from megatron.kernels.cuda.rows import CudaRows
 from megatron.kernels.cuda.slots import CudaSlots
 from megatron.kernels.cuda.update_operators import blocks_of
 from megatron.kernels.documents import Documents
@@ -39,6 +40,7 @@ class CudaKernels(
     CudaGrouped,
     CudaGroupedEightBits,
     CudaSlots,
+    CudaRows,
     ReferenceKernels,
 ):
     """Triton programs, and PyTorch's operations where these are one kernel; see ``Kernels``.

@@ -1,4 +1,4 @@
-"""Products of groups and in 8 bits, sums of squares and steps of AdamW, in PyTorch.
+"""Products of groups and in 8 bits, sums of rows and of squares, and steps of AdamW, in PyTorch.
 
 Numbers of 8 bits are emulated: factors are rounded as a GPU rounds them, and multiplied in fp32.
 fp32 holds every 8-bit number exactly, and every product of two. So the results differ from a GPU's
@@ -17,6 +17,7 @@ from megatron.kernels.accumulation import Accumulation
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.eight_bits import EightBits, largest_number
 from megatron.kernels.reference import optimizer
+from megatron.kernels.rows import local_rows
 
 
 class ProductOperations(Accumulation):
@@ -150,6 +151,21 @@ class ProductOperations(Accumulation):
             total.copy_(product)
         else:
             self.accumulate_(total, product)
+
+    def add_rows_(self, total_vh: Tensor, ids_n: Tensor, x_nh: Tensor, first_row: int) -> None:
+        """Add every row of ``x`` to the row of a vocabulary shard that its id names.
+
+        Rows whose ids belong to other shards are left out.
+
+        Args:
+            total_vh: a sum of gradients, contiguous, of any floating type.
+            ids_n: int64; an id may stand there several times.
+            x_nh: activations.
+            first_row: vocabulary id of the shard's first row.
+        """
+        row_n, owned_n = local_rows(ids_n, first_row, len(total_vh))
+        part_nh = x_nh.to(total_vh.dtype, copy=True).mul_(owned_n.unsqueeze(-1))
+        total_vh.index_add_(0, row_n, part_nh)
 
     def sum_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the sum of the squares of all elements, float64 [], added up in a fixed order.

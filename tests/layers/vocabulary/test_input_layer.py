@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.rows import local_rows
 from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.vocabulary.input_layer import InputLayer
@@ -19,7 +20,7 @@ def make_shards(shards: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[Inp
     layers = []
     for index in range(shards):
         shard = VocabularyShard.of(V, padded, index, shards)
-        layer = InputLayer(shard, H, dtype, torch.device("cpu"))
+        layer = InputLayer(shard, H, ReferenceKernels(), dtype, torch.device("cpu"))
         layer.weight.detach().zero_()
         layer.weight.detach()[: shard.real_rows] = whole[shard.first_row :][: shard.real_rows]
         give_main_grad(layer.weight, torch.zeros(shard.rows, H, dtype=torch.float32))

@@ -31,6 +31,7 @@ _ROWS_OF_TOKENS: Final = {
     "embedding": ("weight", "indices"),
     "index_select": ("self", "index"),
     "index_add_": ("self", "index"),
+    "add_rows_": ("total_vh", "sorted_n"),
     "merge_input_gradient": ("weight_vh", "targets_n"),
     "subtract_targets_": ("gradient_vh", "targets_n"),
 }
