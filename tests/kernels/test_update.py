@@ -140,6 +140,15 @@ def test_a_sum_of_squares(tried: Implementation) -> None:
 
 
 @EACH_IMPLEMENTATION
+@pytest.mark.parametrize("size", [4096, 8192 + 3])
+def test_a_sum_of_squares_of_many_elements(tried: Implementation, size: int) -> None:
+    """A GPU's program reads whole blocks of a tensor otherwise than its last block."""
+    tensors = [1e-3 * tried.activation(size), 1e-3 * tried.activation(size, seed=1)]
+    expected = torch.stack([t.double().square().sum() for t in tensors]).sum()
+    torch.testing.assert_close(tried.kernels.sum_of_squares(tensors), expected, rtol=1e-6, atol=0)
+
+
+@EACH_IMPLEMENTATION
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_bad_element_reaches_the_sum(tried: Implementation, bad: float) -> None:
     tensors = drawn(tried, tried.dtype, 0)

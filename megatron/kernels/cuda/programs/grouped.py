@@ -79,6 +79,17 @@ def grouped_product(
 
 
 @triton.jit
+def _put(out, total, row, column, rows, columns, stride, is_empty, ADDS: tl.constexpr):
+    """Write a tile, or add it to what is there, within so many rows and columns."""
+    here = (row < rows)[:, None] & (column < columns)[None, :]
+    place = out + row[:, None] * stride + column[None, :]
+    if ADDS:
+        here = here & (is_empty == 0)
+        total += tl.load(place, mask=here, other=0.0).to(tl.float32)
+    tl.store(place, total.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
 def grouped_weight_product(
     out_goi,
     grad_so,
@@ -93,28 +104,35 @@ def grouped_weight_product(
 ):
     """Compute a tile of ``grad.T @ x`` from a group's rows; write it, or add it to a sum.
 
-    A group without rows gets zeros, or leaves the sum as it is.
+    A group without rows gets zeros, or leaves the sum as it is. A thread needs few registers, so
+    that a multiprocessor has two programs, of which one multiplies while the other one writes:
+    offsets within a tile are short, and one half of the tile is written after the other.
     """
     group = tl.program_id(1)
     columns = (i + COLUMNS - 1) // COLUMNS
-    output = ((tl.program_id(0) // columns) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    column = ((tl.program_id(0) % columns) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    first_output = (tl.program_id(0) // columns) * ROWS
+    first_column = (tl.program_id(0) % columns) * COLUMNS
+    output, column, row = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    outputs, inputs = o - first_output, i - first_column
     end = tl.load(ends_g + group)
     begin = tl.load(ends_g + group - 1, mask=group > 0, other=0)
-    row = (begin + tl.arange(0, DEPTH)).to(tl.int64)
-    grad = grad_so + row[None, :] * o + output[:, None]
-    x = x_si + row[:, None] * i + column[None, :]
+    grad = grad_so + begin.to(tl.int64) * o + first_output
+    x = x_si + begin.to(tl.int64) * i + first_column
+    of_grad = row[None, :] * o + output[:, None]
+    of_x = row[:, None] * i + column[None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(begin, end, DEPTH):
-        inside = first + tl.arange(0, DEPTH) < end
-        own_grad = tl.load(grad, mask=(output < o)[:, None] & inside[None, :], other=0.0)
-        own_x = tl.load(x, mask=inside[:, None] & (column < i)[None, :], other=0.0)
+        inside = row < end - first
+        own_grad = tl.load(
+            grad + of_grad, mask=(output < outputs)[:, None] & inside[None, :], other=0.0
+        )
+        own_x = tl.load(x + of_x, mask=inside[:, None] & (column < inputs)[None, :], other=0.0)
         total = tl.dot(own_grad, own_x, total, input_precision="ieee")
         grad += DEPTH * o
         x += DEPTH * i
-    here = (output < o)[:, None] & (column < i)[None, :]
-    out = out_goi + group.to(tl.int64) * o * i + output[:, None] * i + column[None, :]
-    if ADDS:
-        here = here & (begin < end)
-        total += tl.load(out, mask=here, other=0.0).to(tl.float32)
-    tl.store(out, total.to(out_goi.dtype.element_ty), mask=here)
+    HALF: tl.constexpr = COLUMNS // 2
+    left, right = tl.split(tl.permute(tl.reshape(total, [ROWS, 2, HALF]), [0, 2, 1]))
+    column = tl.arange(0, HALF)
+    out = out_goi + (group.to(tl.int64) * o + first_output) * i + first_column
+    _put(out, left, output, column, outputs, inputs, i, begin == end, ADDS)
+    _put(out + HALF, right, output, column, outputs, inputs - HALF, i, begin == end, ADDS)
