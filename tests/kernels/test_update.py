@@ -145,7 +145,7 @@ def test_a_sum_of_squares_of_many_elements(tried: Implementation, size: int) -> 
     """A GPU's program reads whole blocks of a tensor otherwise than its last block."""
     tensors = [1e-3 * tried.activation(size), 1e-3 * tried.activation(size, seed=1)]
     expected = torch.stack([t.double().square().sum() for t in tensors]).sum()
-    torch.testing.assert_close(tried.kernels.sum_of_squares(tensors), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(tried.kernels.sum_of_squares(tensors), expected, rtol=5e-6, atol=0)
 
 
 @EACH_IMPLEMENTATION
