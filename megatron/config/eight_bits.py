@@ -17,10 +17,11 @@ from megatron.config.parallelism import on_cuda
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe
+from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"
+GATHER: Final = "--fp8-param-gather"
 _NOT_DELAYED: Final = " or ".join(f"--fp8-recipe {r}" for r in ("tensorwise", "blockwise", "mxfp8"))
 _ENDS: Final = "--first-last-layers-bf16"
 LEAST_CAPABILITY: Final = (8, 9)
@@ -57,6 +58,11 @@ class EightBitFlags:
         "Magnitude that decides a delayed scale. most_recent: the largest of the last iteration; "
         "max: the largest of --fp8-amax-history-len iterations.",
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
+    fp8_param_gather: bool = flag(False,
+        "Gather the updated weights of these layers in 8 bits, and hold only this replica's share "
+        "of them in 16. This changes no value. It needs --use-distributed-optimizer. This "
+        "project's kernels multiply then.",
+        idle_without=FORMAT)
     no_fp8_wgrad: bool = flag(False,
         "Form the gradients of the weights in bf16; inputs are then kept in bf16, too.",
         idle_without=FORMAT)
@@ -106,8 +112,9 @@ def lack_of_engine(flags: Flags) -> str | None:
 
 
 def engine_multiplies(flags: Flags) -> bool:
-    """Return whether the flags ask Transformer Engine to multiply, and this machine has it."""
-    return asks_for_engine(flags) and lack_of_engine(flags) is None
+    """Return whether Transformer Engine multiplies: flags ask for it, and nothing forbids it."""
+    gathers = flags[EightBitFlags].fp8_param_gather
+    return asks_for_engine(flags) and not gathers and lack_of_engine(flags) is None
 
 
 def _mxfp8(flags: Flags) -> Iterator[str]:
@@ -127,6 +134,18 @@ def _mxfp8(flags: Flags) -> Iterator[str]:
             f"Transformer Engine does: add {PACKAGE}, which needs GPUs and that package, or use "
             "--fp8-recipe blockwise, tensorwise or delayed"
         )
+
+
+def _gathered(flags: Flags) -> Iterator[str]:
+    """Refuse to gather weights whose columns in 8 bits do not follow from their rows."""
+    own = flags[EightBitFlags]
+    if own.fp8_format is None or not own.fp8_param_gather or own.fp8_recipe in GATHERED:
+        return
+    yield (
+        f"{GATHER} with --fp8-recipe {own.fp8_recipe}: it rounds the columns of a weight to other "
+        "bits than its rows, from 16 bits: use --fp8-recipe blockwise, tensorwise or delayed, or "
+        f"leave {GATHER} out"
+    )
 
 
 def _ends(flags: Flags) -> Iterator[str]:
@@ -174,8 +193,13 @@ def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
 
 def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
-    recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe != "mxfp8" and (lack := lack_of_engine(flags)):
+    own = flags[EightBitFlags]
+    if not asks_for_engine(flags) or own.fp8_recipe == "mxfp8":
+        return
+    lack = lack_of_engine(flags)
+    if own.fp8_param_gather:
+        lack = f"weights that were gathered in 8 bits ({GATHER}) are not in its form"
+    if lack:
         yield (
             f"{PACKAGE} changes nothing: {lack}; this project's kernels multiply, by the same "
             "recipe"
@@ -192,7 +216,7 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-EIGHT_BIT_RULES: Final = (_mxfp8, _ends)
+EIGHT_BIT_RULES: Final = (_mxfp8, _gathered, _ends)
 
 EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.cluster import ClusterFlags, ranks_of_machine
+from megatron.config.eight_bits import GATHER, EightBitFlags
 from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
@@ -64,6 +65,8 @@ class ReplicaConfig:
             up.
         shard_optimizer: each of these ranks keeps the optimizer's state of its own shards only
             (ZeRO-1).
+        gathers_eight_bits: gather the weights of layers that multiply in 8 bits as 8 bits; only
+            with ``shard_optimizer``.
         overlap_gather: gather updated parameters while passes run that do not read them; else
             before the first pass.
         order: order in which the ranks of the job are numbered.
@@ -75,6 +78,7 @@ class ReplicaConfig:
     buckets: int | None = None
     reduce_dtype: torch.dtype | None = None
     shard_optimizer: bool = False
+    gathers_eight_bits: bool = False
     overlap_gather: bool = False
     order: Order = "tp-dp-pp"
 
@@ -95,9 +99,15 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
         buckets=flags.ddp_num_buckets,
         reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
         shard_optimizer=flags.use_distributed_optimizer,
+        gathers_eight_bits=flags.use_distributed_optimizer and _asks_for_eight_bits(given),
         overlap_gather=flags.overlap_param_gather,
         order=rank_order(given, replicas),
     )
+
+
+def _asks_for_eight_bits(flags: Flags) -> bool:
+    own = flags[EightBitFlags]
+    return own.fp8_format is not None and own.fp8_param_gather
 
 
 def rank_order(flags: Flags, replicas: int) -> Order:
@@ -128,6 +138,8 @@ def _one_replica(flags: Flags) -> Iterator[str]:
     for option, value in options_of(ReplicaFlags, flags[ReplicaFlags]):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
+    if _asks_for_eight_bits(flags):
+        yield f"{GATHER} changes nothing: there is one replica of the model{more}"
 
 
 def _ranks(flags: Flags) -> Iterator[str]:
@@ -181,14 +193,22 @@ def _asked_for_a_replica(flags: Flags) -> str:
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
-    if not flags[ReplicaFlags].overlap_param_gather:
-        return
-    if not flags[ReplicaFlags].use_distributed_optimizer:
+    overlaps = flags[ReplicaFlags].overlap_param_gather
+    asked = {"--overlap-param-gather": overlaps, GATHER: _asks_for_eight_bits(flags)}
+    for option, is_given in asked.items():
+        if is_given and not flags[ReplicaFlags].use_distributed_optimizer:
+            yield (
+                f"{option}: every replica updates all parameters, so that nothing is gathered: "
+                "add --use-distributed-optimizer, or leave it out"
+            )
+    validates_later = flags[OptimizerFlags].enable_optimizer_post_validation
+    if asked[GATHER] and validates_later and flags[EightBitFlags].fp8_recipe == "delayed":
         yield (
-            "--overlap-param-gather: every replica updates all parameters, so that nothing is "
-            "gathered: add --use-distributed-optimizer, or leave it out"
+            f"{GATHER} with --fp8-recipe delayed does not go with "
+            "--enable-optimizer-post-validation: scales change also if no step is taken, and then "
+            "nothing is gathered; leave one of them out, or use --fp8-recipe tensorwise"
         )
-    if flags[OptimizerFlags].enable_optimizer_post_validation:
+    if overlaps and validates_later:
         yield (
             "--overlap-param-gather does not go with --enable-optimizer-post-validation: a step "
             "that may be undone is gathered at once; leave one of them out"

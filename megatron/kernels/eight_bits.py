@@ -75,6 +75,20 @@ def block_places(rows: int, groups: int) -> int:
     return -(-rows // MULTIPLE) * MULTIPLE + (groups - 1) * BLOCK
 
 
+def rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``x * scale``, rounded to the nearest 8-bit numbers, by PyTorch's operations.
+
+    A number that is too large becomes the largest one. Infinity and NaN become NaN.
+
+    Args:
+        x: the numbers.
+        scale: fp32, of a shape that fits ``x``.
+        dtype: e4m3 or e5m2.
+    """
+    most = largest_number(dtype)
+    return x.float().mul(scale).clamp_(-most, most).masked_fill_(x.isinf(), torch.nan).to(dtype)
+
+
 def powers_of_two(largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the scales of blocks, powers of two, and their inverses; fp32, of any shape.
 

@@ -78,6 +78,12 @@ class GroupedBlockMultiplier(Multiplier[InBlocks]):
         squares = self._kernels.quantise_squares(weight, self._types[WEIGHT])
         return InBlocks(weight.shape[:1], *squares)
 
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> InBlocks:
+        """See ``Multiplier``."""
+        bits_gnk = bits_rk.unflatten(0, (len(worth_gbc), -1))
+        turned = EightBits(bits_gnk.mT.contiguous(), worth_gbc.mT.contiguous())
+        return InBlocks(bits_gnk.shape[:1], EightBits(bits_gnk, worth_gbc), turned)
+
     def kept(self, role: Role, factor: InBlocks) -> Kept:
         """See ``Multiplier``."""
         return factor.turned.bits, factor.turned.worth

@@ -18,6 +18,10 @@ Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 BLOCKS: Final[Mapping[str, int]] = {"blockwise": BLOCK, "mxfp8": 32}
 """For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
 
+GATHERED: Final[frozenset[Recipe]] = frozenset({"tensorwise", "delayed", "blockwise"})
+"""Recipes whose weights replicas can gather in 8 bits. Columns of mxfp8 are not those of its
+rows."""
+
 
 def types_of(form: Format) -> dict[Role, torch.dtype]:
     """Return the 8-bit type of each factor."""

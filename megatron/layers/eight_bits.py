@@ -67,6 +67,15 @@ class Multiplier(ABC, Generic[Factor]):
         """Return the weight in 8 bits, by rows and by columns."""
         return self.factor(WEIGHT, weight, "both")
 
+    @abstractmethod
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Factor:
+        """Return a weight that is in 8 bits already, by rows and by columns.
+
+        Args:
+            bits_rk: see ``GatheredWeight.give``; kept, and not copied.
+            worth_gbc: the same.
+        """
+
     def norm(self, x: Tensor) -> FormsNorm[Factor] | None:
         """See ``Products.of_norm``; by default ``None``."""
 
@@ -133,6 +142,11 @@ class ByMultiplier(Generic[Factor]):
         self._multiplier, self._keeps_input = multiplier, keeps_input
         self.accumulates = multiplier.accumulates
         self._weight: Factor | None = None
+        self._gathered: tuple[Tensor, Tensor] | None = None
+
+    def give(self, bits_rk: Tensor, worth_gbc: Tensor) -> None:
+        """Multiply by this weight from now on; see ``GatheredWeight.give``."""
+        self._weight, self._gathered = None, (bits_rk, worth_gbc)
 
     def begin(self) -> None:
         """Forget the quantised weight, which may have another value now."""
@@ -156,7 +170,9 @@ class ByMultiplier(Generic[Factor]):
 
     def _own(self, weight: Tensor) -> Factor:
         """Return the weight in 8 bits; it is quantised once after each call of ``begin``."""
-        if self._weight is None:
+        if self._weight is None and self._gathered is not None:
+            self._weight = self._multiplier.gathered_weight(*self._gathered)
+        elif self._weight is None:
             self._weight = self._multiplier.weight(weight.detach())
         return self._weight
 

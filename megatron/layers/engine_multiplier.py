@@ -80,6 +80,10 @@ class EngineMultiplier(Multiplier[Rounded]):
         bits = rounded(quantiser, x_nk, rows=has_rows, columns=layouts != "rows")
         return Rounded(x.shape[:-1], bits)
 
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Rounded:
+        """Raise an error: the kernels multiply by weights that were gathered in 8 bits."""
+        raise AssertionError("Transformer Engine has its own tensors of 8 bits")
+
     def norm(self, x: Tensor) -> FormsNorm[Rounded] | None:
         """See ``Multiplier``."""
         x_nk = rows(x)

@@ -91,6 +91,11 @@ class KernelMultiplier(Multiplier[Quantised]):
         )
         return Quantised(x.shape[:-1], *bits, found.worth)
 
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Quantised:
+        """See ``Multiplier``."""
+        turned_kr = bits_rk.T.contiguous()
+        return Quantised(bits_rk.shape[:1], bits_rk, turned_kr, worth_gbc.view(()))
+
     def kept(self, role: Role, factor: Quantised) -> Kept:
         """See ``Multiplier``."""
         return factor.turned.bits, factor.worth

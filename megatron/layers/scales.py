@@ -83,7 +83,7 @@ class OwnScales:
 
     def of(self, role: Role, x: Tensor, dtype: torch.dtype, ends_g: Tensor | None = None) -> Scale:
         """See ``Scaling``."""
-        return _scale_of(_largest(self._kernels, x, ends_g), dtype)
+        return scale_of(_largest(self._kernels, x, ends_g), dtype)
 
     def known(self, role: Role) -> None:
         """See ``Scaling``."""
@@ -94,7 +94,14 @@ def _largest(kernels: Kernels, x: Tensor, ends_g: Tensor | None) -> Tensor:
     return kernels.largest(x) if ends_g is None else kernels.largest_of_groups(x, ends_g)
 
 
-def _scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Scale:
+def scale_of(amax: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Scale:
+    """Return the scale that maps a largest magnitude to the largest number of ``dtype``.
+
+    Args:
+        amax: fp32, of any shape; the results have the same.
+        dtype: of 8 bits.
+        seen: see ``Scale``.
+    """
     amax, most = amax.clamp(min=LEAST), largest_number(dtype)
     return Scale(most / amax, amax / most, seen)
 
@@ -155,11 +162,11 @@ class DelayedScales:
         self._scales_3l, self._worths_3l = torch.ones(2, ROLES, count, device=device)
         # cuBLAS reads the worth of a whole tensor only from a multiple of 16 bytes.
         self._apart_3l4 = torch.ones(ROLES, count, 4, device=device)
-        self._seen_3l = torch.zeros_like(self._worths_3l)
+        self._seen_3l, self._noted_3l = torch.zeros(2, *self._worths_3l.shape, device=device)
         self.has_history = False
         self._records = False
 
-    def of_layer(self, name: str, own: range | None = None) -> Scaling:
+    def of_layer(self, name: str, own: range | None = None) -> "LayerScales":
         """Return the scales of one layer.
 
         Args:
@@ -168,8 +175,8 @@ class DelayedScales:
         """
         begin = self._places[name].start
         if own is None:
-            return _OfLayer(self, begin)
-        return _OfLayer(self, slice(begin + own.start, begin + own.stop))
+            return LayerScales(self, begin)
+        return LayerScales(self, slice(begin + own.start, begin + own.stop))
 
     def begin(self, *, records: bool) -> None:
         """Begin an iteration, and forget the magnitudes of an abandoned iteration.
@@ -186,7 +193,8 @@ class DelayedScales:
         Args:
             agree: replaces a tensor of this rank, in place, by the maximum over all ranks.
         """
-        seen_l3 = self._seen_3l.where(self._seen_3l.isfinite(), 0.0).T.contiguous()
+        seen_3l = torch.maximum(self._seen_3l, self._noted_3l)
+        seen_l3 = seen_3l.where(seen_3l.isfinite(), 0.0).T.contiguous()
         agree(seen_l3)
         history_l3h = self._state_l3h[..., :-1]
         history_l3h.copy_(torch.cat((seen_l3.unsqueeze(-1), history_l3h[..., :-1]), dim=-1))
@@ -236,10 +244,20 @@ class DelayedScales:
         """Return where largest magnitudes are recorded; ``None``: nowhere."""
         return self._seen_3l[role, place] if self._records else None
 
+    def note(self, place: int | slice, role: Role, largest: Tensor) -> None:
+        """See ``LayerScales``."""
+        own = self._noted_3l[role, place]
+        own.copy_(largest.view(own.shape))
+
 
 @dataclass(frozen=True)
-class _OfLayer:
-    """See ``Scaling``: the scales of one layer, or of several experts of a layer."""
+class LayerScales:
+    """See ``Scaling``: the scales of one layer, or of several experts of a layer.
+
+    Attributes:
+        scales: of all layers.
+        place: of this one.
+    """
 
     scales: DelayedScales
     place: int | slice
@@ -250,8 +268,19 @@ class _OfLayer:
         if known is not None:
             return known
         largest = _largest(self.scales.kernels, x, ends_g)
-        return _scale_of(largest, dtype, self.scales.seen(self.place, role))
+        return scale_of(largest, dtype, self.scales.seen(self.place, role))
 
     def known(self, role: Role) -> Scale | None:
         """See ``Scaling``."""
         return self.scales.known(self.place, role)
+
+    def note(self, role: Role, largest: Tensor) -> None:
+        """Note the magnitude of a tensor that is not quantised in every iteration.
+
+        It counts as seen in all iterations, until another one is noted.
+
+        Args:
+            role: the tensor's role in the layer.
+            largest: fp32, one for the layer or for each of its experts; of this rank's part.
+        """
+        self.scales.note(self.place, role, largest)

@@ -45,6 +45,10 @@ class WideWeightGradients(Multiplier[Both]):
         """See ``Multiplier``."""
         return Both(self._narrow.weight(weight), None)
 
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Both:
+        """See ``Multiplier``."""
+        return Both(self._narrow.gathered_weight(bits_rk, worth_gbc), None)
+
     def kept(self, role: Role, factor: Both) -> Kept:
         """See ``Multiplier``."""
         return (factor.wide.rows_zk if isinstance(factor.wide, Slots) else factor.wide,)

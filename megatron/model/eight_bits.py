@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier
-from megatron.layers.eight_bit_config import BLOCKS, EightBitConfig, types_of
+from megatron.layers.eight_bit_config import BLOCKS, GATHERED, EightBitConfig, types_of
 from megatron.layers.eight_bits import ByMultiplier, EightBitProducts, Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.grouped_products import PlainGroupedProducts
+from megatron.layers.gathered_weight import GatheredWeight
 from megatron.layers.kernel_multiplier import KernelMultiplier
 from megatron.layers.linear import Linear
 from megatron.layers.products import PlainProducts
-from megatron.layers.scales import DelayedScales, OwnScales
+from megatron.layers.scales import WEIGHT, DelayedScales, LayerScales, OwnScales
 from megatron.layers.site import Site
 from megatron.layers.wide_weight_gradients import WideWeightGradients
 
@@ -76,7 +77,8 @@ class EightBitLayers:
         self._engine = load_transformer_engine() if config.transformer_engine else None
         if self._engine is not None:
             _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, self._engine.version)
-        self._products = [self._in_eight_bits(name, layer) for name, layer in named.items()]
+        self._layers = named
+        self._products = {name: self._in_eight_bits(name, layer) for name, layer in named.items()}
 
     def _in_eight_bits(self, name: str, layer: EightBitLayer) -> ByMultiplier[Any]:
         """Let a layer multiply in 8 bits, and return its strategy."""
@@ -97,7 +99,7 @@ class EightBitLayers:
     def _multiplier(self, name: str) -> Multiplier[Any]:
         """Return what multiplies in a linear layer."""
         config, site = self._config, self._site
-        delayed = self.delayed.of_layer(name) if self.delayed else None
+        delayed = self._delayed_of(name)
         found: Multiplier[Any]
         if self._engine is not None:
             found = EngineMultiplier(
@@ -115,7 +117,7 @@ class EightBitLayers:
     def _grouped_multiplier(self, name: str, layer: GroupedLinear) -> Multiplier[Any]:
         """Return what multiplies in a layer of experts."""
         config, site = self._config, self._site
-        delayed = self.delayed.of_layer(name, layer.own_experts) if self.delayed else None
+        delayed = self._delayed_of(name)
         found: Multiplier[Any]
         if config.recipe in BLOCKS:
             found = GroupedBlockMultiplier(site.kernels, site.dtype, config.form)
@@ -126,9 +128,40 @@ class EightBitLayers:
             return found
         return WideWeightGradients(found, PlainGroupedProducts(site.kernels))
 
+    def _delayed_of(self, name: str) -> LayerScales | None:
+        """Return a layer's scales, if they come from earlier iterations."""
+        if self.delayed is None:
+            return None
+        layer = self._layers[name]
+        own = layer.own_experts if isinstance(layer, GroupedLinear) else None
+        return self.delayed.of_layer(name, own)
+
+    def gathered_weights(self) -> dict[int, GatheredWeight]:
+        """Return the weights of these layers, by the ``id`` of their parameters.
+
+        The recipe must be one of ``GATHERED``, and the kernels must form the products.
+        """
+        assert self._config.recipe in GATHERED, "columns are not those of rows"
+        assert self._engine is None, "Transformer Engine has its own tensors of 8 bits"
+        in_squares, dtype = self._config.recipe in BLOCKS, types_of(self._config.form)[WEIGHT]
+        found = {}
+        for name, layer in self._layers.items():
+            matrices = layer.experts if isinstance(layer, GroupedLinear) else 1
+            rows, columns = layer.weight.shape
+            found[id(layer.weight)] = GatheredWeight(
+                matrices,
+                rows // matrices,
+                columns,
+                in_squares,
+                dtype,
+                self._products[name].give,
+                self._delayed_of(name),
+            )
+        return found
+
     def begin(self, *, training: bool) -> None:
         """Begin an iteration; weights may have changed, and the last iteration may be abandoned."""
-        for products in self._products:
+        for products in self._products.values():
             products.begin()
         if self.delayed is not None:
             self.delayed.begin(records=training)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from megatron.layers.dropout import dropout
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.gathered_weight import GatheredWeight
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
@@ -120,6 +121,10 @@ class RankModel(nn.Module):
                     yield from linear_layers(layer, layer_prefix(index))
         if self.mtp is not None:
             yield from linear_layers(self.mtp, MULTI_TOKEN_PREDICTION)
+
+    def gathered_weights(self) -> dict[int, GatheredWeight]:
+        """Return the weights that replicas may gather in 8 bits, by the ``id`` of parameters."""
+        return {} if self.eight_bits is None else self.eight_bits.gathered_weights()
 
     def begin(self, *, training: bool) -> None:
         """Begin an iteration of training or evaluation; weights may have other values now."""

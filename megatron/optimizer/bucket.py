@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from megatron.layers.main_grad import (
 )
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
 Shape = tuple[int, ...]
@@ -115,6 +116,18 @@ def share_a_bucket(rows: Sequence[int]) -> bool:
     return all(longer % shorter == 0 for shorter, longer in pairwise(lengths))
 
 
+class Values(Protocol):
+    """The parameters of a bucket in another form than one tensor of their dtype."""
+
+    def rows(self, index: int, first: int, last: int) -> Tensor:
+        """Return rows ``first`` to ``last`` - 1 of parameter ``index``, which this rank updates."""
+        ...
+
+    def gather(self, axis: ConnectedAxis) -> None:
+        """Let all ranks of the axis have the updated rows of all."""
+        ...
+
+
 class Bucket:
     """The gradients of some parameters of a rank, and with a sharded optimizer the parameters too.
 
@@ -131,11 +144,14 @@ class Bucket:
         layout: of the parameters; ``None``: side by side, in one shard.
         together: whether the parameters, too, are moved into one tensor, so that replicas can
             gather them.
+        given: the parameters, in another form than ``together`` makes; they have no values of their
+            own.
         gradient_dtype: of the sums of gradients, for 16-bit parameters.
 
     Attributes:
         layout: where the parameters lie.
-        values: the tensor of all parameters, in the same layout; ``None`` unless ``together``.
+        values: the tensor of all parameters, in the same layout; ``None`` unless ``together``,
+            and if they are ``given``.
     """
 
     def __init__(
@@ -145,6 +161,7 @@ class Bucket:
         layout: BucketLayout | None = None,
         *,
         together: bool = False,
+        given: Values | None = None,
         gradient_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._parameters = tuple(parameters)
@@ -155,7 +172,8 @@ class Bucket:
         full = first.dtype in (torch.float32, torch.float64)
         dtype = first.dtype if full else gradient_dtype
         self._gradients = torch.zeros(self.layout.size, dtype=dtype, device=first.device)
-        self.values = self._moved_together() if together else None
+        self.values = self._moved_together() if together and given is None else None
+        self._given = given
         for parameter, main_grad in self._views(self._gradients):
             give_main_grad(parameter, main_grad)
             parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
@@ -195,7 +213,24 @@ class Bucket:
         """Yield the parts of parameters that lie in a shard."""
         shapes = [tuple(entry.parameter.shape) for entry in self._parameters]
         for index, first, end in self.layout.rows(shapes, shard):
-            yield ParameterPart.rows(self._parameters[index], first, end)
+            weight = None if self._given is None else self._given.rows(index, first, end)
+            yield ParameterPart.rows(self._parameters[index], first, end, weight)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the parameters were ``given``."""
+        return self._given is not None
+
+    def gather(self, axis: ConnectedAxis) -> None:
+        """Let all ranks of the axis, which each have a shard, have the updated parameters of all.
+
+        The parameters lie together, or were given.
+        """
+        if self._given is not None:
+            self._given.gather(axis)
+            return
+        assert self.values is not None, "the parameters lie together"
+        collectives.gather_parts(self.values, axis, self.layout.sizes)
 
     def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every parameter, with its view of ``flat``, a tensor in the bucket's layout."""

@@ -66,12 +66,17 @@ class ParameterPart:
         return cls.rows(entry, 0, len(entry.parameter))
 
     @classmethod
-    def rows(cls, entry: OptimizedParameter, first: int, last: int) -> "ParameterPart":
-        """Return rows ``first`` to ``last`` - 1 of a parameter that has its main gradient."""
+    def rows(
+        cls, entry: OptimizedParameter, first: int, last: int, weight: Tensor | None = None
+    ) -> "ParameterPart":
+        """Return rows ``first`` to ``last`` - 1 of a parameter that has its main gradient.
+
+        ``weight`` are these rows, if they are not in the parameter itself.
+        """
         parameter = entry.parameter
         return cls(
             entry,
-            parameter.detach()[first:last],
+            parameter.detach()[first:last] if weight is None else weight,
             main_grad_of(parameter)[first:last],
             tuple(_pieces_in(entry.owned.pieces, first, last)),
         )

@@ -16,7 +16,6 @@ from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.optimizer import Optimizer, check_norm
 from megatron.optimizer.parameters import ParameterPart
-from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
 MakeOptimizer = Callable[[Sequence[ParameterPart]], Optimizer]
@@ -36,7 +35,7 @@ class ShardedOptimizer:
     """The optimizer of one rank's shards; an ``Optimizer``. All replicas call the same methods.
 
     Args:
-        buckets: of this rank, each with its parameters in one tensor (``together``).
+        buckets: of this rank, each with its parameters ``together``, or ``given``.
         make: makes the optimizer of a bucket.
         axis: the replicas, for buckets whose parameters have no ``axis``.
     """
@@ -57,6 +56,7 @@ class ShardedOptimizer:
         self._open: _OpenStep | None = None
         self._to_update: set[int] = set()
         self._to_gather: set[int] = set()
+        self._stale: set[int] = set()
 
     def open(self, rates: Rates, grad_norm: float, factor: float = 1.0) -> None:
         """Store a step for ``update`` and ``gather``; arguments and errors are those of ``step``.
@@ -78,18 +78,24 @@ class ShardedOptimizer:
             self._step(bucket)
             self._buckets[bucket].forget_gradients()
 
+    def scales_changed(self) -> None:
+        """Let ``gather`` round the parameters anew that buckets were ``given``."""
+        self._stale = {number for number, own in enumerate(self._buckets) if own.is_given}
+
     def gather(self, bucket: int) -> None:
-        """Gather the weights of a bucket, if they have changed since they were last gathered."""
-        if bucket in self._to_gather:
+        """Gather the weights of a bucket, if they have changed since they were last gathered.
+
+        Scales that have changed change the weights too.
+        """
+        if bucket in self._to_gather or bucket in self._stale:
             assert bucket not in self._to_update, "update comes before gather"
             self.gather_again(bucket)
             self._to_gather.discard(bucket)
+            self._stale.discard(bucket)
 
     def gather_again(self, bucket: int) -> None:
         """Gather the weights of a bucket, whether they have been updated or not."""
-        own = self._buckets[bucket]
-        assert own.values is not None, "the parameters lie together"
-        collectives.gather_parts(own.values, self._axes[bucket], own.layout.sizes)
+        self._buckets[bucket].gather(self._axes[bucket])
 
     def settle(self) -> None:
         """Finish an open step: afterwards every rank has the updated weights of all buckets."""

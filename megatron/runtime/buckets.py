@@ -11,7 +11,7 @@ copies of a tied matrix. The parameters of such gradients have buckets of their 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from torch import nn
@@ -49,12 +49,14 @@ class _Alike(NamedTuple):
         summands: ranks of the replica that have summands of the gradients.
         whole: whether shards must not cut the parameters.
         axis: ranks over which the gradients are summed afterwards; see ``OwnedParameter``.
+        narrow: whether the parameters are gathered in 8 bits.
     """
 
     touched: frozenset[Touch]
     summands: tuple[Summands, ...]
     whole: bool
     axis: ConnectedAxis | None
+    narrow: bool
 
 
 def make_buckets(
@@ -64,6 +66,7 @@ def make_buckets(
     limit: int | None = None,
     number: int | None = None,
     keeps_whole: KeepsWhole = lambda owned: False,
+    narrow: Container[int] = (),
 ) -> list[tuple[OwnedParameter, ...]]:
     """Spread the parameters of this rank over buckets.
 
@@ -78,12 +81,16 @@ def make_buckets(
             parameter is cut.)
         keeps_whole: tells which parameters shards must not cut. Such parameters share buckets only
             with each other.
+        narrow: the ``id`` of parameters that are gathered in 8 bits. These have buckets of their
+            own.
     """
     touched = touches(model, plan)
     together: dict[_Alike, list[OwnedParameter]] = defaultdict(list)
     for owned in model.owned_parameters():
         added, whole = summands(owned, model, plan), keeps_whole(owned)
-        together[_Alike(touched[id(owned.parameter)], added, whole, owned.axis)].append(owned)
+        number_of = id(owned.parameter)
+        alike = _Alike(touched[number_of], added, whole, owned.axis, number_of in narrow)
+        together[alike].append(owned)
     if number is not None:
         limit = sum(p.numel() for p in model.parameters()) // number
     if limit is None:
@@ -124,24 +131,41 @@ def _by_rows(parameters: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]
 
 
 def described(
-    buckets: Sequence[Sequence[OwnedParameter]], model: RankModel, plan: Plan, replicas: int
+    buckets: Sequence[Sequence[OwnedParameter]],
+    model: RankModel,
+    plan: Plan,
+    replicas: int,
+    narrow: Container[int] = (),
 ) -> list[Bucket]:
     """Return the descriptions of this rank's buckets that a program needs.
 
-    The ``buckets`` may have been made for another plan than ``plan``, with the same stages.
+    The ``buckets`` may have been made for another plan than ``plan``, with the same stages;
+    ``narrow`` as for ``make_buckets``.
     """
     touched, read = touches(model, plan), reads(model, plan)
     sizes = [_exchanged(bucket, replicas) for bucket in buckets]
-    whole = sum(sizes) or 1.0
+    gathered = [
+        size * gathered_size(bucket, narrow) for bucket, size in zip(buckets, sizes, strict=True)
+    ]
+    whole, all_gathered = sum(sizes) or 1.0, sum(gathered) or 1.0
     return [
         Bucket(
             _of_any(touched, bucket),
             size / whole,
             _of_any(read, bucket),
             bucket[0].sharers(replicas) > 1 or bool(summands(bucket[0], model, plan)),
+            moved / all_gathered,
         )
-        for bucket, size in zip(buckets, sizes, strict=True)
+        for bucket, size, moved in zip(buckets, sizes, gathered, strict=True)
     ]
+
+
+def gathered_size(bucket: Sequence[OwnedParameter], narrow: Container[int]) -> float:
+    """Return the size of a number when a bucket is gathered, 1 for 16 bits.
+
+    ``narrow`` as for ``make_buckets``.
+    """
+    return 0.5 if id(bucket[0].parameter) in narrow else 1.0
 
 
 def _exchanged(bucket: Sequence[OwnedParameter], replicas: int) -> float:

@@ -30,6 +30,7 @@ class Replication:
         deferred: whether the program of an iteration takes the optimizer step of the previous
             iteration.
         overlap_gather: gather parameters while passes run that do not read them.
+        gathers_eight_bits: gather the weights of layers that multiply in 8 bits as 8 bits.
     """
 
     buckets: Sequence[Bucket]
@@ -38,6 +39,7 @@ class Replication:
     optimizer: ShardedOptimizer | None = None
     deferred: bool = False
     overlap_gather: bool = False
+    gathers_eight_bits: bool = False
 
     def in_program(
         self, program: Program, model: RankModel, groups: Groups, *, with_steps: bool
@@ -51,7 +53,8 @@ class Replication:
         of the previous iteration.
         """
         owned = [bucket.owned for bucket in self.buckets]
-        own = described(owned, model, program.plan, groups.gradients.size)
+        narrow = model.gathered_weights() if self.gathers_eight_bits else {}
+        own = described(owned, model, program.plan, groups.gradients.size, narrow)
         everywhere = groups.pipeline.all_gather_object(own)
         program = with_reductions(program, everywhere, overlap=self.overlap_reduce)
         if not (self.deferred and with_steps):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
-from megatron.schedules.needs import Comm
+from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import Pass, PassKind
 
 Touch = tuple[PassKind, int]
@@ -41,12 +41,18 @@ class Bucket:
             fewer ranks than usual have the same parameters.
         before: all passes that read the parameters.
         is_reduced: whether other ranks hold summands of the same gradients.
+        gathered: as ``share``, of the bytes that ranks gather; ``None``: the same.
     """
 
     after: frozenset[Touch]
     share: float
     before: frozenset[Touch] = frozenset()
     is_reduced: bool = True
+    gathered: float | None = None
+
+    def share_of(self, kind: CommKind) -> float:
+        """Return the bucket's share of all that the rank reduces (RG) or gathers (AG)."""
+        return self.share if kind == "RG" or self.gathered is None else self.gathered
 
 
 def reduction(rank: int, bucket: int) -> Comm:
@@ -87,7 +93,7 @@ def _extended(
     )
     begun = [frozenset(step.comm for step in row if isinstance(step, Start)) for row in rows]
     shares = {
-        comm_of(rank, number): bucket.share
+        comm_of(rank, number): bucket.share_of(comm_of(rank, number).kind)
         for rank, own in enumerate(buckets)
         for number, bucket in enumerate(own)
         if comm_of(rank, number) in begun[rank]

@@ -89,6 +89,8 @@ class Exchanges:
             parameters.
         overlap: the part of the exchange that is in the program of an iteration. If the program has
             no updates, a sharded optimizer updates and gathers after the last pass.
+        gathered: as ``parameters``, of the gathering: a parameter that travels in 8 bits counts as
+            half of one. ``None``: all travel in 16.
     """
 
     replicas: Replicas
@@ -97,19 +99,22 @@ class Exchanges:
     parameters: Sequence[float]
     update: Sequence[float]
     overlap: Overlap
+    gathered: Sequence[float] | None = None
 
     @property
     def bytes_sent(self) -> float:
         """Bytes that a rank sends to its replicas in an iteration; the most over the ranks."""
-        most = max(self.parameters)
-        return self.replicas.reduced_bytes(most) + self.replicas.gathered_bytes(most)
+        return max(
+            self.replicas.reduced_bytes(own) + self.replicas.gathered_bytes(gathered)
+            for own, gathered in zip(self.parameters, self._gathered, strict=True)
+        )
 
     @property
     def step(self) -> float:
         """Time of the optimizer's step after the program; 0 if the program has the updates."""
         if self.overlap.updates:
             return 0.0
-        gathering = self.replicas.gathering(self.parameters, self.link)
+        gathering = self.replicas.gathering(self._gathered, self.link)
         return max(
             update + time + len(own) * gathering.latency
             for update, time, own in zip(self.update, gathering.times, self.buckets, strict=True)
@@ -123,9 +128,14 @@ class Exchanges:
         }
         if not self.overlap.updates:
             return program, replace(costs, exchanges=exchanges)
-        exchanges["AG"] = self.replicas.gathering(self.parameters, self.link)
+        exchanges["AG"] = self.replicas.gathering(self._gathered, self.link)
         passes = {**costs.passes, "U": self.update}
         return program, replace(costs, passes=passes, exchanges=exchanges)
+
+    @property
+    def _gathered(self) -> Sequence[float]:
+        """The number of parameters that every pipeline rank gathers, in 16 bits or as if."""
+        return self.parameters if self.gathered is None else self.gathered
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from megatron.optimizer.make import (
     make_with_host,
 )
 from megatron.optimizer.muon import QKVRows
+from megatron.optimizer.narrow_values import narrow_values
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
@@ -34,7 +35,7 @@ from megatron.parallel.context import ContextAxes, context_parallel
 from megatron.parallel.deep_ep import VisitedExperts, make_buffer
 from megatron.parallel.environment import cores_of_rank
 from megatron.parallel.experts import ExpertParallel, spread_experts
-from megatron.parallel.groups import Groups, with_turns
+from megatron.parallel.groups import ConnectedAxis, Groups, with_turns
 from megatron.parallel.lanes import make_lane
 from megatron.parallel.tensor import tensor_parallel
 from megatron.runtime.buckets import make_buckets
@@ -129,6 +130,8 @@ class TrainState:
                 all_reduce(largest, MAXIMUM, axis)
 
         eight_bits.end(agree)
+        if self.sharded is not None and eight_bits.delayed is not None:
+            self.sharded.scales_changed()
 
     def complete_gradients(self) -> None:
         """End the sums: a gradient to which no microbatch has added is 0."""
@@ -222,7 +225,7 @@ def build_train_state(
     model = make_model(config, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     axis = groups.gradients
-    buckets = _buckets(config, model, run_plan.plan, axis.size)
+    buckets = _buckets(config, model, run_plan.plan, axis)
     whole = tuple(map(ParameterPart.whole, parameters))
     own = tuple(part for bucket in buckets for part in bucket.parts(bucket.summed_over(axis).rank))
     alone = all(bucket.summed_over(axis).size == 1 for bucket in buckets)
@@ -241,6 +244,7 @@ def build_train_state(
         optimizer=sharded,
         deferred=deferred,
         overlap_gather=replicas.overlap_gather,
+        gathers_eight_bits=replicas.gathers_eight_bits,
     )
     return TrainState(
         groups=groups,
@@ -261,19 +265,26 @@ def build_train_state(
     )
 
 
-def _buckets(config: RunConfig, model: RankModel, plan: Plan, ranks: int) -> tuple[Bucket, ...]:
-    """Put this rank's gradients into buckets, which ``ranks`` ranks reduce together."""
+def _buckets(
+    config: RunConfig, model: RankModel, plan: Plan, axis: ConnectedAxis
+) -> tuple[Bucket, ...]:
+    """Put this rank's gradients into buckets, which the ranks of ``axis`` reduce together."""
     replicas, whole_ones = config.parallel.replicas, keeps_whole(config.optimizer)
-    owned = make_buckets(model, plan, ranks, replicas.bucket_size, replicas.buckets, whole_ones)
+    narrow = model.gathered_weights() if replicas.gathers_eight_bits else {}
+    owned = make_buckets(
+        model, plan, axis.size, replicas.bucket_size, replicas.buckets, whole_ones, narrow
+    )
+    layouts = bucket_layouts(owned, axis.size, whole_ones)
     return tuple(
         Bucket(
             list(map(OptimizedParameter.of, bucket)),
             model.kernels,
             layout,
             together=replicas.shard_optimizer,
+            given=narrow_values(bucket, layout, narrow, axis),
             gradient_dtype=config.train.gradient_dtype,
         )
-        for bucket, layout in zip(owned, bucket_layouts(owned, ranks, whole_ones), strict=True)
+        for bucket, layout in zip(owned, layouts, strict=True)
     )
 
 

@@ -6,6 +6,7 @@ from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.replicas import replica_config
 from megatron.config.run_config import resolve
 from megatron.layers.eight_bit_config import EightBitConfig
 
@@ -88,7 +89,11 @@ def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
             "transformer_engine",
             ["products with --fp8-recipe mxfp8", "tokens in multiples of 32"],
         ),
-        ("--bf16 --fp8-format hybrid --fp8-param-gather", ["--fp8-param-gather", "16 bits"]),
+        (
+            "--bf16 --fp8-format hybrid --fp8-param-gather --fp8-recipe mxfp8 --transformer-impl "
+            "transformer_engine",
+            ["--fp8-param-gather with --fp8-recipe mxfp8", "or leave --fp8-param-gather out"],
+        ),
     ],
 )
 def test_what_stands_in_the_way_is_told(flags: str, words: list[str]) -> None:
@@ -106,6 +111,36 @@ def test_what_changes_nothing_is_noted() -> None:
     assert any("a CPU emulates products in 8 bits" in line for line in told)
     told = notes("--fp8-margin 1")
     assert any(line.startswith("--fp8-margin 1 changes nothing") for line in told)
+
+
+GATHER = "--bf16 --fp8-format hybrid --fp8-param-gather"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_only_replicas_that_share_the_optimizer_gather(world_size: int) -> None:
+    line = f"{MOCK} --device cpu {GATHER}"
+    usual = read(line.split(), world_size=world_size)
+    shared = read(f"{line} --use-distributed-optimizer".split(), world_size=world_size)
+    alone = "--fp8-param-gather changes nothing: there is one replica of the model"
+    assert shared.mistakes == ()
+    assert (alone in shared.notes) == (world_size == 1)
+    assert any("--fp8-param-gather: every" in one for one in usual.mistakes) == (world_size > 1)
+    for given in (usual, shared):
+        wanted = given is shared and world_size == 2
+        assert replica_config(given.flags, world_size).gathers_eight_bits is wanted
+
+
+def test_delayed_scales_change_although_a_step_is_undone() -> None:
+    line = f"{MOCK} {GATHER} --use-distributed-optimizer --enable-optimizer-post-validation"
+    words = f"{line} --device cpu --pipeline-model-parallel-size 2 --global-batch-size 8".split()
+    (told,) = read(words, world_size=4).mistakes
+    assert told.startswith("--fp8-param-gather with --fp8-recipe delayed does not go with")
+    assert read([*words, "--fp8-recipe", "tensorwise"], world_size=4).mistakes == ()
+
+
+def test_without_products_in_8_bits_nothing_is_gathered_in_8_bits() -> None:
+    (told,) = notes("--fp8-param-gather")
+    assert told == "--fp8-param-gather changes nothing without --fp8-format"
 
 
 def test_without_products_in_8_bits_transformer_engine_changes_nothing() -> None:
@@ -136,6 +171,17 @@ def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
     made = eight_bit_config(found.flags[EightBitFlags], by_engine=by_engine)
     assert made is not None
     assert (made.recipe, made.transformer_engine) == (recipe, True)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_multiply_by_weights_that_were_gathered_in_8_bits() -> None:
+    line = f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe blockwise --fp8-param-gather"
+    with installed():
+        found = read(line.split(), world_size=1)
+        assert not engine_multiplies(found.flags)
+        told = "\n".join(found.notes)
+    assert not found.mistakes
+    assert f"{PACKAGE} changes nothing: weights that were gathered in 8 bits" in told
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,5 +1,6 @@
 """Products in 8 bits on GPUs that are not there: order, waits of the host, and memory."""
 
+import math
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -31,6 +32,9 @@ LLAMA: dict[str, Any] = {
     "add_bias_linear": False,
     "position_embedding_type": "rope",
 }
+
+MATRICES = GPTOptions(num_layers=4, hidden_size=256, ffn_hidden_size=512, vocab_size=64)
+"""Nearly all of its parameters are matrices of layers."""
 
 pytestmark = needs_pretended_gpus
 
@@ -117,6 +121,58 @@ def test_memory_of_a_mixture(layout: Layout, eight_bits: EightBitConfig, gpus: G
     assert_memory_of_a_mixture(
         paper_config(layout, 32_000, layers=4, **LLAMA), layout, eight_bits, gpus
     )
+
+
+def gathering(config: RunConfig, eight_bits: EightBitConfig) -> RunConfig:
+    """The run, with weights that replicas gather in 8 bits."""
+    config = in_eight_bits(config, eight_bits)
+    replicas = replace(config.parallel.replicas, gathers_eight_bits=True)
+    return replace(config, parallel=replace(config.parallel, replicas=replicas))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "eight_bits"),
+    [
+        (Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True, overlap=True), BLOCKWISE),
+        (Layout(1, "none", replicas=3, sharded=True), TENSORWISE),
+        (Layout(1, "none", replicas=2, sharded=True, overlap=True), DELAYED),
+    ],
+    ids=str,
+)
+def test_memory_of_weights_that_are_gathered_in_8_bits(
+    layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+) -> None:
+    config = paper_config(layout, 32_000, layers=4, micro_batch_size=4, **LLAMA)
+    own = memory(gathering(config, eight_bits), gpus)
+    assert own.faults == []
+    assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+    usual = memory(in_eight_bits(config, eight_bits), gpus)
+    assert all(less < more for less, more in zip(own.allocated, usual.allocated, strict=True))
+
+
+def gathered_bytes(found: Findings) -> int:
+    """Bytes of all that was gathered."""
+    return sum(
+        math.prod(issued.shape) * getattr(torch, issued.dtype.removeprefix("torch.")).itemsize
+        for issued in found.issued
+        if issued.kind == "all_gather"
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("eight_bits", [BLOCKWISE, TENSORWISE, DELAYED], ids=str)
+def test_streams_and_bytes_of_weights_that_are_gathered_in_8_bits(
+    eight_bits: EightBitConfig, gpus: GpuPool
+) -> None:
+    layout = Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True, overlap=True)
+    job = Job(replace(MATRICES, **LLAMA), microbatches=4)
+    config = job.config(layout, torch.bfloat16)
+    found = gpus.map(run, gathering(config, eight_bits), ranks=4)
+    assert_sound(found)
+    usual = gpus.map(run, in_eight_bits(config, eight_bits), ranks=4)
+    for own, more in zip(found, usual, strict=True):
+        assert 0.5 < gathered_bytes(own) / gathered_bytes(more) < 0.56
 
 
 LATENT: dict[str, Any] = {

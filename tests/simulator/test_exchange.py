@@ -126,6 +126,15 @@ def test_a_step_outside_of_the_program_updates_and_gathers() -> None:
     assert exchanges(Replicas(4), Overlap()).step == 4
 
 
+def test_parameters_in_8_bits_are_gathered_in_half_the_time() -> None:
+    found = exchanges(Replicas(4, sharded=True), Overlap())
+    narrow = replace(found, gathered=[30, 80])
+    assert narrow.step == found.step
+    narrow = replace(found, gathered=[30, 40])
+    assert narrow.step == pytest.approx(4 + 3 / 4 * 80 / 10 + 3 * 0.5)
+    assert found.bytes_sent - narrow.bytes_sent == pytest.approx(3 / 4 * 2 * 40)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_the_program_of_an_iteration_takes_the_time_of_the_link(sharded: bool) -> None:
     overlap = Overlap(updates=sharded)

@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron.kernels import grouped
 from megatron.kernels.accumulation import Accumulation
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
-from megatron.kernels.eight_bits import EightBits, largest_number
+from megatron.kernels.eight_bits import EightBits, rounded
 from megatron.kernels.reference import optimizer
 from megatron.kernels.rows import local_rows
 
@@ -101,9 +101,7 @@ class ProductOperations(Accumulation):
         """
         if seen is not None:
             torch.maximum(seen, self.largest(x_rk), out=seen)
-        most = largest_number(dtype)
-        scaled_rk = x_rk.float().mul(scale).clamp_(-most, most)
-        bits_rk = scaled_rk.masked_fill_(x_rk.isinf(), torch.nan).to(dtype)
+        bits_rk = rounded(x_rk, scale, dtype)
         return bits_rk if straight else None, bits_rk.T.contiguous() if turned else None
 
     def eight_bit_product(

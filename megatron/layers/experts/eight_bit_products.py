@@ -88,6 +88,12 @@ class GroupedMultiplier(KernelMultiplier):
         )
         return Quantised(weight.shape[:1], *bits, found.worth)
 
+    def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Quantised:
+        """See ``Multiplier``."""
+        straight_eoi = bits_rk.unflatten(0, (len(worth_gbc), -1))
+        turned_eio = straight_eoi.mT.contiguous()
+        return Quantised(straight_eoi.shape[:1], straight_eoi, turned_eio, worth_gbc.view(-1))
+
     def output(self, x: Quantised, weight: Quantised, bias: Tensor | None) -> Tensor:
         """See ``Multiplier``; biases are added elsewhere."""
         assert bias is None

@@ -126,7 +126,8 @@ def forecast_run(
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     shares = host_shares(config, plan, counts, buckets)
-    step = [cluster.rates.traffic(moved) for moved in moved_by_step(config, counts, shares)]
+    moved_bytes = moved_by_step(config, counts, shares, buckets)
+    step = [cluster.rates.traffic(moved) for moved in moved_bytes]
     for rank, own in enumerate(host_steps(config, cluster, shares)):
         step[rank] += own.seconds
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
@@ -234,4 +235,5 @@ def _exchanges(
             updates=replicas.shard_optimizer and not config.optimizer.post_validation,
             gather=replicas.overlap_gather,
         ),
+        [own.gathered * found.count / (found.count - 1) for own in buckets],
     )

@@ -54,5 +54,5 @@ def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
         turned: dict[str, Any] = {name: not given}
         other = replace(now, **turned)
         if not other.shard_optimizer:
-            other = replace(other, overlap_gather=False)
+            other = replace(other, overlap_gather=False, gathers_eight_bits=False)
         yield f"{'without' if given else 'with'} {flag}", other

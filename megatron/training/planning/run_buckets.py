@@ -20,7 +20,7 @@ from megatron.parallel.experts import ExpertParallel, GatheringExperts
 from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
-from megatron.runtime.buckets import described, make_buckets
+from megatron.runtime.buckets import described, gathered_size, make_buckets
 from megatron.schedules.buckets import Bucket
 from megatron.training.planning.count.subject import Subject
 from megatron.training.planning.planned_run import RunPlan
@@ -38,6 +38,9 @@ class RankBuckets:
         fullest: elements that the replica with the largest part updates.
         mean: elements that a replica updates in the mean.
         passed_on: elements that a rank sends along a ring to sum all gradients up once.
+        gathered: as ``passed_on``, of a gathering; an element in 8 bits counts as half of one.
+        narrow: elements that are gathered in 8 bits, padding included.
+        narrow_own: elements of them that the replica with the largest part updates.
         parts: name and elements of every part of a parameter in the shards of every replica.
     """
 
@@ -48,6 +51,9 @@ class RankBuckets:
     fullest: int
     mean: float
     passed_on: float
+    gathered: float
+    narrow: int
+    narrow_own: int
     parts: Sequence[Sequence[tuple[str, int]]]
 
 
@@ -58,26 +64,39 @@ def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
 
 def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
     parallel, plan = config.parallel, run_plan.plan
-    placement = Subject.of(config).placement(plan, run_plan.layers, rank)
+    subject = Subject.of(config)
+    placement = subject.placement(plan, run_plan.layers, rank)
     device = torch.device("meta")
     axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
     tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
-    site = Site(device, config.train.dtype, tensor=tensor, given_experts=_experts(parallel))
+    site = Site(
+        device,
+        config.train.dtype,
+        tensor=tensor,
+        given_experts=_experts(parallel),
+        eight_bits=subject.eight_bits if subject.gathers_eight_bits else None,
+    )
     model = RankModel(config.model, placement, site)
     replicas = parallel.replicas
-    whole = keeps_whole(config.optimizer)
+    whole, narrow = keeps_whole(config.optimizer), model.gathered_weights()
     buckets = make_buckets(
-        model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole
+        model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole, narrow
     )
     layouts = bucket_layouts(buckets, replicas.size, whole)
+    sizes = [gathered_size(bucket, narrow) for bucket in buckets]
+    passed_on = [layout.size * (1 - 1 / len(layout.sizes)) for layout in layouts]
+    in_eight = [one for one, size in zip(layouts, sizes, strict=True) if size < 1]
     return RankBuckets(
-        described(buckets, model, plan, replicas.size),
+        described(buckets, model, plan, replicas.size, narrow),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
         sum(layout.size for layout in layouts),
         max(layout.size for layout in layouts),
         _most_updated(buckets, layouts),
         sum(layout.size / len(layout.sizes) for layout in layouts),
-        sum(layout.size * (1 - 1 / len(layout.sizes)) for layout in layouts),
+        sum(passed_on),
+        sum(size * sent for size, sent in zip(sizes, passed_on, strict=True)),
+        sum(layout.size for layout in in_eight),
+        sum(max(layout.sizes) for layout in in_eight),
         [_parts(buckets, layouts, replica) for replica in range(replicas.size)],
     )
 

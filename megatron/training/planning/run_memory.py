@@ -17,7 +17,11 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.host_memory import pinned
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.count.optimizer import count_step, count_step_on_host
+from megatron.training.planning.count.optimizer import (
+    count_rounding,
+    count_step,
+    count_step_on_host,
+)
 from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.host_share import HostShare, HostShares, host_shares
 from megatron.training.planning.planned_run import RunPlan
@@ -65,11 +69,13 @@ def held_by_ranks(
 ) -> tuple[Sequence[float], Sequence[RankMemory]]:
     """Return the most bytes that each rank holds, and each rank's memory.
 
-    Replicas are left out, but for shards of an optimizer whose states are on the host.
+    Replicas are left out, but for shards of an optimizer whose states are on the host, or of
+    weights that are gathered in 8 bits.
     """
     plan = run_plan.plan
-    sharded = config.parallel.replicas.shard_optimizer and config.train.host_states is not None
-    buckets = run_buckets(config, run_plan) if sharded else ()
+    replicas = config.parallel.replicas
+    sharded = replicas.shard_optimizer and config.train.host_states is not None
+    buckets = run_buckets(config, run_plan) if sharded or replicas.gathers_eight_bits else ()
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     memories = run_memory(config, plan, counts, buckets)
     return peaks(lower(plan, run_plan.costs), memories), memories
@@ -96,6 +102,7 @@ def run_memory(
         padded = count.parameters.all if own is None else own.padded
         keeps = rank in keepers
         static = _parameter_bytes(config, count.parameters, padded, shares[rank].least, keeps)
+        static -= _saved_by_eight_bits(config, own)
         copy = 0.0 if own is None else _reduced_copy(config, own)
         overlaps = parallel.replicas.overlap
         memories.append(
@@ -131,6 +138,17 @@ def _parameter_bytes(
     return weights + other.gradient * padded + states * on_host.here
 
 
+def _saved_by_eight_bits(config: RunConfig, buckets: RankBuckets | None) -> float:
+    """Return the bytes of weights that a rank need not hold because they are gathered in 8 bits.
+
+    It holds all of them in 8 bits, and those that it updates in the activations' dtype.
+    """
+    if buckets is None:
+        return 0.0
+    size = config.train.dtype.itemsize
+    return float((size - 1) * buckets.narrow - size * buckets.narrow_own)
+
+
 def bytes_on_host(config: RunConfig, share: HostShare, keeps_copy: bool) -> float:
     """Return the bytes of masters and moments on a rank's host, and of the slots for copies.
 
@@ -162,10 +180,14 @@ def bytes_on_host(config: RunConfig, share: HostShare, keeps_copy: bool) -> floa
 
 
 def moved_by_step(
-    config: RunConfig, counts: Sequence[RankCount], shares: Sequence[HostShares]
+    config: RunConfig,
+    counts: Sequence[RankCount],
+    shares: Sequence[HostShares],
+    buckets: Sequence[RankBuckets] = (),
 ) -> list[float]:
     """Return the bytes that the optimizer's step and the norm move on every rank's device.
 
+    The step includes the rounding of weights that are gathered in 8 bits, if ``buckets`` are given.
     ``shares`` says what every rank updates on its host.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
@@ -177,6 +199,10 @@ def moved_by_step(
         if config.optimizer.post_validation and rank < len(counts) - 1:
             state = per_element(config, own.parameters, matrix.state, other.state)
             moved[rank] += 2 * here * state  # to copy the state is a read and a write
+    if config.parallel.replicas.gathers_eight_bits:
+        rounded = count_rounding(config)
+        for rank, bucket in enumerate(buckets):
+            moved[rank] += rounded * bucket.narrow_own
     return moved
 
 

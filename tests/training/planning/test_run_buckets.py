@@ -11,8 +11,10 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.parallel.groups import make_groups
 from megatron.schedules.lower import Program
+from megatron.schedules.needs import REPLICA_KINDS
 from megatron.training.planning.run_buckets import run_buckets
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
@@ -51,6 +53,30 @@ def test_they_are_those_of_a_started_run(
         assert own.padded >= own.parameters
         shares = {c.microbatch: s for c, s in program.shares.items() if c[::2] == ("RG", rank)}
         assert [bucket.share for bucket in own.buckets] == [shares[i] for i in sorted(shares)]
+
+
+def test_weights_that_are_gathered_in_8_bits_have_half_a_share(ranks: "RankPool") -> None:
+    layout = Layout(2, "vocab-2", replicas=2, sharded=True, overlap=True)
+    config = JOB.config(layout, torch.bfloat16)
+    replicas = replace(config.parallel.replicas, gathers_eight_bits=True)
+    config = replace(
+        config,
+        parallel=replace(config.parallel, replicas=replicas),
+        train=replace(config.train, eight_bits=EightBitConfig(recipe="blockwise")),
+    )
+    found = run_buckets(config, make_run_plan(config))
+    for rank, program, held, padded in ranks.run(started, layout.world_size, config=config):
+        own = found[rank]
+        assert (own.parameters, own.padded) == (held, padded)
+        for kind in REPLICA_KINDS:
+            shares = {c.microbatch: s for c, s in program.shares.items() if c[::2] == (kind, rank)}
+            assert len(shares) == len(own.buckets)
+            assert [one.share_of(kind) for one in own.buckets] == [
+                shares[i] for i in range(len(shares))
+            ]
+        assert 0 < own.narrow < own.padded
+        assert own.narrow_own == own.narrow / 2
+        assert own.gathered == own.passed_on - own.narrow / 4
 
 
 def test_a_model_that_fits_no_machine_has_them_too() -> None:

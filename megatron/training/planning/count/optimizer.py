@@ -9,6 +9,9 @@ from torch import nn
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.counted import counted_kernels
+from megatron.kernels.eight_bits import E4M3
+from megatron.layers.eight_bit_config import BLOCKS
+from megatron.layers.gathered_weight import GatheredWeight
 from megatron.model.ownership import FINAL_NORM, LAYERS, OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
@@ -90,6 +93,29 @@ def _counted_apart(
     norm, step, elements = in_order(*of_norm), in_order(*of_step), weight.numel()
     sums = (state, gradient, _bytes(step), _bytes(norm), step.flops)
     return StepCount(*(own / elements for own in sums))
+
+
+def count_rounding(config: RunConfig) -> float:
+    """Return the bytes that rounding to 8 bits moves for one element of a gathered weight."""
+    eight_bits = config.train.eight_bits
+    assert eight_bits is not None, "the run multiplies in 8 bits"
+    return _count_rounding(eight_bits.recipe in BLOCKS, config.train.dtype)
+
+
+@lru_cache(8)
+def _count_rounding(in_squares: bool, dtype: torch.dtype) -> float:
+    return apart(lambda: _rounded_apart(in_squares, dtype))
+
+
+def _rounded_apart(in_squares: bool, dtype: torch.dtype) -> float:
+    recorder = Recorder()
+    weight = GatheredWeight(1, _WIDTH, _WIDTH, in_squares, E4M3, lambda bits, worths: None)
+    rows_rk = torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META)
+    bits_rk, largest_gbc = weight.without_values(META)
+    with recorder, recorder.recording() as parts:
+        weight.raise_to_largest(largest_gbc, rows_rk, 0)
+        weight.round_rows(bits_rk, rows_rk, 0, weight.scales(largest_gbc)[0])
+    return _bytes(in_order(*parts)) / rows_rk.numel()
 
 
 def _bytes(work: Work) -> int:

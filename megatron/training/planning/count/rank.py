@@ -115,6 +115,9 @@ class CountedRank:
         if owned:
             entries = list(map(OptimizedParameter.of, owned))
             self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
+        if subject.gathers_eight_bits:
+            for weight in model.gathered_weights().values():
+                weight.give(*weight.without_values(META))
         self._store = ActivationStore()
         host = CountedActivations(model.shared_tensors(), recorder) if subject.offloads else None
         self._slices = SequenceSlice.of_lengths(subject.slices) if subject.slices else ()

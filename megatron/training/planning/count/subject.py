@@ -40,6 +40,7 @@ class Subject(NamedTuple):
         offloads: whether the bytes that may wait on the host are counted.
         slices: tokens of every slice of a sample; empty: microbatches are whole.
         host_knows_slots: the host learns how many tokens each expert has.
+        gathers_eight_bits: the optimizer rounds the weights of layers that multiply in 8 bits.
     """
 
     model: ModelConfig
@@ -62,6 +63,7 @@ class Subject(NamedTuple):
     offloads: bool = False
     slices: tuple[int, ...] = ()
     host_knows_slots: bool = False
+    gathers_eight_bits: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
@@ -95,6 +97,7 @@ class Subject(NamedTuple):
             if slices > 1
             else (),
             host_knows_slots=train.grouped_package is not None,
+            gathers_eight_bits=eight_bits is not None and parallel.replicas.gathers_eight_bits,
         )
 
     def grid(self, ranks: int) -> Grid:
