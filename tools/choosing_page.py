@@ -64,7 +64,8 @@ line.
 
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
 and links attain shares of these rates. The shares were calibrated on published runs of Megatron-LM,
-most of them on A100s ([constants](predictions.md#constants)). No GPU has run this project's code.
+most of them on A100s ([constants](predictions.md#constants)). No job of several GPUs has run this
+project's code.
 
 **What is a tie.** Predictions for 8 GPUs in one machine could be compared with 40 runs of 1F1B on
 8 A100s, in the paper's tables ([predictions](predictions.md#the-papers-tables)). The predicted

@@ -20,8 +20,10 @@ Device memory comes in units of 2 MiB, so a receiver's buffer takes 10 MiB and a
 words 2: issue 1685 of NVIDIA/nccl lists exactly these two sizes. There all-to-all on 8 H100s took
 3.3 GB with 7 peers and 32 channels, and this estimate says 2.8 GB.
 
-**Nobody has measured the estimate with this project.** It counts every communicator as used, and
-every connection as one within a machine. It leaves out NVLink SHARP's buffers.
+**Measured.** Over sockets, on one H200, a communicator of two ranks took 34 to 38 MB with 1, 2, 4
+and 8 blocks; within a machine nobody has measured it. The estimate counts every communicator as
+used, and every connection as one within a machine. It leaves out NVLink SHARP's buffers, and what
+NCCL takes once in a process: 1.1 GB on that H200, with the first communicator.
 """
 
 from dataclasses import dataclass, replace

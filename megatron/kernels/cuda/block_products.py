@@ -2,7 +2,7 @@
 
 Linear layers and experts use the same programs: a linear layer is one group with all rows. A
 program adds to a sum of gradients in fp32 while it multiplies, and the host does not wait for the
-sizes of groups. No GPU has run the programs.
+sizes of groups.
 
 Shapes: as in ``programs/block_products.py``.
 """

@@ -3,7 +3,7 @@
 PyTorch's ``_scaled_grouped_mm`` takes factors of e4m3 only, one scale for each row, and for the
 gradients of weights only groups whose sizes are multiples of 16. The programs here take e5m2 too
 and groups of any size, and they add to a sum of gradients in fp32 while they multiply. The host
-does not wait for the sizes of the groups. No GPU has run them.
+does not wait for the sizes of the groups.
 
 Shapes: as in ``programs/grouped_eight_bits.py``.
 """
