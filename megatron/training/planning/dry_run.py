@@ -214,7 +214,7 @@ def _communicators(found: RunForecast) -> Iterator[str]:
     if most.communicators:
         yield (
             f"NCCL: up to {counted(most.communicators, 'communicator')} a rank, which take "
-            f"{MEMORY.write(most.outside)} by estimate (measured over sockets alone), beside the peaks"
+            f"{MEMORY.write(most.outside)} by estimate (measured over sockets only), beside peaks"
         )
 
 
