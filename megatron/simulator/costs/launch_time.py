@@ -8,8 +8,10 @@
   executes.
 * A kernel takes at least the time in which the memory moves its bytes. A kernel without products
   takes just this time.
-* The host queues kernels ahead of the GPU, so the host costs no time. There is a gap between the
-  end of a kernel and the start of the next kernel.
+* The host queues kernels ahead of the GPU. It costs no time as long as it launches kernels faster
+  than the GPU runs them. Where it may not, a dry run says so, without a time
+  (``training/planning/launch_pace.py``). There is a gap between the end of a kernel and the start
+  of the next kernel.
 
 ``docs/predictions.md`` says how many constants there are, and where they come from.
 """

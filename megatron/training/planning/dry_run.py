@@ -31,6 +31,7 @@ from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.compared import compared_lines, not_looked_at
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
+from megatron.training.planning.launch_pace import launch_pace
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_memory import Fullest
@@ -195,6 +196,7 @@ def _figures(found: RunForecast) -> str:
         "seconds: of all that the code launches and sends, at the shares of the data sheet that "
         "published runs attain (docs/predictions.md)",
         _checked(found),
+        *_pace(found),
         *_recomputed(found),
         *_on_host(found),
     ]
@@ -228,6 +230,13 @@ def _verdict(found: RunForecast) -> str:
     if fullest.fits(gpu):
         return f"the plan is too large for its hosts: {found.host.in_words}; {_room_of_host(found)}"
     return f"the plan is too large: {holds}, and {fullest.room_in_words(gpu)}"
+
+
+def _pace(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the host if it may be too slow for the GPU."""
+    words = launch_pace(found.timeline, found.memories, found.run_plan.plan.microbatches).in_words
+    if words is not None:
+        yield words
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
