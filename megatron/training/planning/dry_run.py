@@ -6,6 +6,7 @@ the report come from the cost model of ``megatron/simulator/costs`` with the GPU
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Final
 
 import torch
@@ -19,6 +20,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
+    OWN,
     PAPER,
     PUBLISHED,
     RunClass,
@@ -284,22 +286,39 @@ def _checked(found: RunForecast) -> str:
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
-    runs = "; ".join(
-        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
-        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
-        for like, errors in known.items()
-    )
-    if own not in PUBLISHED:
+    found_out = [*_of_this_code(own), *starmap(_of_others, known.items())]
+    alone = own in OWN and parallel.grid.world_size == 1
+    runs, measured = "; ".join(found_out), own in PUBLISHED or alone
+    if not measured:
         runs = f"nothing like this ({own}) was measured" + (
             f"; the nearest: {runs}" if runs else ""
         )
     split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
-    lacking = ["split the vocabulary"] * split + ["had experts"] * (config.model.num_experts > 0)
-    without = f"; none of them {' or '.join(lacking)}" if lacking and own in PUBLISHED else ""
+    experts = config.model.num_experts > 0 and not alone
+    lacking = ["split the vocabulary"] * split + ["had experts"] * experts
+    without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
     return (
         f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "
         "code allocates"
     )
+
+
+def _of_others(like: RunClass, errors: TimeErrors) -> str:
+    """Return the errors of published runs of a class in words."""
+    return (
+        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
+        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
+    )
+
+
+def _of_this_code(own: RunClass) -> Iterator[str]:
+    """Yield the errors of this project's own runs of a class, if there are any, in words."""
+    if errors := OWN.get(own):
+        yield (
+            f"{counted(errors.runs, 'run')} of this code on one {own.gpu}, for seconds, were off "
+            f"by {errors.mean:g}% in the mean, {errors.most:g}% at most, and most were faster than "
+            "predicted (docs/predictions.md)"
+        )
 
 
 def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
