@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.cuda.sizes import quotient
-from megatron.kernels.cuda.update_operators import BLOCK
+from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.simulator.costs.gpus import WORKSPACE
 from megatron.training.planning.count.launches import tensors_of, uses_of
 
@@ -44,8 +44,9 @@ _aten = torch.ops.aten
 _OF_CUBLAS = {"mm", "addmm", "bmm", "baddbmm"}
 """Operations for which PyTorch calls cuBLAS."""
 
-_WITH_TABLE = {"adamw_", "sums_of_squares"}
-"""Operators that find their tensors by a table (``kernels/cuda/update_operators.py``)."""
+_WITH_TABLE = {"adamw_": BLOCK, "sums_of_squares": SQUARES_BLOCK}
+"""Operators that find blocks of their tensors by a table (``kernels/cuda/update_operators.py``),
+with the elements of a block."""
 
 
 class HostMemory:
@@ -249,8 +250,9 @@ class PretendedGpu(TorchDispatchMode):
 
         The operators, which make it, do not run here.
         """
-        if function.overloadpacket.__name__ in _WITH_TABLE:
-            blocks = tuple(quotient(tensor.numel(), BLOCK) for tensor in args[0])
+        block = _WITH_TABLE.get(function.overloadpacket.__name__)
+        if block is not None:
+            blocks = tuple(quotient(tensor.numel(), block) for tensor in args[0])
             if blocks not in self._tables:
                 self._tables.add(blocks)
                 self.memory.allocate(4 * sum(blocks), work)

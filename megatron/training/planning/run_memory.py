@@ -126,7 +126,7 @@ def run_memory(
 def _parameter_bytes(
     config: RunConfig, parameters: Parameters, padded: int, on_host: HostShare, keeps_copy: bool
 ) -> float:
-    """Return the bytes of parameters, gradients, optimizer state and its table on the device.
+    """Return the bytes of parameters, gradients, optimizer state and its tables on the device.
 
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
@@ -140,8 +140,8 @@ def _parameter_bytes(
     share = padded / max(1, parameters.all) if sharded else 1.0
     states = per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
     weights = config.train.dtype.itemsize * share * parameters.all
-    table = per_element(config, parameters, TABLE_BYTES, TABLE_BYTES)
-    return weights + other.gradient * padded + states * on_host.here + table
+    tables = per_element(config, parameters, TABLE_BYTES, TABLE_BYTES)
+    return weights + other.gradient * padded + states * on_host.here + tables
 
 
 def _saved_by_eight_bits(config: RunConfig, buckets: RankBuckets | None) -> float:
