@@ -1,6 +1,7 @@
 """docs/reference/own_runs.csv: measured by this project, predicted anew, and said in the docs."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_what_a_dry_run_says_of_them_are_their_errors() -> None:
     assert {run.kind for run in RUNS} == set(OWN)
 
 
-def report(folder: Path, **rows: dict[str, object]) -> Path:
+def report(folder: Path, **rows: Mapping[str, object]) -> Path:
     file = folder / "report.json"
     machine = {"device": "1 x NVIDIA H200, 139 GiB", "PyTorch": "2", "triton": "3", "commit": "c"}
     document = {"machine": {"values": machine}, "predicted": {"values": rows}}
