@@ -36,7 +36,7 @@ def test_what_a_dry_run_says_of_them_are_their_errors() -> None:
     assert {run.kind for run in RUNS} == set(OWN)
 
 
-def report(folder: Path, **rows: Mapping[str, object]) -> Path:
+def report(folder: Path, rows: Mapping[str, object]) -> Path:
     file = folder / "report.json"
     machine = {"device": "1 x NVIDIA H200, 139 GiB", "PyTorch": "2", "triton": "3", "commit": "c"}
     document = {"machine": {"values": machine}, "predicted": {"values": rows}}
@@ -49,7 +49,7 @@ def test_rows_come_from_a_report(tmp_path: Path) -> None:
     measured = {"iteration": 100.0, "step": 4.0, "memory": 9.5}
     rows = {first: measured, second: {**measured, "iteration": "out of memory"}}
     table = tmp_path / "own.csv"
-    main([str(report(tmp_path, **rows)), str(table), "--date", "2026-01-02"])
+    main([str(report(tmp_path, rows)), str(table), "--date", "2026-01-02"])
     assert read_own(table) == [OwnRun(first, "H200", 100.0, 4.0, flags_of(first), 9.5)]
     header, line = table.read_text().splitlines()
     assert header == ",".join(COLUMNS)
