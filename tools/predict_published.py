@@ -4,8 +4,9 @@
 python tools/predict_published.py docs/reference
 
 Each row of the first table is a run of Megatron-LM. Every third row was kept out of the calibration
-of the constants (``tools/predictions/calibrate.py``). The last table has the passes that 8 A100s
-were measured at. ``--update`` writes all tables into the page that has them, docs/predictions.md.
+of the constants (``tools/predictions/calibrate.py``). Two tables follow: the passes that 8 A100s
+were measured at, and this project's own iterations on one GPU. ``--update`` writes all tables into
+the page that has them, docs/predictions.md.
 """
 
 import sys
@@ -20,6 +21,8 @@ from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
+from tools.predictions.own_runs import HEADING as OWN
+from tools.predictions.own_runs import read_own
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
@@ -31,6 +34,7 @@ HEADING: Final = (
 )
 CLASSES: Final = "| class | rows | mean | largest |"
 PUBLISHED: Final = "published_runs.csv"
+OWN_RUNS: Final = "own_runs.csv"
 
 
 def line(index: int, found: Sequence[Prediction]) -> str:
@@ -105,7 +109,9 @@ def update(page: Path, heading: str, lines: Sequence[str]) -> None:
 class PublishedFlags:
     """What is predicted."""
 
-    reference: Path = positional(f"Folder with {PUBLISHED} and {MEASURED}.", "REFERENCE")
+    reference: Path = positional(
+        f"Folder with {PUBLISHED}, {MEASURED} and {OWN_RUNS}.", "REFERENCE"
+    )
     rows: tuple[int, ...] = flag((), "Only these rows, by their id.", unset="all")
     update: Path | None = flag(
         None,
@@ -138,7 +144,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("", CLASSES, "|---|--:|--:|--:|", *classes, sep="\n")
     passes = list(pass_rows(arguments.reference / MEASURED))
     print("", PASSES, "|---|---|--:|--:|--:|--:|", *passes, sep="\n")
+    own = [run.line for run in read_own(arguments.reference / OWN_RUNS)]
+    print("", OWN, f"|---|{'--:|' * (OWN.count('|') - 2)}", *own, sep="\n")
     if arguments.update is not None:
+        update(arguments.update, OWN, own)
         update(arguments.update, PASSES, passes)
         update(arguments.update, HEADING, lines)
         update(arguments.update, CLASSES, classes)

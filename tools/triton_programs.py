@@ -90,7 +90,7 @@ _ALL_WIDE = (
     "weights_c",
     "weights_grad_c",
 )
-_TABLES = ("table_tc", "blocks_k2")
+_TABLES = {"table_tc": "*i64", "tensor_k": "*i32"}
 _EIGHT_BITS = {
     "straight_rk": "*u8",
     "turned_kr": "*u8",
@@ -376,9 +376,11 @@ def _type_of(name: str, form: Form) -> str:
         return "*fp8e4nv"  # a forward has no gradients
     if name in _EIGHT_BITS:
         return _EIGHT_BITS[name]
-    if name in _FLOATS or (form.program is update.adamw and name not in _TABLES):
+    if name in _TABLES:
+        return _TABLES[name]
+    if name in _FLOATS or form.program is update.adamw:
         return "fp32"
-    if name in _LONGS or name in _TABLES:
+    if name in _LONGS:
         return "*i64"
     if name in _INTEGERS:
         return "*i32"

@@ -11,6 +11,7 @@ from kernels.implementations import HALF_UNIT, IMPLEMENTATIONS, Implementation
 from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
+from megatron.kernels.cuda import update_operators
 
 EACH_IMPLEMENTATION = pytest.mark.parametrize("tried", IMPLEMENTATIONS, ids=str)
 
@@ -154,3 +155,18 @@ def test_a_bad_element_reaches_the_sum(tried: Implementation, bad: float) -> Non
     tensors = drawn(tried, tried.dtype, 0)
     tensors[2][7, 1] = bad
     assert not torch.isfinite(tried.kernels.sum_of_squares(tensors))
+
+
+def test_a_table_has_the_tensor_of_every_block_in_4_bytes() -> None:
+    """Tensors of equal sizes share it, whatever their addresses."""
+    sizes = 3, 600, 512, 1025
+    gradients, masters = ([torch.ones(size) for size in sizes] for _ in range(2))
+    kinds, device = (0,) * len(sizes), torch.device("cpu")
+    (table_tc, tensor_k), (_, again_k) = (
+        update_operators._tables(update_operators._rows(*columns), kinds, 512, device)
+        for columns in ((gradients, masters), (masters,))
+    )
+    assert again_k is tensor_k
+    assert tensor_k.dtype == torch.int32
+    assert tensor_k.tolist() == [0, 1, 1, 2, 3, 3, 3]
+    assert [row[7] for row in table_tc.tolist()] == [0, 1, 3, 4]

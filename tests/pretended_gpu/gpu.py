@@ -7,13 +7,15 @@ operation enters it: what it reads and what it writes, on which stream. Found ar
 * work on two streams that touches the same memory, with nothing that orders it;
 * memory that goes back to the allocator while a stream that it does not wait for still uses it;
 * a host that waits for the device where it must not;
-* how much memory is held, as if all that was let go of were free at once;
+* how much memory is held, as if all that was let go of were free at once, with what PyTorch lends
+  cuBLAS on an A100 for every thread and stream that multiplies;
 * how much memory of the host is held by tensors, pinned ones as PyTorch's allocator pins them.
 
 Left to real GPUs: values, times, what their own kernels use besides, and whether NCCL does what it
 is told to.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +30,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.kernels.cuda.sizes import quotient
+from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
+from megatron.simulator.costs.gpus import WORKSPACE
 from megatron.training.planning.count.launches import tensors_of, uses_of
 
 DEVICE = torch.device("cuda", 0)
@@ -35,6 +40,13 @@ GRANULE = 512
 """Bytes: CUDA's allocator gives multiples of it."""
 
 _aten = torch.ops.aten
+
+_OF_CUBLAS = {"mm", "addmm", "bmm", "baddbmm"}
+"""Operations for which PyTorch calls cuBLAS."""
+
+_WITH_TABLE = {"adamw_": BLOCK, "sums_of_squares": SQUARES_BLOCK}
+"""Operators that find blocks of their tensors by a table (``kernels/cuda/update_operators.py``),
+with the elements of a block."""
 
 
 class HostMemory:
@@ -84,6 +96,8 @@ class PretendedGpu(TorchDispatchMode):
         number_of_others: what a tensor on the host has for its values, as if it had come from
             another rank; one on the device has 1.
         named_waits: how often the host has waited for the device where it may.
+        multiplying: threads that have multiplied, each with the stream. cuBLAS has a workspace for
+            each.
     """
 
     def __init__(self, number_of_others: float = 1.0) -> None:
@@ -92,6 +106,8 @@ class PretendedGpu(TorchDispatchMode):
         self.ranges: list[str] = []
         self.forms: set[str] = set()
         self.named_waits = 0
+        self.multiplying: set[tuple[int, str]] = set()
+        self._tables: set[tuple[int, ...]] = set()
         self._host_must_not_wait = False
         self.streams = Streams()
         self.memory = Memory(self.streams)
@@ -215,10 +231,31 @@ class PretendedGpu(TorchDispatchMode):
             if function.namespace == "megatron_kernels":
                 self.forms.add(_form(function, args, kwargs))
             work = self.use(str(function), stream, reads, writes)
+            self._lend_workspace(function, work)
+            self._keep_table(function, args, work)
             for tensor in tensors_of(result):
                 if tensor.device.type == "cuda":
                     self._block(tensor, work)
         return result
+
+    def _lend_workspace(self, function: Any, work: Work) -> None:
+        """Allocate a workspace if this thread multiplies on the stream for the first time."""
+        user = threading.get_ident(), work.stream
+        if function.overloadpacket.__name__ in _OF_CUBLAS and user not in self.multiplying:
+            self.multiplying.add(user)
+            self.memory.allocate(WORKSPACE, work)
+
+    def _keep_table(self, function: Any, args: Any, work: Work) -> None:
+        """Allocate the table of the blocks of tensors that are first updated or summed.
+
+        The operators, which make it, do not run here.
+        """
+        block = _WITH_TABLE.get(function.overloadpacket.__name__)
+        if block is not None:
+            blocks = tuple(quotient(tensor.numel(), block) for tensor in args[0])
+            if blocks not in self._tables:
+                self._tables.add(blocks)
+                self.memory.allocate(4 * sum(blocks), work)
 
     def _block(self, tensor: Tensor, work: Work) -> Block:
         """Return the block of ``tensor``, which ``work`` allocates if it is a new one."""

@@ -63,6 +63,7 @@ class Findings:
         warm: communicators that were used before the first iteration.
         warm_forms: forms of programs that were used before the first iteration.
         forms: all that were used.
+        workspaces: how many cuBLAS was lent: one for each thread and stream that multiplied.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Findings:
     warm: set[str] = field(default_factory=set)
     warm_forms: set[str] = field(default_factory=set)
     forms: set[str] = field(default_factory=set)
+    workspaces: int = 0
 
     @property
     def issued(self) -> list[Issued]:
@@ -129,7 +131,7 @@ def run_rank(
         if valid:
             state.pipeline.evaluate(_batch(gpu, config, state))
         state.close()
-    found.forms = gpu.forms
+    found.forms, found.workspaces = gpu.forms, len(gpu.multiplying)
     found.restored = restore.call_count
     found.journal = gpu.streams.journal
     found.faults, found.peak = list(dict.fromkeys(gpu.faults)), gpu.memory.peak

@@ -33,7 +33,7 @@ from megatron.optimizer.config import LossScaleConfig
 from megatron.runtime.communicator import links_of
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
-from megatron.simulator.costs.gpus import GIB
+from megatron.simulator.costs.gpus import GIB, WORKSPACES
 from megatron.training import loop
 from megatron.training.metrics.meter import Meter, Pause
 from megatron.training.planning.run_plan import make_run_plan
@@ -82,6 +82,22 @@ def test_passes_that_are_captured(layout: Layout, gpus: GpuPool) -> None:
     options = GPTOptions(num_layers=4)
     config = Job(options, microbatches=4).config(layout, torch.bfloat16)
     assert_sound(gpus.map(run_captured, config, ranks=layout.world_size))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, "none", "1f1b"),
+        Layout(2, "vocab-2", "zb-h1"),
+        full(Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True, replicas=2)),
+    ],
+    ids=str,
+)
+def test_two_threads_of_a_rank_multiply(layout: Layout, gpus: GpuPool) -> None:
+    """That of the passes, and that of autograd, on one stream: so a dry run counts it."""
+    config = Job(GPTOptions(num_layers=4), microbatches=4).config(layout, torch.bfloat16)
+    found = gpus.map(run_rank, config, ranks=layout.world_size)
+    assert {own.workspaces for own in found} == {WORKSPACES}
 
 
 def run_captured(config: RunConfig, rank: int) -> Findings:

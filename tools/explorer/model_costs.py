@@ -172,7 +172,7 @@ class ModelJob:
                 self._updates(counts, replicas),
                 len(replicas.even_buckets.of(one)[0]),
             )
-        return ModelCosts(costs, _memories(counts, _parts(replicas)), layers)
+        return ModelCosts(costs, self._memories(counts, _parts(replicas)), layers)
 
     def forecast(
         self,
@@ -222,6 +222,14 @@ class ModelJob:
         together = ranks % self.machine or self.machine if crossed else ranks
         return Cluster(self.device.rates, self.device.links(), {"column": together, "data": 1})
 
+    def _memories(self, counts: Sequence[RankCount], parts: int) -> list[RankMemory]:
+        parameter = WEIGHT_BYTES + GRADIENT_BYTES + STATE_BYTES / parts
+        workspaces = self.device.workspaces
+        return [
+            RankMemory(count, parameter * count.parameters.all, workspaces=workspaces)
+            for count in counts
+        ]
+
     def _crossing(self, ranks: int) -> frozenset[tuple[int, int]]:
         pairs = combinations(range(ranks), 2)
         return frozenset((a, b) for a, b in pairs if a // self.machine != b // self.machine)
@@ -230,11 +238,6 @@ class ModelJob:
 def _parts(replicas: ReplicaJob | None) -> int:
     """Return how many ranks share the optimizer's state of a parameter."""
     return 1 if replicas is None else replicas.exchanged.optimizer_parts
-
-
-def _memories(counts: Sequence[RankCount], parts: int) -> list[RankMemory]:
-    parameter = WEIGHT_BYTES + GRADIENT_BYTES + STATE_BYTES / parts
-    return [RankMemory(count, parameter * count.parameters.all) for count in counts]
 
 
 def _gpt(layers: int, hidden: int, heads: int) -> ModelJob:

@@ -80,6 +80,11 @@ _SMALL: Final = (
 )
 
 
+def flags_of(model: str) -> str:
+    """Return the flags of a model, without a device."""
+    return f"{MODELS[model]} {_COMMON}".replace(" --device cuda", "")
+
+
 class _Measured(NamedTuple):
     """What a model took: seconds of an iteration, of which the step, and bytes at the peak."""
 
@@ -152,10 +157,14 @@ def _train(scale: Scale, config: RunConfig) -> _Measured:
 
 
 def _held_now(scale: Scale) -> int:
-    """Forget the peak, and return the bytes that are held: hooks of an earlier model keep some."""
+    """Forget the peak, and return the bytes that are held: hooks of an earlier model keep some.
+
+    Workspaces of cuBLAS are given back, so that every model has its own.
+    """
     gc.collect()
     if scale.device.type != "cuda":
         return 0
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(scale.device)
     return torch.cuda.memory_allocated(scale.device)

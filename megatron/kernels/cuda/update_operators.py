@@ -1,10 +1,11 @@
 """The programs over many tensors at once as operators; see ``operators``.
 
-Shapes: t tensors, k blocks, c columns of a table.
+Shapes: t tensors, k blocks, c columns of the table of tensors.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -44,6 +45,11 @@ def _rows(*columns: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def _blocks(rows: tuple[tuple[int, ...], ...], block: int) -> tuple[int, ...]:
+    """Return the number of blocks of each tensor."""
+    return tuple(quotient(row[5], block) for row in rows)
+
+
 def _is_aligned(rows: tuple[tuple[int, ...], ...]) -> bool:
     return all(address % _ALIGNMENT == 0 for row in rows for address in row[:5])
 
@@ -51,21 +57,39 @@ def _is_aligned(rows: tuple[tuple[int, ...], ...]) -> bool:
 @lru_cache(maxsize=1024)
 def _tables(
     rows: tuple[tuple[int, ...], ...], kinds: tuple[int, ...], block: int, device: torch.device
-) -> tuple[Tensor, ...]:
-    """Return the tables of tensors and of blocks on the device, and their copies on the host.
+) -> tuple[Tensor, Tensor]:
+    """Return the table of tensors, and the number of the tensor of every block, on the device.
 
-    ``block`` is the number of elements of a block. The tables are made when tensors are first used.
-    The host does not wait until the device has them.
+    ``block`` is the number of elements of a block. The second table takes 4 bytes a block. Tensors
+    of equal sizes share it. The table of tensors is made when they are first used.
     """
-    table_tc = torch.tensor([(*row, kind) for row, kind in zip(rows, kinds, strict=True)])
-    counts_t = -(-table_tc[:, 5] // block)
-    tensor_k = torch.repeat_interleave(torch.arange(len(rows)), counts_t)
-    first_t = counts_t.cumsum(0) - counts_t
-    blocks_k2 = torch.stack((tensor_k, torch.arange(len(tensor_k)) - first_t[tensor_k]), 1)
-    own = table_tc, blocks_k2.contiguous()
+    blocks = _blocks(rows, block)
+    first = (0, *accumulate(blocks))[:-1]
+    whole = zip(rows, kinds, first, strict=True)
+    table_tc = _on_device(torch.tensor([(*row, *further) for row, *further in whole]), device)
+    return table_tc, _tensor_of_block(blocks, device)
+
+
+@lru_cache(maxsize=64)
+def _tensor_of_block(blocks: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the number of each block's tensor on the device.
+
+    Args:
+        blocks: the number of blocks of each tensor.
+        device: of the tensors.
+    """
+    numbers_t = torch.arange(len(blocks), dtype=torch.int32)
+    return _on_device(torch.repeat_interleave(numbers_t, torch.tensor(blocks)), device)
+
+
+def _on_device(made: Tensor, device: torch.device) -> Tensor:
+    """Return ``made`` on the device; the host does not wait until it has arrived there.
+
+    PyTorch keeps pinned memory of the host from being used again before that.
+    """
     if device.type == "cuda":
-        own = own[0].pin_memory(), own[1].pin_memory()
-    return (*(each.to(device, non_blocking=True) for each in own), *own)
+        made = made.pin_memory()
+    return made.to(device, non_blocking=True)
 
 
 @operator(
@@ -96,10 +120,10 @@ def adamw_(
     ``quotients`` are the gradients themselves if quotients replace them; otherwise it is empty.
     """
     rows = _rows(gradients, masters, moments, squares, weights)
-    table_tc, blocks_k2, *_ = _tables(rows, tuple(kinds), BLOCK, masters[0].device)
-    update.adamw[(len(blocks_k2),)](
+    table_tc, tensor_k = _tables(rows, tuple(kinds), BLOCK, masters[0].device)
+    update.adamw[(len(tensor_k),)](
         table_tc,
-        blocks_k2,
+        tensor_k,
         *divisors,
         lr,
         vocabulary_lr,
@@ -127,10 +151,10 @@ def adamw_(
 def sums_of_squares(tensors: Sequence[Tensor], sums_k: Tensor) -> None:
     """See ``programs.update``."""
     rows = _rows(tensors)
-    table_tc, blocks_k2, *_ = _tables(rows, (0,) * len(rows), SQUARES_BLOCK, sums_k.device)
-    update.sums_of_squares[(len(blocks_k2),)](
+    table_tc, tensor_k = _tables(rows, (0,) * len(rows), SQUARES_BLOCK, sums_k.device)
+    update.sums_of_squares[(len(tensor_k),)](
         table_tc,
-        blocks_k2,
+        tensor_k,
         sums_k,
         GRADIENT=update.TYPES[tensors[0].dtype],
         ALIGNED=_is_aligned(rows),

@@ -1,8 +1,9 @@
 """The errors of checked predictions, by class of runs.
 
-The runs used Megatron-LM and were measured by other people. The first set is
+The runs of the first two sets used Megatron-LM and were measured by other people. The first set is
 docs/reference/published_runs.csv; ``tools/predict_published.py`` prints its errors. The second set
 is tables 5 (1F1B) and 6 (V-Half) of arXiv 2411.05288; ``tools/predict_paper.py`` prints its errors.
+The third set is docs/reference/own_runs.csv: this project's own code, on one GPU, for some seconds.
 Tests predict these runs again and compare the errors. docs/predictions.md explains the causes of
 the errors.
 """
@@ -61,6 +62,11 @@ PAPER: Final[Mapping[RunClass, TimeErrors]] = {
 }
 """Errors of ``tools/predict_paper.py``. Most of these runs split the vocabulary."""
 
+OWN: Final[Mapping[RunClass, TimeErrors]] = {
+    RunClass("H200", shared=False, across=False): TimeErrors(7, 23.0, 44.9),
+}
+"""Errors of this project's own runs on one GPU. None of these runs splits the vocabulary."""
+
 PUBLISHED: Final[Mapping[RunClass, TimeErrors]] = {
     **ITERATIONS,
     **{
@@ -68,4 +74,4 @@ PUBLISHED: Final[Mapping[RunClass, TimeErrors]] = {
         for own, errors in PAPER.items()
     },
 }
-"""Errors of all runs. Of a class that is absent no run was measured."""
+"""Errors of all runs of Megatron-LM. Of a class that is absent no such run was measured."""

@@ -224,7 +224,7 @@ def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int,
         "S": (last, "F", Work(s + gradient * early, u * early, 2 * u * early)),
         "E": (last, "F", Work(exponentials * apart)),
         "T": (last, "W" if plan.split_backward else "B", Work(t, -u * early, (4 - 3 * early) * u)),
-        "IB": (0, "B", Work(_others(10, 13 * u), -u, 2 * u)),
+        "IB": (0, "B", Work(_others(2, 5 * u), -u)),
     }
 
 

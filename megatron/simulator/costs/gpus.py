@@ -13,6 +13,18 @@ USABLE: Final = 0.95
 """Share of a GPU's memory that tensors and communicators can use; the rest goes to CUDA and
 fragments."""
 
+WORKSPACE: Final = 2 * 4096 * 1024 + 8 * 16 * 1024
+HOPPER_WORKSPACE: Final = 32 * 1024 * 1024
+"""Bytes of memory that PyTorch lends cuBLAS for products, by default: for each thread that
+multiplies, on each stream that it uses, and never given back. The larger one is for compute
+capability 9; PyTorch 2.12 and later have it for newer GPUs too. Source: ``CublasHandlePool.cpp`` of
+PyTorch; ``CUBLAS_WORKSPACE_CONFIG`` changes it. NVIDIA recommends 4 and 32 MiB (documentation of
+``cublasSetWorkspace``). Measured on an H200 with PyTorch 2.11: docs/predictions.md."""
+
+WORKSPACES: Final = 2
+"""Workspaces of a rank: the thread of the passes multiplies, and so does the thread of autograd,
+both on the stream of the passes."""
+
 _PEAKS: Final = (
     (r"GB200", 2500.0, 80.0),
     (r"B200", 2250.0, 80.0),
@@ -64,7 +76,9 @@ and of the memory's bandwidth. Calibrated on published runs and on the pass time
 KERNEL_GAP: Final = 5e-6
 """Seconds from the end of a kernel's work to the begin of the next one's, in a queue that the host
 keeps filled: begin and end of a kernel, in which not all multiprocessors work. Calibrated likewise.
-The host issues an operator of PyTorch in about the same time, so the host adds nothing."""
+The time of the host is not in it. A host needs longer for a launch: 77 us were measured on one
+machine (``training/planning/launch_pace.py``). So the host adds nothing only where kernels are
+long, and a dry run says where they may be too short."""
 
 LINK_SHARE: Final = 0.78
 NETWORK_SHARE: Final = 0.8
@@ -84,7 +98,8 @@ eight channels of DDR5-4800 each (8 bytes x 4800 MT/s) for eight GPUs. Nobody ha
 that a step on the host attains; one core attains 17 GB/s (``kernels/reference/optimizer.py``)."""
 
 _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
-"""GPUs whose products are assumed to attain the share of an H100; others attain an A100's."""
+"""GPUs whose products are assumed to attain the share of an H100, in as large workspaces; others
+attain an A100's."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,11 @@ class Gpu:
     def host(self) -> float:
         """Assumed speed of copies between the GPU and its host, in bytes/s."""
         return HOST_SHARE * self.bus
+
+    @property
+    def workspaces(self) -> float:
+        """Bytes that PyTorch lends cuBLAS on a rank; see ``WORKSPACES``."""
+        return WORKSPACES * (HOPPER_WORKSPACE if self.name in _AS_HOPPER else WORKSPACE)
 
     @property
     def usable(self) -> float:

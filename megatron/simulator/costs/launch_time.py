@@ -3,13 +3,16 @@
 * The result of a matrix product is cut into tiles. A multiprocessor computes one tile at a time,
   and all multiprocessors together compute a wave of tiles. A wave that is not full takes as long as
   a full wave. Before a tile multiplies, it fills a pipeline of loads. This takes as long as some
-  additional steps along k, the dimension over which a product sums.
+  additional steps along k, the dimension over which a product sums. If there are fewer tiles than
+  multiprocessors, libraries cut k into parts, and add up the sums of the parts.
 * Fused attention attains a share of the peak of its own. Its FLOPs are those that the kernel
   executes.
 * A kernel takes at least the time in which the memory moves its bytes. A kernel without products
   takes just this time.
-* The host queues kernels ahead of the GPU, so the host costs no time. There is a gap between the
-  end of a kernel and the start of the next kernel.
+* The host queues kernels ahead of the GPU. It costs no time as long as it launches kernels faster
+  than the GPU runs them. Where it may not, a dry run says so, without a time
+  (``training/planning/launch_pace.py``). There is a gap between the end of a kernel and the start
+  of the next kernel.
 
 ``docs/predictions.md`` says how many constants there are, and where they come from.
 """
@@ -94,20 +97,28 @@ def product_speed(
 ) -> float:
     """Return the speed of a product, as a share of the best speed.
 
-    At the best speed every wave is full, and tiles are so deep that filling them takes no time.
+    At the best speed every wave is full, and tiles are so deep that filling them takes no time. The
+    sums of parts of k are not priced.
     """
     best = max(_tile_speed(tile, reads) for tile in TILES)
-    work = product.m * product.n * product.batch / multiprocessors
+    work = product.m * product.n * product.batch / multiprocessors * product.k
     taken = min(
-        ceil(ceil(product.m / rows) * ceil(product.n / columns) * product.batch / multiprocessors)
-        * rows
-        * columns
-        * best
-        / _tile_speed((rows, columns), reads)
-        for rows, columns in TILES
+        _steps(product, tile, multiprocessors, fill) * best / _tile_speed(tile, reads)
+        for tile in TILES
     )
-    depth = TILE_STEP * ceil(product.k / TILE_STEP) + fill
-    return work / taken * product.k / depth
+    return work / taken
+
+
+def _steps(product: Product, tile: tuple[int, int], multiprocessors: int, fill: float) -> float:
+    """Return the multiply-adds for which a product with tiles of a size occupies a multiprocessor.
+
+    Those that it could have done while it fills a tile, or waits for the others, are among them.
+    """
+    rows, columns = tile
+    tiles = ceil(product.m / rows) * ceil(product.n / columns) * product.batch
+    parts = max(1, multiprocessors // tiles)
+    depth = TILE_STEP * ceil(product.k / parts / TILE_STEP) + fill
+    return ceil(tiles / multiprocessors) * rows * columns * depth
 
 
 def _tile_speed(tile: tuple[int, int], reads: float) -> float:

@@ -33,6 +33,7 @@ class RankMemory:
         outside: estimated bytes of the communicators. They belong to no tensor, so no peak counts
             them.
         on_host: bytes in the memory of the host: the optimizer's states, and slots for copies.
+        workspaces: bytes that PyTorch lends the library of products, from the first product on.
     """
 
     count: RankCount
@@ -41,10 +42,11 @@ class RankMemory:
     communicators: int = 0
     outside: float = 0.0
     on_host: float = 0.0
+    workspaces: float = 0.0
 
     @property
     def always(self) -> float:
-        """Bytes that are always held, without buffers that are reused."""
+        """Bytes that are always held, without workspaces and buffers that are reused."""
         return self.static + self.count.held
 
 
@@ -123,8 +125,8 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
     """Return the bytes that a rank holds at all times, with buffers that are reused."""
-    count = memory.count
-    return memory.static + count.held + (_buffers(plan, count, rank) if count.reused else 0.0)
+    buffers = _buffers(plan, memory.count, rank) if memory.count.reused else 0.0
+    return memory.always + memory.workspaces + buffers
 
 
 def _buffers(plan: Plan, count: RankCount, rank: int) -> float:

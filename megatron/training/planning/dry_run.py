@@ -6,6 +6,7 @@ the report come from the cost model of ``megatron/simulator/costs`` with the GPU
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Final
 
 import torch
@@ -19,6 +20,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
+    OWN,
     PAPER,
     PUBLISHED,
     RunClass,
@@ -31,6 +33,7 @@ from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.compared import compared_lines, not_looked_at
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
+from megatron.training.planning.launch_pace import launch_pace
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
 from megatron.training.planning.run_memory import Fullest
@@ -195,6 +198,7 @@ def _figures(found: RunForecast) -> str:
         "seconds: of all that the code launches and sends, at the shares of the data sheet that "
         "published runs attain (docs/predictions.md)",
         _checked(found),
+        *_pace(found),
         *_recomputed(found),
         *_on_host(found),
     ]
@@ -228,6 +232,13 @@ def _verdict(found: RunForecast) -> str:
     if fullest.fits(gpu):
         return f"the plan is too large for its hosts: {found.host.in_words}; {_room_of_host(found)}"
     return f"the plan is too large: {holds}, and {fullest.room_in_words(gpu)}"
+
+
+def _pace(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the host if it may be too slow for the GPU."""
+    words = launch_pace(found.timeline, found.memories, found.run_plan.plan.microbatches).in_words
+    if words is not None:
+        yield words
 
 
 def _recomputed(found: RunForecast) -> Iterator[str]:
@@ -275,22 +286,39 @@ def _checked(found: RunForecast) -> str:
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
     own = RunClass(family, shared, across=parallel.placement.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
-    runs = "; ".join(
-        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
-        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
-        for like, errors in known.items()
-    )
-    if own not in PUBLISHED:
+    found_out = [*_of_this_code(own), *starmap(_of_others, known.items())]
+    alone = own in OWN and parallel.grid.world_size == 1
+    runs, measured = "; ".join(found_out), own in PUBLISHED or alone
+    if not measured:
         runs = f"nothing like this ({own}) was measured" + (
             f"; the nearest: {runs}" if runs else ""
         )
     split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
-    lacking = ["split the vocabulary"] * split + ["had experts"] * (config.model.num_experts > 0)
-    without = f"; none of them {' or '.join(lacking)}" if lacking and own in PUBLISHED else ""
+    experts = config.model.num_experts > 0 and not alone
+    lacking = ["split the vocabulary"] * split + ["had experts"] * experts
+    without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
     return (
         f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "
         "code allocates"
     )
+
+
+def _of_others(like: RunClass, errors: TimeErrors) -> str:
+    """Return the errors of published runs of a class in words."""
+    return (
+        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
+        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
+    )
+
+
+def _of_this_code(own: RunClass) -> Iterator[str]:
+    """Yield the errors of this project's own runs of a class, if there are any, in words."""
+    if errors := OWN.get(own):
+        yield (
+            f"{counted(errors.runs, 'run')} of this code on one {own.gpu}, for seconds, were off "
+            f"by {errors.mean:g}% in the mean, {errors.most:g}% at most, and most were faster than "
+            "predicted (docs/predictions.md)"
+        )
 
 
 def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:

@@ -133,7 +133,7 @@ def forecast_run(
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
     program, costs, kept = _priced(config, run_plan, cluster, costs, exchanges, free=free)
-    timeline, memories = simulate(program, costs), run_memory(config, plan, counts, buckets)
+    timeline, memories = simulate(program, costs), run_memory(config, plan, counts, buckets, gpu)
     model_flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     outcome = Forecast.of(
         timeline,

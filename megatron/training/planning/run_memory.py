@@ -18,6 +18,7 @@ from megatron.simulator.costs.host_memory import pinned
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
 from megatron.training.planning.count.optimizer import (
+    TABLE_BYTES,
     count_rounding,
     count_step,
     count_step_on_host,
@@ -77,7 +78,7 @@ def held_by_ranks(
     sharded = replicas.shard_optimizer and config.train.host_states is not None
     buckets = run_buckets(config, run_plan) if sharded or replicas.gathers_eight_bits else ()
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
-    memories = run_memory(config, plan, counts, buckets)
+    memories = run_memory(config, plan, counts, buckets, config.parallel.gpu)
     return peaks(lower(plan, run_plan.costs), memories), memories
 
 
@@ -86,12 +87,15 @@ def run_memory(
     plan: Plan,
     counts: Sequence[RankCount],
     buckets: Sequence[RankBuckets] = (),
+    gpu: Gpu | None = None,
 ) -> list[RankMemory]:
     """Return the memory of every pipeline rank of a run.
 
     The plan may have any number of microbatches. A run with replicas has ``buckets``. Without them
-    the result lacks the padding of buckets, and the copies in which gradients are reduced.
+    the result lacks the padding of buckets, and the copies in which gradients are reduced. Without
+    a ``gpu`` it lacks the workspaces of products.
     """
+    workspaces = 0.0 if gpu is None else gpu.workspaces
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     parallel = config.parallel
     ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
@@ -113,6 +117,7 @@ def run_memory(
                 made[rank].number,
                 made[rank].estimated,
                 bytes_on_host(config, shares[rank].most, keeps),
+                workspaces,
             )
         )
     return memories
@@ -121,7 +126,7 @@ def run_memory(
 def _parameter_bytes(
     config: RunConfig, parameters: Parameters, padded: int, on_host: HostShare, keeps_copy: bool
 ) -> float:
-    """Return the bytes of parameters, gradients and optimizer state on the device.
+    """Return the bytes of parameters, gradients, optimizer state and its tables on the device.
 
     Gradients have the padding of buckets. Where the optimizer is sharded, parameters and states
     have the padding too.
@@ -135,7 +140,8 @@ def _parameter_bytes(
     share = padded / max(1, parameters.all) if sharded else 1.0
     states = per_element(config, parameters, matrix.state, other.state) * (share + keeps_copy)
     weights = config.train.dtype.itemsize * share * parameters.all
-    return weights + other.gradient * padded + states * on_host.here
+    tables = per_element(config, parameters, TABLE_BYTES, TABLE_BYTES)
+    return weights + other.gradient * padded + states * on_host.here + tables
 
 
 def _saved_by_eight_bits(config: RunConfig, buckets: RankBuckets | None) -> float:

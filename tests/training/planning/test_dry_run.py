@@ -28,7 +28,7 @@ from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.accuracy import PUBLISHED, RunClass
+from megatron.simulator.costs.accuracy import OWN, PUBLISHED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 from megatron.training.planning.dry_run import dry_run
@@ -122,6 +122,19 @@ def test_what_predictions_were_off_by_is_said() -> None:
     errors = PUBLISHED[RunClass("A100", shared=False, across=False)]
     assert f"{errors.runs} runs of Megatron-LM that others published" in line
     assert f"off by {errors.mean:g}% in the mean, {errors.most:g}% at most" in line
+
+
+def test_runs_of_this_code_are_named_where_they_are_alike() -> None:
+    """They had one H200; for several in a machine they are only the nearest."""
+    errors = OWN[RunClass("H200", shared=False, across=False)]
+    words = (
+        f"{errors.runs} runs of this code on one H200, for seconds, were off by {errors.mean:g}% "
+        f"in the mean, {errors.most:g}% at most"
+    )
+    alone, two = (few(config(ranks, "none")) for ranks in (1, 2))
+    assert f"checked: {words}" in report(alone, "H200")
+    assert f"measured; the nearest: {words}" in report(two, "H200")
+    assert "runs of this code" not in report(alone, "A100")
 
 
 def test_communicators_are_counted_and_taken_off_what_tensors_can_use() -> None:
@@ -282,6 +295,7 @@ def test_no_plan_holds_less_than_the_least(vocabulary: str) -> None:
     for candidate in candidates(run):
         least = candidate.least_memory
         found = forecast_run(run, candidate.run_plan, gpu("A100"))
+        least = least._replace(peak=least.peak + gpu("A100").workspaces)  # the run names no GPU
         assert found.outcome.peak[least.rank] >= least.peak > least.static > 0
         one = replace(run, train=replace(run.train, global_batch_size=2))
         alone = next(c for c in candidates(one) if c.schedule == candidate.schedule)

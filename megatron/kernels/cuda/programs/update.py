@@ -1,8 +1,9 @@
 """Triton programs over many tensors at once: AdamW, and sums of squares.
 
 A program works on a block of one tensor, which it finds by two tables. One has a row for every
-tensor: addresses, number of elements, kind. The other has a row for every block. So a step is one
-launch, and every tensor is read once and written once. Arithmetic is fp32.
+tensor: addresses, number of elements, kind, first block. The other has the number of the tensor for
+every block. So a step is one launch, and every tensor is read once and written once. Arithmetic is
+fp32.
 
 Shapes: t tensors, k blocks.
 """
@@ -14,8 +15,9 @@ import triton.language as tl
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 """Triton's names of the types that tensors of a step have."""
 
-COLUMNS = tl.constexpr(7)
-"""Of a tensor's row: gradient, master, first and second moment, rounded weight, elements, kind."""
+COLUMNS = tl.constexpr(8)
+"""Of a tensor's row: gradient, master, first and second moment, rounded weight, elements, kind, and
+the number of its first block."""
 
 
 @triton.jit
@@ -27,9 +29,15 @@ def _at(table_tc, tensor, column: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.
 
 
 @triton.jit
+def _first(table_tc, tensor, block, BLOCK: tl.constexpr):
+    """Return the place in the tensor of the first element of a block."""
+    return (block - tl.load(table_tc + tensor * COLUMNS + 7)) * BLOCK
+
+
+@triton.jit
 def adamw(
     table_tc,
-    blocks_k2,
+    tensor_k,
     divisor,
     second_divisor,
     lr,
@@ -58,8 +66,8 @@ def adamw(
     is that of the vocabulary layers.
     """
     block = tl.program_id(0)
-    tensor = tl.load(blocks_k2 + 2 * block)
-    place = tl.load(blocks_k2 + 2 * block + 1) * BLOCK + tl.arange(0, BLOCK)
+    tensor = tl.load(tensor_k + block)
+    place = _first(table_tc, tensor, block, BLOCK) + tl.arange(0, BLOCK)
     inside = place < tl.load(table_tc + tensor * COLUMNS + 5)
     kind = tl.load(table_tc + tensor * COLUMNS + 6)
     gradients = _at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place
@@ -95,7 +103,7 @@ def adamw(
 @triton.jit
 def sums_of_squares(
     table_tc,
-    blocks_k2,
+    tensor_k,
     sums_k,
     GRADIENT: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -106,8 +114,8 @@ def sums_of_squares(
     A load without a mask is as wide as a thread can read, so only a tensor's last block has one.
     """
     block = tl.program_id(0)
-    tensor = tl.load(blocks_k2 + 2 * block)
-    first = tl.load(blocks_k2 + 2 * block + 1) * BLOCK
+    tensor = tl.load(tensor_k + block)
+    first = _first(table_tc, tensor, block, BLOCK)
     elements = tl.load(table_tc + tensor * COLUMNS + 5)
     place = first + tl.arange(0, BLOCK)
     gradients = _at(table_tc, tensor, 0, GRADIENT, ALIGNED) + place

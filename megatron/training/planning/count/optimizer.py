@@ -9,6 +9,7 @@ from torch import nn
 
 from megatron.config.run_config import RunConfig
 from megatron.kernels.counted import counted_kernels
+from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.kernels.eight_bits import E4M3
 from megatron.layers.eight_bit_config import BLOCKS
 from megatron.layers.gathered_weight import GatheredWeight
@@ -24,6 +25,11 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.simulator.costs.count import Work, in_order
 from megatron.training.planning.count.apart import apart
 from megatron.training.planning.count.recorder import META, Recorder
+
+TABLE_BYTES: Final = 4 / BLOCK + 4 / SQUARES_BLOCK
+"""Bytes for an element that a rank updates, of the tables by which the step and the norm of the
+gradients find their tensors (``kernels/cuda/update_operators.py``). The count does not see them,
+because operators make them on their first use."""
 
 _WIDTH: Final = 2048
 _NOBODY: Final = ConnectedAxis("tensor", 0, (0,))
