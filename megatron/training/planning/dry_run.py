@@ -44,8 +44,8 @@ STRIPS: Final = 2
 """Strips of the timeline's drawing that are shown; the rest is left out."""
 
 _EIGHT_BITS: Final = (
-    "--fp8-format: bytes are those of 8 bits, times those of 16: no products in 8 bits have been "
-    "measured, so none are assumed to be faster"
+    "--fp8-format: cuBLAS's products in 8 bits are taken for 1.9 times as fast as those in 16, as "
+    "on one H200; those of experts and of blocks for as fast as those in 16"
 )
 _DOCUMENTS: Final = (
     "--reset-attention-mask: every sample counts as one document, the most work that its documents "

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron.simulator.costs.count import Launch, Product
 from megatron.simulator.costs.gpus import GPUS
-from megatron.simulator.costs.launch_time import Rates, product_speed
+from megatron.simulator.costs.launch_time import EIGHT_BITS, Rates, product_speed
 
 RATES = GPUS["A100"].rates
 SIZES = st.integers(1, 20_000)
@@ -59,6 +59,18 @@ def test_products_take_the_time_of_their_bytes_where_the_memory_is_slow() -> Non
     slow = replace(RATES, memory_bandwidth=1e10)
     square = launch(2048, 2048, 2048)
     assert slow.seconds(square) == pytest.approx(slow.traffic(square.bytes) + slow.gap)
+
+
+def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
+    wide = launch(8192, 16384, 4096)
+    seconds = {
+        name: RATES.seconds(wide._replace(name=name)) - RATES.gap
+        for name in ("mm", "eight_bit_product", "grouped_block_product")
+    }
+    assert seconds["mm"] == pytest.approx(EIGHT_BITS * seconds["eight_bit_product"])
+    assert seconds["mm"] == seconds["grouped_block_product"]
+    thin = wide._replace(name="eight_bit_product", bytes=10**12)
+    assert RATES.seconds(thin) == pytest.approx(RATES.traffic(10**12) + RATES.gap)
 
 
 def test_attention_takes_the_time_of_the_products_that_it_executes() -> None:
