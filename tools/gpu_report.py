@@ -74,8 +74,8 @@ PARTS: Final[Mapping[str, Part]] = {
     "eight bits": Part(
         "Products in 8 bits", "eight_bits:measure", 40,
         "If the product for a weight's gradient takes longer in 8 bits than in 16, train with "
-        "`--no-fp8-wgrad`. Dry runs take cuBLAS's products in 8 bits for `EIGHT_BITS` times as fast "
-        "as in 16 (`simulator/costs/launch_time.py`): compare it.",
+        "`--no-fp8-wgrad`. Dry runs take cuBLAS's products in 8 bits for `EIGHT_BITS` times as "
+        "fast as in 16 (`simulator/costs/launch_time.py`): compare it.",
     ),
     "plain": Part(
         "One rank beside plain PyTorch", "plain:measure", 80,
