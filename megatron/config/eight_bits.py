@@ -13,7 +13,7 @@ import torch
 
 from megatron.config.experts import experts_of
 from megatron.config.model import ModelFlags
-from megatron.config.parallelism import on_cuda
+from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
@@ -113,8 +113,13 @@ def lack_of_engine(flags: Flags) -> str | None:
 
 def engine_multiplies(flags: Flags) -> bool:
     """Return whether Transformer Engine multiplies: flags ask for it, and nothing forbids it."""
-    gathers = flags[EightBitFlags].fp8_param_gather
-    return asks_for_engine(flags) and not gathers and lack_of_engine(flags) is None
+    return asks_for_engine(flags) and not _gathers(flags) and lack_of_engine(flags) is None
+
+
+def _gathers(flags: Flags) -> bool:
+    """Return whether weights are gathered in 8 bits: a rank alone gathers nothing."""
+    alike = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size
+    return flags[EightBitFlags].fp8_param_gather and alike > 1
 
 
 def _mxfp8(flags: Flags) -> Iterator[str]:
@@ -197,7 +202,7 @@ def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
     if not asks_for_engine(flags) or own.fp8_recipe == "mxfp8":
         return
     lack = lack_of_engine(flags)
-    if own.fp8_param_gather:
+    if _gathers(flags):
         lack = f"weights that were gathered in 8 bits ({GATHER}) are not in its form"
     if lack:
         yield (

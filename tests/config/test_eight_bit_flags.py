@@ -174,14 +174,18 @@ def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_kernels_multiply_by_weights_that_were_gathered_in_8_bits() -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_kernels_multiply_by_weights_that_were_gathered_in_8_bits(world_size: int) -> None:
+    """One replica gathers nothing, so there Transformer Engine multiplies as without the flag."""
     line = f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe blockwise --fp8-param-gather"
     with installed():
-        found = read(line.split(), world_size=1)
-        assert not engine_multiplies(found.flags)
+        found = read(f"{line} --use-distributed-optimizer".split(), world_size=world_size)
+        assert engine_multiplies(found.flags) == (world_size == 1)
         told = "\n".join(found.notes)
     assert not found.mistakes
-    assert f"{PACKAGE} changes nothing: weights that were gathered in 8 bits" in told
+    replaced = f"{PACKAGE} changes nothing: weights that were gathered in 8 bits" in told
+    alone = "--fp8-param-gather changes nothing: there is one replica" in told
+    assert (replaced, alone) == (world_size == 2, world_size == 1)
 
 
 @pytest.mark.usefixtures("gpu")
