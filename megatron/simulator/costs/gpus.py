@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
-from megatron.simulator.costs.launch_time import Rates
+from megatron.simulator.costs.launch_time import EIGHT_BITS, Rates
 
 GIB: Final = float(1 << 30)
 
@@ -101,6 +101,9 @@ _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
 """GPUs whose products are assumed to attain the share of an H100, in as large workspaces; others
 attain an A100's."""
 
+_IN_16_BITS_ONLY: Final = frozenset({"A100", "A100-40GB"})
+"""GPUs whose tensor cores do not multiply numbers of 8 bits in floating point."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -136,6 +139,7 @@ class Gpu:
             attention_share=ATTENTION,
             memory_share=MEMORY,
             gap=KERNEL_GAP,
+            eight_bits=EIGHT_BITS if self.multiplies_eight_bits else 1.0,
         )
 
     def links(
@@ -161,6 +165,11 @@ class Gpu:
     def host(self) -> float:
         """Assumed speed of copies between the GPU and its host, in bytes/s."""
         return HOST_SHARE * self.bus
+
+    @property
+    def multiplies_eight_bits(self) -> bool:
+        """Whether its tensor cores multiply numbers of 8 bits; a run in 8 bits is refused else."""
+        return self.name not in _IN_16_BITS_ONLY
 
     @property
     def workspaces(self) -> float:

@@ -46,7 +46,7 @@ blocks took there 1.03 and 0.90 times the time of 16 bits, and those of experts 
 so all of them are as fast as products of 16 bits here."""
 
 BY_CUBLAS_IN_8_BITS: Final = "eight_bit_product"
-"""Name of the launches that are faster by ``EIGHT_BITS``."""
+"""Name of the launches that are faster by ``Rates.eight_bits``."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Rates:
         gap: seconds from the end of a kernel to the begin of the next.
         tile_reads: see ``TILE_READS``.
         tile_fill: see ``TILE_FILL``.
+        eight_bits: see ``EIGHT_BITS``; 1 if the GPU does not multiply numbers of 8 bits.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below 0.
@@ -77,6 +78,7 @@ class Rates:
     gap: float
     tile_reads: float = TILE_READS
     tile_fill: float = TILE_FILL
+    eight_bits: float = EIGHT_BITS
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -100,7 +102,7 @@ class Rates:
         speed = product_speed(launch.product, self.multiprocessors, self.tile_reads, self.tile_fill)
         share = self.product_share * speed
         if launch.name == BY_CUBLAS_IN_8_BITS:
-            share *= EIGHT_BITS
+            share *= self.eight_bits
         return launch.flops / (share * self.peak_flops)
 
 

@@ -47,6 +47,10 @@ _EIGHT_BITS: Final = (
     "--fp8-format: cuBLAS's products in 8 bits are taken for 1.9 times as fast as those in 16, as "
     "on one H200; those of experts and of blocks for as fast as those in 16"
 )
+_ONLY_16_BITS: Final = (
+    "--fp8-format: {gpu} has no tensor cores for 8 bits, and a run on it is refused; products are "
+    "taken for as fast as those in 16"
+)
 _DOCUMENTS: Final = (
     "--reset-attention-mask: every sample counts as one document, the most work that its documents "
     "can make"
@@ -148,7 +152,7 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
-    eight_bits = "" if train.eight_bits is None else f"{_EIGHT_BITS}\n"
+    eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu)}\n"
     apart = f"{_DOCUMENTS}\n" if config.data.reset_attention_mask else ""
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
@@ -159,6 +163,11 @@ def _job(config: RunConfig, gpu: Gpu) -> str:
         f"{train.global_batch_size}: {microbatches} of "
         f"{counted(train.micro_batch_size, 'sample')}{share}"
     )
+
+
+def _of_eight_bits(gpu: Gpu) -> str:
+    """Return the line on the speed of products in 8 bits."""
+    return _EIGHT_BITS if gpu.multiplies_eight_bits else _ONLY_16_BITS.format(gpu=gpu.name)
 
 
 def _spread(config: RunConfig) -> str:

@@ -62,15 +62,22 @@ def test_products_take_the_time_of_their_bytes_where_the_memory_is_slow() -> Non
 
 
 def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
-    wide = launch(8192, 16384, 4096)
+    wide, rates = launch(8192, 16384, 4096), GPUS["H100"].rates
     seconds = {
-        name: RATES.seconds(wide._replace(name=name)) - RATES.gap
+        name: rates.seconds(wide._replace(name=name)) - rates.gap
         for name in ("mm", "eight_bit_product", "grouped_block_product")
     }
     assert seconds["mm"] == pytest.approx(EIGHT_BITS * seconds["eight_bit_product"])
     assert seconds["mm"] == seconds["grouped_block_product"]
     thin = wide._replace(name="eight_bit_product", bytes=10**12)
-    assert RATES.seconds(thin) == pytest.approx(RATES.traffic(10**12) + RATES.gap)
+    assert rates.seconds(thin) == pytest.approx(rates.traffic(10**12) + rates.gap)
+
+
+def test_a_gpu_without_8_bits_is_no_faster_by_them() -> None:
+    wide = launch(8192, 16384, 4096)
+    for name in ("A100", "A100-40GB"):
+        rates = GPUS[name].rates
+        assert rates.seconds(wide._replace(name="eight_bit_product")) == rates.seconds(wide)
 
 
 def test_attention_takes_the_time_of_the_products_that_it_executes() -> None:

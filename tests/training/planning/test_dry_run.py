@@ -20,6 +20,7 @@ from megatron.config.log import DryRun
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
@@ -135,6 +136,20 @@ def test_runs_of_this_code_are_named_where_they_are_alike() -> None:
     assert f"checked: {words}" in report(alone, "H200")
     assert f"measured; the nearest: {words}" in report(two, "H200")
     assert "runs of this code" not in report(alone, "A100")
+
+
+def test_the_speed_of_products_in_8_bits_is_that_of_the_gpu() -> None:
+    """An A100 has no tensor cores for 8 bits, so a dry run of it promises nothing by them."""
+    run = few(config(1, "none"))
+    narrow = replace(run, train=replace(run.train, eight_bits=EightBitConfig("hybrid")))
+    for name, words in (
+        ("A100", "A100 has no tensor cores for 8 bits, and a run on it is refused"),
+        ("H100", "cuBLAS's products in 8 bits are taken for 1.9 times as fast"),
+    ):
+        usual, found = report(run, name), report(narrow, name)
+        mfu, of_narrow = (float(re.findall(r"MFU ([\d.]+)%", text)[0]) for text in (usual, found))
+        assert f"--fp8-format: {words}" in found
+        assert (of_narrow > mfu) == (name == "H100")
 
 
 def test_communicators_are_counted_and_taken_off_what_tensors_can_use() -> None:
