@@ -12,6 +12,7 @@ from megatron.config.data import CorpusFlags
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import experts_of
 from megatron.config.layers import LayerFlags
+from megatron.config.log import LogFlags
 from megatron.config.model import ModelFlags
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -35,9 +36,15 @@ class GraphFlags:
 
 
 def captures_passes(flags: Flags) -> bool:
-    """Return whether passes are captured as graphs."""
+    """Return whether passes are captured as graphs, in a dry run on the GPU that it is about."""
     asked = flags[GraphFlags].cuda_graph_impl == "local"
-    return asked and on_cuda(flags) and not any(_obstacles(flags))
+    on_gpus = flags[LogFlags].dry_run or on_cuda(flags)
+    return asked and on_gpus and could_capture(flags)
+
+
+def could_capture(flags: Flags) -> bool:
+    """Return whether a GPU could capture passes as graphs, if ``--cuda-graph-impl`` asked for it."""
+    return not any(_obstacles(flags))
 
 
 def _obstacles(flags: Flags) -> Iterator[str]:

@@ -23,7 +23,7 @@ from megatron.config.corpora import (
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.experts import upcycling_of
-from megatron.config.graphs import GRAPH_NOTES, captures_passes
+from megatron.config.graphs import GRAPH_NOTES, captures_passes, could_capture
 from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.layers import model_config
@@ -200,6 +200,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         vocab_recompute=given[ParallelFlags].vocab_recompute,
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
+        could_capture=could_capture(given),
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
         grouped_package=grouped_package(given),
         host_states=host_states(given),

@@ -199,6 +199,7 @@ class TrainConfig:
         final_sets: the sets that are evaluated at the end: validation, test, both or none.
         recomputation: the activations that the backward computes again.
         captures_passes: F, B and W are captured once as CUDA graphs, and replayed.
+        could_capture: nothing in the run prevents such graphs on a GPU.
         eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
         grouped_package: the package that multiplies experts; ``None``: the kernels do.
         host_states: the states of the optimizer that are on the host; ``None``: there are none.
@@ -221,6 +222,7 @@ class TrainConfig:
     vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     captures_passes: bool = False
+    could_capture: bool = True
     gradient_dtype: torch.dtype = torch.float32
     fp32_precision: Precision = "highest"
     wide_stream: bool = False

@@ -245,7 +245,11 @@ def _verdict(found: RunForecast) -> str:
 
 def _pace(found: RunForecast) -> Iterator[str]:
     """Yield a line on the host if it may be too slow for the GPU."""
-    words = launch_pace(found.timeline, found.memories, found.run_plan.plan.microbatches).in_words
+    train = found.config.train
+    if train.captures_passes:  # the host launches a pass at once
+        return
+    pace = launch_pace(found.timeline, found.memories, found.run_plan.plan.microbatches)
+    words = pace.in_words(could_capture=train.could_capture)
     if words is not None:
         yield words
 

@@ -32,7 +32,7 @@ class LaunchPace:
 
     Attributes:
         launches: kernels that its host launches. Libraries add further ones, which do not count.
-        seconds: the time of its passes.
+        seconds: the time of its passes, without updates of parameters.
     """
 
     launches: int
@@ -43,16 +43,20 @@ class LaunchPace:
         """Mean seconds of the GPU for a launch."""
         return self.seconds / max(1, self.launches)
 
-    @property
-    def in_words(self) -> str | None:
-        """The line of a report; ``None`` if a launch keeps the GPU busy for long enough."""
+    def in_words(self, *, could_capture: bool) -> str | None:
+        """Return the line of a report; ``None`` if a launch keeps the GPU busy for long enough.
+
+        Args:
+            could_capture: whether the passes of the run could be captured as graphs.
+        """
         if self.each >= SHORT or not self.launches:
             return None
+        graphs = ", and --cuda-graph-impl local" if could_capture else ""
         return (
             f"host: {self.launches:,} launches in {TIME.write(self.seconds)}, "
             f"{1e6 * self.each:.0f} us each: the GPU waits for a host that takes longer for a "
             f"launch (one measured host: {1e6 * MEASURED_PACE:.0f} us), and the iteration takes "
-            "longer than predicted; larger microbatches help, and --cuda-graph-impl local"
+            f"longer than predicted; larger microbatches help{graphs}"
         )
 
 
@@ -66,7 +70,10 @@ def launch_pace(
         memories: of every rank, with the counts of its passes for one microbatch.
         microbatches: of the schedule.
     """
-    busy = [sum(s.end - s.start for s in timeline.compute(r)) for r in range(timeline.ranks)]
+    busy = [
+        sum(span.length for span in timeline.compute(rank) if span.kind != "U")
+        for rank in range(timeline.ranks)
+    ]
     rank = max(range(len(busy)), key=busy.__getitem__)
     count = memories[rank].count
     owns = [*count.passes.values(), *count.begun.values(), *count.ended.values()]

@@ -1,14 +1,15 @@
 """A dry run names the host where kernels are so short that launching them may take longer."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
+from command_lines import with_flags
 from correctness.short_runs import Job, Layout
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import gpu
@@ -69,6 +70,17 @@ def test_launches_grow_with_microbatches_and_layers() -> None:
     assert 1.2 * one.seconds < deeper.seconds
 
 
+def test_updates_of_a_sharded_optimizer_are_no_time_of_launches() -> None:
+    """They are in the program of an iteration, but no microbatch launches them."""
+    both = []
+    for sharded in (False, True):
+        config = run(512, Layout(1, "none", replicas=2, sharded=sharded), microbatches=8)
+        found = forecast_run(config, make_run_plan(config), gpu("H200"))
+        both.append(launch_pace(found.timeline, found.memories, 4))
+    assert both[0].launches == both[1].launches
+    assert both[0].seconds == pytest.approx(both[1].seconds)
+
+
 def test_every_counted_launch_of_a_rank_counts_once_a_microbatch() -> None:
     config = run(512, Layout(1, "none"))
     run_plan = make_run_plan(config)
@@ -81,9 +93,32 @@ def test_every_counted_launch_of_a_rank_counts_once_a_microbatch() -> None:
 
 
 def test_the_limit_is_of_the_mean() -> None:
-    assert LaunchPace(10, 10 * SHORT).in_words is None
-    assert LaunchPace(0, 0.0).in_words is None
-    words = LaunchPace(1000, 0.99 * 1000 * SHORT).in_words
+    assert LaunchPace(10, 10 * SHORT).in_words(could_capture=True) is None
+    assert LaunchPace(0, 0.0).in_words(could_capture=True) is None
+    words = LaunchPace(1000, 0.99 * 1000 * SHORT).in_words(could_capture=True)
     assert words is not None
     assert words.startswith("host: 1,000 launches in ")
-    assert replace(LaunchPace(1, 1.0), seconds=SHORT).in_words is None
+    assert LaunchPace(1, SHORT).in_words(could_capture=True) is None
+
+
+FLAGS = (
+    "--hidden-size 1024 --num-attention-heads 8 --num-layers 2 --seq-length 256 --vocab-size 1000 "
+    "--micro-batch-size 1 --global-batch-size 2 --bf16 --lr 1e-4 --train-iters 1 --mock-data "
+    "--dry-run --dry-run-gpu H200 --attention-dropout 0 --hidden-dropout 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "ways_out"),
+    [
+        ("", ["larger microbatches help, and --cuda-graph-impl local"]),
+        ("--hidden-dropout 0.1", ["larger microbatches help"]),
+        ("--fp8-format hybrid", ["larger microbatches help"]),
+        ("--cuda-graph-impl local", []),
+        ("--cuda-graph-impl local --hidden-dropout 0.1", ["larger microbatches help"]),
+    ],
+)
+def test_graphs_are_advised_where_a_run_could_have_them(more: str, ways_out: list[str]) -> None:
+    """With graphs the host launches a pass at once, so that it is not named."""
+    config = parse(with_flags(FLAGS.split(), more.split()), 1)
+    assert [line.rpartition("; ")[2] for line in lines_of_host(config)] == ways_out
