@@ -43,7 +43,7 @@ def captures_passes(flags: Flags) -> bool:
 
 
 def could_capture(flags: Flags) -> bool:
-    """Return whether a GPU could capture passes as graphs, if ``--cuda-graph-impl`` asked for it."""
+    """Return whether a GPU could capture passes as graphs, if it were asked to."""
     return not any(_obstacles(flags))
 
 
