@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from megatron.schedules.buckets import gathering
+from megatron.schedules.buckets import gathering, reduction
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.lower import Program, Run, Start, lane
 from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
@@ -155,8 +155,14 @@ def comm_span(rank: int, lane_: str, comm: Comm, start: float, end: float) -> Sp
 
 
 def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
-    """Return the time of a pass of ``program``; U takes its bucket's share of the cost of U."""
-    share = program.shares[gathering(rank, item.microbatch)] if item.kind == "U" else 1.0
+    """Return the time of a pass of ``program``; U takes its bucket's share of the cost of U.
+
+    The share is that of the gradients: of a gathering, a bucket in 8 bits has a smaller one.
+    """
+    share, shares = 1.0, program.shares
+    if item.kind == "U":
+        gathered = shares[gathering(rank, item.microbatch)]
+        share = shares.get(reduction(rank, item.microbatch), gathered)
     return costs.of_pass(program.plan, rank, item, share)
 
 

@@ -135,6 +135,18 @@ def test_parameters_in_8_bits_are_gathered_in_half_the_time() -> None:
     assert found.bytes_sent - narrow.bytes_sent == pytest.approx(3 / 4 * 2 * 40)
 
 
+def test_parameters_in_8_bits_are_updated_in_the_time_of_all_others() -> None:
+    """Two buckets of equal size: the second one's gathering has half the bytes of the first's."""
+    plan = make_plan("interleaved", "none", 2, 2)
+    [wide, narrow], *others = EvenBuckets(ALL).of(plan)
+    own = [replace(wide, gathered=2 / 3), replace(narrow, gathered=1 / 3)]
+    program = ALL.added_to(lower(plan), [own, *others])
+    timeline = simulate(program, Costs({"F": 1.0, "B": 2.0, "U": 2.0}, {"AG": 3.0}))
+    lengths = {span.label: span.length for span in timeline.spans if span.rank == 0}
+    assert (lengths["U0"], lengths["U1"]) == (1.0, 1.0)
+    assert (lengths["AG 0 of 0"], lengths["AG 1 of 0"]) == pytest.approx((2.0, 1.0))
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_the_program_of_an_iteration_takes_the_time_of_the_link(sharded: bool) -> None:
     overlap = Overlap(updates=sharded)
