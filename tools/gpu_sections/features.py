@@ -17,8 +17,11 @@ AT_ONCE: Final = 7
 """Jobs that run at the same time."""
 
 RESERVE: Final = 60.0
-"""Seconds after which a job counts as stuck; no job begins in the last seconds of this number. With
-seven at once on an H200 a job took 17 to 50 s."""
+"""Seconds that a section must have left for a job to begin. With seven at once on an H200 a job took
+17 to 50 s."""
+
+MARGIN: Final = 5.0
+"""Seconds before the section's end at which a job counts as stuck."""
 
 ITERATIONS: Final = 5
 """Of every job; scales of 8 bits come from earlier iterations, and steps may be guessed."""
@@ -139,13 +142,14 @@ JOBS: Final = (
 def measure(scale: Scale) -> Section:
     """Train as much as there is time for, and compare."""
     jobs = [job for job in JOBS if job.model == "gpt"][::4] if scale.small else JOBS
-    last = time.monotonic() + scale.seconds - RESERVE
+    end = time.monotonic() + scale.seconds - MARGIN
 
     def run(model: str, flags: str, ranks: int, device: str) -> list[float] | None:
-        if time.monotonic() > last:
+        left = end - time.monotonic()
+        if left < RESERVE:
             return None
         whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
-        return losses_of(whole, ranks, device, RESERVE, ITERATIONS)
+        return losses_of(whole, ranks, device, left, ITERATIONS)
 
     with ThreadPoolExecutor(AT_ONCE) as on_cpu, ThreadPoolExecutor(AT_ONCE) as here:
         found = [here.submit(run, j.model, j.flags, j.ranks, scale.device.type) for j in jobs]
