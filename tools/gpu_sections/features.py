@@ -17,9 +17,8 @@ AT_ONCE: Final = 7
 """Jobs that run at the same time."""
 
 RESERVE: Final = 60.0
-"""Seconds that a section must have left for a job to begin. With seven at once on an H200 a job
-took
-17 to 50 s."""
+"""Seconds that a section must have left for a job to begin. With eight at once on an H200 a job
+took 17 to 50 s."""
 
 MARGIN: Final = 5.0
 """Seconds before the section's end at which a job counts as stuck."""
