@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out in under 12 minutes what only a GPU can tell, and write a dated report.
+"""Find out in under 8 minutes what only a GPU can tell, and write a dated report.
 
 python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
 python tools/gpu_report.py --device cpu        # in small, to see that it works
@@ -57,42 +57,43 @@ PARTS: Final[Mapping[str, Part]] = {
         "All other figures hold for these versions. Compare with reports of the same versions.",
     ),
     "output": Part(
-        "S and T against their products", "output_layer:measure", 40,
+        "S and T against their products", "output_layer:measure", 35,
         "The part that takes the most time over its products is the next to make faster.",
     ),
     "training": Part(
-        "One rank: passes, optimizer, memory", "training:measure", 50,
+        "One rank: passes, optimizer, memory", "training:measure", 35,
         "Where a pass differs from a dry run, correct the rates of the GPU in "
         "`simulator/costs/gpus.py`. Where memory differs by more than 0.2 %, the count lacks a "
         "tensor.",
     ),
     "elementwise": Part(
-        "Work between products, and a step", "elementwise:measure", 24,
+        "Work between products, and a step", "elementwise:measure", 20,
         "If LayerNorm's backward of half the rows takes much more than half the time, "
         "`norm_backward` needs more programs than one for each multiprocessor.",
     ),
     "eight bits": Part(
-        "Products in 8 bits", "eight_bits:measure", 40,
+        "Products in 8 bits", "eight_bits:measure", 30,
         "If the product for a weight's gradient takes longer in 8 bits than in 16, train with "
         "`--no-fp8-wgrad`. Dry runs take cuBLAS's products in 8 bits for `EIGHT_BITS` times as "
         "fast as in 16 (`simulator/costs/launch_time.py`): compare it.",
     ),
     "plain": Part(
-        "One rank beside plain PyTorch", "plain:measure", 80,
+        "One rank beside plain PyTorch", "plain:measure", 65,
         "If plain PyTorch is faster, compare traces of both (`--profile`) before anything else.",
     ),
     "predicted": Part(
-        "What a dry run predicts", "predicted:measure", 80,
+        "What a dry run predicts", "predicted:measure", 75,
         "Where seconds are off by more than a dry run's closing words say, compare the passes of "
         "the section above: rates of products and of memory are in `simulator/costs/`. Where "
         "memory is off by more than 0.2 %, the count lacks a tensor.",
     ),
     "features": Part(
-        "Every feature beside a CPU", "features:measure", 240,
-        "A layout that is not as on a CPU must not train: look at it before anything else.",
+        "Every feature beside a CPU", "features:measure", 80,
+        "A layout that is not as on a CPU must not train: look at it before anything else. For all "
+        "layouts `--only features --patience 5` has enough time.",
     ),
     "links": Part(
-        "Links beside products, and their memory", "links:measure", 45,
+        "Links beside products, and their memory", "links:measure", 40,
         "If a product beside a waiting receive takes 1.1 times as long or more, train with the "
         "largest `--nccl-max-ctas-p2p` for which it does not. If no number of blocks helps and "
         "the last two columns are small, let products leave that many multiprocessors free. If "
@@ -103,11 +104,11 @@ PARTS: Final[Mapping[str, Part]] = {
         "`simulator/costs/gpus.py` is too large.",
     ),
     "contract": Part(
-        "Contract tests of the kernels", "machine:contract", 100,
+        "Contract tests of the kernels", "machine:contract", 75,
         "A kernel that fails must not train: report it with the lines of its test.",
     ),
 }  # fmt: skip
-"""All sections, beginning with those that give results soonest; together they take 719 s at most.
+"""All sections, beginning with those that give results soonest; together they take 475 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
 
@@ -137,7 +138,7 @@ def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, "--device", device, "--part", name]
         process = subprocess.Popen(
-            [*command, "--result", str(result)],
+            [*command, "--seconds", str(seconds), "--result", str(result)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -158,8 +159,8 @@ def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
     return Told(part.title, [f"**{reason}**", "", "```", *last, "```"], {}, took, failed=True)
 
 
-def work(part: Part, device: str, result: Path) -> None:
-    """Measure a section in this process."""
+def work(part: Part, device: str, seconds: float, result: Path) -> None:
+    """Measure a section in this process, which has so many seconds."""
     from megatron.parallel.environment import set_nccl_environment
 
     set_nccl_environment()
@@ -172,7 +173,7 @@ def work(part: Part, device: str, result: Path) -> None:
     measure: Callable[[Scale], Section] = getattr(
         import_module(f"tools.gpu_sections.{module}"), function
     )
-    found = measure(Scale(torch.device(device), small=device == "cpu"))
+    found = measure(Scale(torch.device(device), small=device == "cpu", seconds=seconds))
     result.write_text(json.dumps(asdict(found)))
 
 
@@ -208,6 +209,7 @@ class ReportFlags:
     list: bool = flag(False, "Only say what the sections measure, and what to do with it.")
     patience: float = flag(1.0, "All times of sections become so many times longer.", POSITIVE)
     part: str = flag("", "Section of this process.", choices=tuple(PARTS), hidden=True)
+    seconds: float = flag(60.0, "Seconds that it has.", POSITIVE, hidden=True)
     result: Path | None = flag(None, "File for what it measures.", hidden=True)
 
 
@@ -215,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; the exit code is 1 if a section failed."""
     arguments = read(argv, __doc__, ReportFlags)[ReportFlags]
     if arguments.part and arguments.result is not None:
-        work(PARTS[arguments.part], arguments.device, arguments.result)
+        work(PARTS[arguments.part], arguments.device, arguments.seconds, arguments.result)
         return
     if arguments.list:
         for each in arguments.only or PARTS:

@@ -37,8 +37,8 @@ def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
     return document
 
 
-def test_all_of_it_takes_less_than_twelve_minutes() -> None:
-    assert sum(part.seconds for part in PARTS.values()) < 720
+def test_all_of_it_takes_less_than_eight_minutes() -> None:
+    assert sum(part.seconds for part in PARTS.values()) < 480
 
 
 def test_the_list_says_what_to_do_with_every_figure_and_measures_nothing(

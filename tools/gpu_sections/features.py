@@ -5,6 +5,7 @@ and then on the GPU in every layout. Ranks of a layout share the GPU, as in ``ra
 jobs run at once, so this shows values and that nothing gets stuck, and no times.
 """
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +16,12 @@ from tools.gpu_sections.timing import Scale, Section, table
 AT_ONCE: Final = 7
 """Jobs that run at the same time."""
 
-SECONDS: Final = 150.0
-"""After which a job counts as stuck; others keep the processors busy."""
+RESERVE: Final = 60.0
+"""Seconds that a section must have left for a job to begin. With eight at once on an H200 a job
+took 17 to 50 s."""
+
+MARGIN: Final = 5.0
+"""Seconds before the section's end at which a job counts as stuck."""
 
 ITERATIONS: Final = 5
 """Of every job; scales of 8 bits come from earlier iterations, and steps may be guessed."""
@@ -79,6 +84,17 @@ _WHOLE: Final = "--recompute-granularity full --recompute-method uniform"
 _SPLIT: Final = "--pipeline-model-parallel-size 2 --vocab-parallel vocab-2"
 
 JOBS: Final = (
+    Job("llama", f"{_SPLIT} --bf16 --pipeline-schedule zb-v", within=ROUGH),
+    Job("llama", "--bf16 --fp8-format hybrid --fp8-recipe delayed", 1, ROUGH),
+    Job("llama", "--tensor-model-parallel-size 2 --sequence-parallel"),
+    Job("experts", "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"),
+    Job("llama", f"{_SPLIT} --cuda-graph-impl local"),
+    Job("llama", f"{_SPLIT} --num-seq-splits 2 --bf16", within=ROUGH),
+    Job("llama", "--context-parallel-size 2 --cp-comm-type p2p --bf16", within=ROUGH),
+    Job("llama", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+    Job("llama", f"{_SPLIT} --vocab-recompute {_WHOLE}"),
+    Job("llama", f"{_SPLIT} --cpu-offload --pipeline-schedule pipeoffload"),
+    Job("experts", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
     *(Job(model, "", 1) for model in MODELS),
     *(Job(model, "--bf16", 1, ROUGH) for model in MODELS),
     *(
@@ -89,84 +105,83 @@ JOBS: Final = (
         Job("llama", f"{_SPLIT} --pipeline-schedule {schedule}")
         for schedule in ("gpipe", "interleaved", "1f1b-v", "zb-h1", "zb-v", "v-half", "gis-h")
     ),
-    Job("llama", "--pipeline-model-parallel-size 4 --vocab-parallel vocab-2", 4),
-    Job("llama", "--tensor-model-parallel-size 2 --sequence-parallel"),
-    Job("llama", f"{_SPLIT} --tensor-model-parallel-size 2 --sequence-parallel", 4),
     *(
         Job("llama", f"--context-parallel-size 2 --cp-comm-type {way}")
         for way in ("all_gather", "p2p", "a2a")
     ),
-    Job("llama", "--context-parallel-size 2 --cp-comm-type p2p --bf16", within=ROUGH),
-    Job("llama", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
     Job("llama", f"{_SPLIT} --num-seq-splits 2"),
-    Job("llama", f"{_SPLIT} --num-seq-splits 2 --bf16", within=ROUGH),
-    Job("llama", f"{_SPLIT} --vocab-recompute {_WHOLE}"),
-    Job("llama", f"{_SPLIT} --cpu-offload --pipeline-schedule pipeoffload"),
     Job("llama", f"{_SPLIT} --enable-optimizer-post-validation"),
-    Job("llama", f"{_SPLIT} --cuda-graph-impl local"),
     Job("llama", f"{_SPLIT} --cuda-graph-impl local --pipeline-schedule zb-v --bf16", within=ROUGH),
     Job("llama", "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d", 1),
-    Job("llama", f"{_SPLIT} --bf16 --pipeline-schedule zb-v", within=ROUGH),
-    *(
-        Job("llama", f"--bf16 --fp8-format hybrid --fp8-recipe {recipe}", 1, ROUGH)
-        for recipe in ("tensorwise", "delayed")
-    ),
+    Job("llama", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise", 1, ROUGH),
     Job("llama", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
     Job("latent", "--bf16 --fp8-format hybrid --fp8-recipe delayed", 1, ROUGH),
     Job("experts", "--bf16 --fp8-format hybrid --fp8-recipe delayed", 1, ROUGH),
-    Job("experts", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
     Job("experts", f"{_SPLIT} --bf16", within=ROUGH),
     Job("experts", "--expert-model-parallel-size 2"),
-    Job("experts", "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"),
+    Job("latent", f"{_SPLIT} --pipeline-schedule zb-v"),
+    Job("further", f"{_SPLIT}"),
+    Job("llama", "--pipeline-model-parallel-size 4 --vocab-parallel vocab-2", 4),
+    Job("llama", f"{_SPLIT} --tensor-model-parallel-size 2 --sequence-parallel", 4),
     Job(
         "experts",
         f"{_SPLIT} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall "
         "--pipeline-schedule dualpipe-v --overlap-moe-expert-parallel-comm",
         4,
     ),
-    Job("latent", f"{_SPLIT} --pipeline-schedule zb-v"),
-    Job("further", f"{_SPLIT}"),
+    Job(
+        "llama",
+        "--bf16 --fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather "
+        "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
+        within=ROUGH,
+    ),
 )  # fmt: skip
-"""All layouts, those of one rank first."""
+"""All layouts, the most telling first."""
 
 
 def measure(scale: Scale) -> Section:
-    """Train everything, and compare."""
-    device = scale.device.type
+    """Train as much as there is time for, and compare."""
     jobs = [job for job in JOBS if job.model == "gpt"][::4] if scale.small else JOBS
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    end = time.monotonic() + scale.seconds - MARGIN
 
-        def begin(model: str, flags: str, ranks: int, where: str) -> Future[list[float]]:
-            whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
-            return pool.submit(losses_of, whole, ranks, where, SECONDS, ITERATIONS)
+    def run(model: str, flags: str, ranks: int, device: str) -> list[float] | None:
+        left = end - time.monotonic()
+        if left < RESERVE:
+            return None
+        whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
+        return losses_of(whole, ranks, device, left, ITERATIONS)
 
-        plain = {
-            model: begin(model, "", 1, "cpu") for model in dict.fromkeys(j.model for j in jobs)
-        }
-        found = [begin(job.model, job.flags, job.ranks, device) for job in jobs]
-        rows = [_row(job, found[i], plain[job.model]) for i, job in enumerate(jobs)]
-    bad = [row for row in rows if row[-1] != "yes"]
-    said = (
-        f"{len(rows)} layouts of {len(MODELS)} models, {ITERATIONS} iterations; {len(bad)} are not "
-        "as on a CPU. Ranks of a layout share the GPU."
-    )
+    with ThreadPoolExecutor(AT_ONCE) as on_cpu, ThreadPoolExecutor(AT_ONCE) as here:
+        found = [here.submit(run, j.model, j.flags, j.ranks, scale.device.type) for j in jobs]
+        models = dict.fromkeys(job.model for job in jobs)
+        plain = {model: on_cpu.submit(run, model, "", 1, "cpu") for model in models}
+        rows = [_row(job, own, plain[job.model]) for job, own in zip(jobs, found, strict=True)]
+    tried = [row for row in rows if row is not None]
+    left = [
+        f"`{job.model} {job.flags}`" for job, row in zip(jobs, rows, strict=True) if row is None
+    ]
+    bad = [row for row in tried if row[-1] != "yes"]
+    said = [
+        f"{len(tried)} layouts of {len(MODELS)} models, {ITERATIONS} iterations; {len(bad)} are "
+        "not as on a CPU. Ranks of a layout share the GPU."
+    ]
+    if left:
+        said += ["", f"There was no time for {len(left)} others: {', '.join(left)}."]
     head = ("model", "layout", "ranks", "largest relative difference", "within", "as on a CPU")
-    values = {
-        "differences": {
-            f"{job.model} {job.flags}": row[3] for job, row in zip(jobs, rows, strict=True)
-        }
-    }
-    return Section(
-        [said, "", *table(head, [*bad, *(row for row in rows if row not in bad)])], values
-    )
+    differences = {f"{row[0]} {row[1].strip('`')}": row[3] for row in tried}
+    tried.sort(key=lambda row: row in bad, reverse=True)
+    return Section([*said, "", *table(head, tried)], {"differences": differences})
 
 
 def _row(
-    job: Job, found: Future[list[float]], plain: Future[list[float]]
-) -> tuple[str, str, int, str, str, str]:
+    job: Job, found: Future[list[float] | None], plain: Future[list[float] | None]
+) -> tuple[str, str, int, str, str, str] | None:
+    """Return the row of a job; ``None``: there was no time for it."""
     named = (job.model, f"`{job.flags}`", job.ranks)
     try:
         losses, expected = found.result(), plain.result()
+        if losses is None or expected is None:
+            return None
         off = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
     except (RuntimeError, TimeoutError, ValueError) as error:
         last = str(error).replace("\n", " ").replace("|", "/")[-600:]

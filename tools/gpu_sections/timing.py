@@ -24,10 +24,12 @@ class Scale:
     Attributes:
         device: to measure on.
         small: sizes that a CPU computes in seconds; they show that the report works, no more.
+        seconds: that the section has; only a section of many jobs looks at them.
     """
 
     device: torch.device
     small: bool
+    seconds: float = float("inf")
 
     @property
     def rounds(self) -> int:
