@@ -4,7 +4,7 @@ from operator import attrgetter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kernels.implementations import IMPLEMENTATIONS, Implementation
 from kernels.test_output import assert_as_exact_as_autograd, on
@@ -13,7 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.cuda import sizes
-from megatron.kernels.cuda.sizes import LEAST_TILES, LEAST_TOKENS, TILE_ROWS, tile_rows
+from megatron.kernels.cuda.sizes import (
+    LEAST_TILES,
+    LEAST_TOKENS,
+    TILE_ROWS,
+    slice_tokens,
+    tile_rows,
+)
 from megatron.kernels.cuda.tiles import tiles
 from megatron.kernels.softmax import LossOptions, Merged
 from megatron.schedules.treatments import Treatment
@@ -59,6 +65,17 @@ def test_s_with_a_takes_few_rows_or_many_tokens(
     found = [memory.shape for _, memory in tiles(room, rows, tokens, by_tokens=True)]
     assert found == [torch.Size(shape)] * number
     assert tokens < LEAST_TOKENS * number or shape[0] == rows
+
+
+@given(rows=st.integers(1, 300_000), tokens=st.integers(1, 40_000), again=st.booleans())
+@example(rows=76_032, tokens=8192, again=True)
+def test_slices_of_tokens_are_aligned_and_about_equal(rows: int, tokens: int, again: bool) -> None:
+    """For 76,032 rows there is memory for 1,638 of 8,192 tokens: five such slices leave two."""
+    at_once = slice_tokens(rows, tokens, tile_rows(rows, again=again) * tokens)
+    if 0 < at_once < tokens:
+        rest = tokens % at_once
+        assert at_once % 8 == 0
+        assert rest == 0 or 2 * rest > at_once
 
 
 @pytest.mark.parametrize("tried", ON_A_GPU, ids=str)

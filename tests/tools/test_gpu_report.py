@@ -16,7 +16,7 @@ from megatron.kernels.adamw import AdamWTensors
 from megatron.kernels.reference.kernels import ReferenceKernels
 from tools import gpu_report
 from tools.gpu_report import PARTS, ROOT, Part, Told, main, run_part
-from tools.gpu_sections import eight_bits, elementwise, output_layer
+from tools.gpu_sections import eight_bits, elementwise, links, output_layer, ranks
 from tools.gpu_sections.timing import Scale, laps, table
 
 SMALL = Scale(torch.device("cpu"), small=True)
@@ -207,6 +207,52 @@ def test_what_fails_leaves_the_others_in_the_report(
     text = (tmp_path / "report.md").read_text()
     assert "**Failed: Bad.**" in text
     assert "all is well" in text
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "rank_1", "seconds", "error", "says"),
+    [
+        ("time.sleep(60)", "sys.exit('my fault')", 30.0, RuntimeError, "my fault"),
+        ("sys.exit('its fault')", "time.sleep(60)", 30.0, RuntimeError, "its fault"),
+        ("time.sleep(60)", "time.sleep(60)", 1.0, TimeoutError, "after 1 s: I am rank 0"),
+    ],
+)
+def test_a_job_that_fails_says_what_the_rank_said_that_failed(
+    rank_0: str,
+    rank_1: str,
+    seconds: float,
+    error: type[Exception],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other rank waits for it, and is killed."""
+    monkeypatch.setattr(ranks, "ROOT", tmp_path)
+    (tmp_path / "pretrain_gpt.py").write_text(
+        "import os, sys, time\n"
+        "print('I am rank', os.environ['RANK'], flush=True)\n"
+        f"if os.environ['RANK'] == '0':\n    {rank_0}\nelse:\n    {rank_1}\n"
+    )
+    with pytest.raises(error, match=says):
+        ranks.losses_of("", 2, "cpu", seconds, 1)
+
+
+def test_products_leave_multiprocessors_free_by_the_library_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now: dict[str, object] = {"library": "cublas"}
+
+    def prefer(library: str | None = None) -> object:
+        now["library"] = library or now["library"]
+        return now["library"]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", prefer)
+    monkeypatch.setattr(
+        torch._C, "_set_sm_carveout_experimental", lambda free: now.update(free=free)
+    )
+    with links._leaving_free(2):
+        assert now == {"library": "cublaslt", "free": 2}
+    assert now == {"library": "cublas", "free": None}
 
 
 def test_laps_are_timed_one_by_one() -> None:

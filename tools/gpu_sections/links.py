@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -87,8 +88,9 @@ def measure(scale: Scale) -> Section:
     memory = values["message_bytes"]
     said = (
         f"Products [{values['size']}, {values['size']}] of bf16; columns after the third are times "
-        f"relative to the product alone. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each "
-        f"dropped after its receive: {memory['peak'] / 1e6:.3g} MB at most, and "
+        f"relative to the product alone, by cuBLAS; those that leave multiprocessors free are by "
+        f"cuBLASLt. {MESSAGES} messages of {memory['one'] / 1e6:.3g} MB, each dropped after its "
+        f"receive: {memory['peak'] / 1e6:.3g} MB at most, and "
         f"{memory['grouped'] / 1e6:.3g} MB if every receive is a group of NCCL calls."
     )
     if values["beside_a_block"]:
@@ -156,10 +158,9 @@ def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
         beside = _beside_a_receive(ends, blocks, "all", multiply)
         row = [blocks, ends.megabytes[blocks], 1e6 * alone, beside / alone]
         if carves:
-            torch._C._set_sm_carveout_experimental(blocks)
-            row.append(seconds_of(ends.scale, multiply) / alone)
-            row.append(_beside_a_receive(ends, blocks, "carved", multiply) / alone)
-            torch._C._set_sm_carveout_experimental(None)
+            with _leaving_free(blocks):
+                row.append(seconds_of(ends.scale, multiply) / alone)
+                row.append(_beside_a_receive(ends, blocks, "carved", multiply) / alone)
         rows.append(row)
     return {
         "size": size,
@@ -172,6 +173,22 @@ def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
             "grouped": _kept_messages(ends, grouped=True),
         },
     }
+
+
+@contextmanager
+def _leaving_free(multiprocessors: int) -> Iterator[None]:
+    """Let products use all multiprocessors but some.
+
+    PyTorch hands that number to cuBLASLt, and not to cuBLAS, which multiplies by default.
+    """
+    library = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch._C._set_sm_carveout_experimental(multiprocessors)
+    try:
+        yield
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+        torch.backends.cuda.preferred_blas_library(library)
 
 
 def _beside_a_block(ends: _Ends, multiply: Callable[[], object]) -> float:

@@ -6,6 +6,7 @@ sockets. So a job shows values and that nothing gets stuck, and no times.
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: i
 
     Raises:
         RuntimeError: a rank has failed; with its last words.
-        TimeoutError: the job has not ended in time.
+        TimeoutError: the job has not ended in time; with the last words of a rank.
     """
     base = (
         "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -45,13 +46,15 @@ def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: i
             )
             for rank, output in enumerate(outputs)
         ]
-        _wait(processes, seconds)
+        in_time = _wait(processes, seconds)
         for output in outputs:
             output.seek(0)
         written = [output.read() for output in outputs]
-    for process, text in zip(processes, written, strict=True):
-        if process.returncode:
-            raise RuntimeError(text.strip()[-4000:])
+    if not in_time:
+        last = _last_words(processes, written)[-400:]
+        raise TimeoutError(f"stuck: not done after {seconds:g} s: {last}")
+    if any(process.returncode for process in processes):
+        raise RuntimeError(_last_words(processes, written))
     return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
 
 
@@ -86,21 +89,31 @@ def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+def _last_words(processes: list[subprocess.Popen[bytes]], written: list[str]) -> str:
+    """Return the end of what a rank has written that has failed by itself, if one has.
+
+    The other ranks were killed, while they waited for that one.
+    """
+    was_killed = [process.returncode in (0, -signal.SIGKILL) for process in processes]
+    return written[was_killed.index(min(was_killed))].strip()[-4000:]
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> bool:
     """Wait until all ranks have ended; after a failure or a timeout the others are killed.
 
-    Raises:
-        TimeoutError: time is up.
+    Returns:
+        Whether there was time enough.
     """
     deadline = time.monotonic() + seconds
     try:
         while any(process.poll() is None for process in processes):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"stuck: not done after {seconds:g} s")
+                return False
             if any(process.poll() for process in processes):
                 time.sleep(1)  # for the others' last words
                 break
             time.sleep(0.1)
+        return True
     finally:
         for process in processes:
             process.kill()

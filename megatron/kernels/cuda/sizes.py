@@ -21,6 +21,10 @@ LEAST_TOKENS: Final = 1024
 time. W is read for every slice of the tokens: for 128 tokens, products wait for it. And 512 tokens
 are too small a piece of A to occupy a GPU."""
 
+EVEN_TOKENS: Final = 8
+"""Tokens of a slice are a multiple of it: cuBLAS reads 16 bytes of a row at a time only if each row
+begins at a multiple of them."""
+
 
 def quotient(amount: int, share: int) -> int:
     """Return how many shares an amount takes: the quotient, rounded up."""
@@ -47,10 +51,17 @@ def tile_rows(rows: int, *, again: bool) -> int:
 def slice_tokens(rows: int, tokens: int, logits: int) -> int:
     """Return how many tokens S takes at a time to form A; 0: it takes tiles of rows instead.
 
+    Slices are about equal, and none is a small rest, for which all of W would be read again.
+
     Args:
         rows: v, at least 1.
         tokens: n.
         logits: numbers for which there is memory.
     """
-    at_once = logits // rows
-    return at_once if at_once >= min(tokens, LEAST_TOKENS) else 0
+    most, share = logits // rows, min(EVEN_TOKENS, LEAST_TOKENS)
+    if most >= tokens:
+        return tokens
+    most -= most % share
+    if most < LEAST_TOKENS:
+        return 0
+    return quotient(quotient(tokens, quotient(tokens, most)), share) * share
