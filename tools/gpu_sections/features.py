@@ -5,16 +5,19 @@ and then on the GPU in every layout. Ranks of a layout share the GPU, as in ``ra
 jobs run at once, so this shows values and that nothing gets stuck, and no times.
 """
 
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from tools.gpu_sections.ranks import losses_of
 from tools.gpu_sections.timing import Scale, Section, table
 
-AT_ONCE: Final = 7
-"""Jobs that run at the same time."""
+AT_ONCE: Final = 12
+"""Ranks that run at the same time; each has some 0.5 GiB of the GPU and 3 GiB of its host."""
 
 RESERVE: Final = 60.0
 """Seconds that a section must have left for a job to begin. With eight at once on an H200 a job
@@ -139,22 +142,44 @@ JOBS: Final = (
 """All layouts, the most telling first."""
 
 
+class _Room:
+    """Room for so many ranks at once."""
+
+    def __init__(self, ranks: int) -> None:
+        self._free, self._changed = ranks, threading.Condition()
+
+    @contextmanager
+    def taken(self, ranks: int) -> Iterator[None]:
+        """Return a context with room for ``ranks``; wait for the room before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= ranks)
+            self._free -= ranks
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += ranks
+                self._changed.notify_all()
+
+
 def measure(scale: Scale) -> Section:
     """Train as much as there is time for, and compare."""
     jobs = [job for job in JOBS if job.model == "gpt"][::4] if scale.small else JOBS
     end = time.monotonic() + scale.seconds - MARGIN
+    room = _Room(AT_ONCE)
 
     def run(model: str, flags: str, ranks: int, device: str) -> list[float] | None:
-        left = end - time.monotonic()
-        if left < RESERVE:
-            return None
-        whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
-        return losses_of(whole, ranks, device, left, ITERATIONS)
+        with room.taken(ranks):
+            left = end - time.monotonic()
+            if left < RESERVE:
+                return None
+            whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
+            return losses_of(whole, ranks, device, left, ITERATIONS)
 
-    with ThreadPoolExecutor(AT_ONCE) as on_cpu, ThreadPoolExecutor(AT_ONCE) as here:
-        found = [here.submit(run, j.model, j.flags, j.ranks, scale.device.type) for j in jobs]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         models = dict.fromkeys(job.model for job in jobs)
-        plain = {model: on_cpu.submit(run, model, "", 1, "cpu") for model in models}
+        plain = {model: pool.submit(run, model, "", 1, "cpu") for model in models}
+        found = [pool.submit(run, j.model, j.flags, j.ranks, scale.device.type) for j in jobs]
         rows = [_row(job, own, plain[job.model]) for job, own in zip(jobs, found, strict=True)]
     tried = [row for row in rows if row is not None]
     left = [
