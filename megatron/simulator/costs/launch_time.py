@@ -41,7 +41,8 @@ Calibrated; of the size of the three stages of 32 numbers that are under way in 
 EIGHT_BITS: Final = 1.9
 """Speed of a product of 8-bit factors by cuBLAS over the same product of 16-bit factors. Measured
 on one H200 for 8,192 tokens, 4,096 and 16,384 channels: 1.87 and 1.93 for outputs and gradients of
-inputs (docs/benchmarks/2026-11-26-h200). Other products in 8 bits are Triton programs. Those of
+inputs (docs/benchmarks/2026-11-26-h200). For 4,096 tokens they were 1.51 and 1.78, with the host's
+launches in them. Other products in 8 bits are Triton programs. Those of
 blocks took there 1.03 and 0.90 times the time of 16 bits, and those of experts were not measured,
 so all of them are as fast as products of 16 bits here."""
 
