@@ -51,6 +51,8 @@ def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
                     "PYTHONPATH": str(ROOT),
                     "RANK": str(rank),
                     "LOCAL_RANK": "0",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "OMP_NUM_THREADS": "1",
                     "WORLD_SIZE": str(ranks),
                     "MASTER_ADDR": "localhost",
                     "MASTER_PORT": str(port),
