@@ -17,7 +17,8 @@ from tools.gpu_sections.ranks import losses_of
 from tools.gpu_sections.timing import Scale, Section, table
 
 AT_ONCE: Final = 12
-"""Ranks that run at the same time; each has some 0.5 GiB of the GPU and 3 GiB of its host."""
+"""Ranks that run at the same time. Each rank has a context of CUDA on the GPU; some thirty at once
+were there when a machine stopped answering."""
 
 RESERVE: Final = 60.0
 """Seconds that a section must have left for a job to begin. With eight at once on an H200 a job
