@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -132,31 +134,43 @@ class Told:
 
 
 def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
-    """Run a section in a process of its own; return its result, also if the process fails."""
+    """Run a section in a process of its own; return its result, also if the process fails.
+
+    What the process prints is printed at once: it is all that is known if the machine is lost.
+    """
     begin = time.monotonic()
+    last: deque[str] = deque(maxlen=15)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, "--device", device, "--part", name]
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*command, "--seconds", str(seconds), "--result", str(result)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-        )
-        try:
-            printed, _ = process.communicate(timeout=seconds)
-            reason = f"it failed with status {process.returncode}"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and all processes that it has started
-            printed, _ = process.communicate()
-            reason = f"it was not done after {seconds:g} s"
+        ) as process:
+            listener = threading.Thread(target=_repeat, args=(process, last))
+            listener.start()
+            try:
+                process.wait(seconds)
+                reason = f"it failed with status {process.returncode}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # and all processes that it has started
+                reason = f"it was not done after {seconds:g} s"
+            listener.join()
         took = time.monotonic() - begin
         if process.returncode == 0 and result.is_file():
             found = json.loads(result.read_text())
             return Told(part.title, found["lines"], found["values"], took)
-    last = printed.strip().splitlines()[-15:]
     return Told(part.title, [f"**{reason}**", "", "```", *last, "```"], {}, took, failed=True)
+
+
+def _repeat(process: subprocess.Popen[str], last: deque[str]) -> None:
+    """Print the lines of a process, and keep the last."""
+    for line in process.stdout or ():
+        print(line, end="", flush=True)
+        last.append(line.rstrip())
 
 
 def work(part: Part, device: str, seconds: float, result: Path) -> None:

@@ -20,7 +20,7 @@ from cuda_path import needs_gpus
 from megatron.simulator.timeline_file import load_timeline
 
 ROOT = Path(__file__).resolve().parents[2]
-WATCHED_JOB = Path(__file__).with_name("watched_job.py")
+WATCHED_JOB = ROOT / "tools/gpu_sections/watched_job.py"
 
 pytestmark = needs_gpus
 

@@ -234,7 +234,7 @@ def test_a_job_that_fails_says_what_the_rank_said_that_failed(
         f"if os.environ['RANK'] == '0':\n    {rank_0}\nelse:\n    {rank_1}\n"
     )
     with pytest.raises(error, match=says):
-        ranks.losses_of("", 2, "cpu", seconds, 1)
+        ranks.train("", 2, "cpu", seconds, 1)
 
 
 def test_products_leave_multiprocessors_free_by_the_library_that_can(

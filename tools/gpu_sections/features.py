@@ -7,13 +7,13 @@ jobs run at once, so this shows values and that nothing gets stuck, and no times
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from tools.gpu_sections.ranks import losses_of
+from tools.gpu_sections.ranks import Trained, train
 from tools.gpu_sections.timing import Scale, Section, table
 
 AT_ONCE: Final = 12
@@ -99,12 +99,6 @@ JOBS: Final = (
     Job("llama", f"{_SPLIT} --vocab-recompute {_WHOLE}"),
     Job("llama", f"{_SPLIT} --cpu-offload --pipeline-schedule pipeoffload"),
     Job("experts", "--bf16 --fp8-format e4m3 --fp8-recipe blockwise", 1, ROUGH),
-    *(Job(model, "", 1) for model in MODELS),
-    *(Job(model, "--bf16", 1, ROUGH) for model in MODELS),
-    *(
-        Job("gpt", f"--pipeline-model-parallel-size 2 --vocab-parallel {treatment}")
-        for treatment in ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
-    ),
     *(
         Job("llama", f"{_SPLIT} --pipeline-schedule {schedule}")
         for schedule in ("gpipe", "interleaved", "1f1b-v", "zb-h1", "zb-v", "v-half", "gis-h")
@@ -139,6 +133,12 @@ JOBS: Final = (
         "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
         within=ROUGH,
     ),
+    *(Job(model, "", 1) for model in MODELS),
+    *(Job(model, "--bf16", 1, ROUGH) for model in MODELS),
+    *(
+        Job("gpt", f"--pipeline-model-parallel-size 2 --vocab-parallel {treatment}")
+        for treatment in ("none", "redis", "naive", "vocab-1", "vocab-2", "interlaced")
+    ),
 )  # fmt: skip
 """All layouts, the most telling first."""
 
@@ -169,47 +169,70 @@ def measure(scale: Scale) -> Section:
     end = time.monotonic() + scale.seconds - MARGIN
     room = _Room(AT_ONCE)
 
-    def run(model: str, flags: str, ranks: int, device: str) -> list[float] | None:
+    def run(model: str, flags: str, ranks: int, device: str) -> Trained | None:
         with room.taken(ranks):
             left = end - time.monotonic()
             if left < RESERVE:
                 return None
             whole = f"--use-cpu-initialization {MODELS[model]} {flags}"
-            return losses_of(whole, ranks, device, left, ITERATIONS)
+            return train(whole, ranks, device, left, ITERATIONS)
+
+    def compare(job: Job, plain: Future[Trained | None]) -> Row | None:
+        row = _row(job, lambda: run(job.model, job.flags, job.ranks, scale.device.type), plain)
+        if row is not None:
+            print(" | ".join(map(str, row)), flush=True)  # what is known if this section is lost
+        return row
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         models = dict.fromkeys(job.model for job in jobs)
         plain = {model: pool.submit(run, model, "", 1, "cpu") for model in models}
-        found = [pool.submit(run, j.model, j.flags, j.ranks, scale.device.type) for j in jobs]
-        rows = [_row(job, own, plain[job.model]) for job, own in zip(jobs, found, strict=True)]
+        found = [pool.submit(compare, job, plain[job.model]) for job in jobs]
+        rows = [own.result() for own in found]
     tried = [row for row in rows if row is not None]
     left = [
         f"`{job.model} {job.flags}`" for job, row in zip(jobs, rows, strict=True) if row is None
     ]
-    bad = [row for row in tried if row[-1] != "yes"]
+    bad = [row for row in tried if row.verdict != "yes"]
+    watched = [row for row in tried if row.seen]
     said = [
         f"{len(tried)} layouts of {len(MODELS)} models, {ITERATIONS} iterations; {len(bad)} are "
-        "not as on a CPU. Ranks of a layout share the GPU."
+        "not as on a CPU. Ranks of a layout share the GPU. In the schedules of "
+        f"{len(watched)} a host waited for its GPU, or memory grew in the last iteration.",
     ]
     if left:
         said += ["", f"There was no time for {len(left)} others: {', '.join(left)}."]
-    head = ("model", "layout", "ranks", "largest relative difference", "within", "as on a CPU")
-    differences = {f"{row[0]} {row[1].strip('`')}": row[3] for row in tried}
+    head = (
+        "model", "layout", "ranks", "largest relative difference", "within", "as on a CPU",
+        "seen in its schedules",
+    )  # fmt: skip
+    differences = {f"{row.model} {row.layout.strip('`')}": row.difference for row in tried}
     tried.sort(key=lambda row: row in bad, reverse=True)
     return Section([*said, "", *table(head, tried)], {"differences": differences})
 
 
-def _row(
-    job: Job, found: Future[list[float] | None], plain: Future[list[float] | None]
-) -> tuple[str, str, int, str, str, str] | None:
-    """Return the row of a job; ``None``: there was no time for it."""
-    named = (job.model, f"`{job.flags}`", job.ranks)
+class Row(NamedTuple):
+    """A row of the table, see its head."""
+
+    model: str
+    layout: str
+    ranks: int
+    difference: str
+    within: str
+    verdict: str
+    seen: str
+
+
+def _row(job: Job, work: Callable[[], Trained | None], plain: Future[Trained | None]) -> Row | None:
+    """Train a job and return its row; ``None``: there was no time for it."""
     try:
-        losses, expected = found.result(), plain.result()
-        if losses is None or expected is None:
+        found = work()
+        expected = plain.result()
+        if found is None or expected is None:
             return None
-        off = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
+        off = max(abs(a - b) / b for a, b in zip(found.losses, expected.losses, strict=True))
+        told = (f"{off:.1e}", f"{job.within:g}", "yes" if off < job.within else "NO", found.seen)
     except (RuntimeError, TimeoutError, ValueError) as error:
+        print(f"{job.model} {job.flags}: {error}", flush=True)
         last = str(error).replace("\n", " ").replace("|", "/")[-600:]
-        return *named, "failed", f"{job.within:g}", last
-    return *named, f"{off:.1e}", f"{job.within:g}", "yes" if off < job.within else "NO"
+        told = ("failed", f"{job.within:g}", last, "")
+    return Row(job.model, f"`{job.flags}`", job.ranks, *told)

@@ -13,14 +13,32 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
+WAITS: Final = "the host waits: "
+GROWS: Final = "memory grows: "
+"""How the lines begin that ``watched_job.py`` adds to the output of a rank."""
 
-def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: int) -> list[float]:
-    """Return the losses of a job, which must end within ``seconds``.
+
+@dataclass(frozen=True)
+class Trained:
+    """What a job has said.
+
+    Attributes:
+        losses: of every iteration.
+        seen: what ``watched_job.py`` saw in the schedules of any rank, if anything.
+    """
+
+    losses: list[float]
+    seen: str
+
+
+def train(flags: str, ranks: int, device: str, seconds: float, iterations: int) -> Trained:
+    """Train a small model in a job that must end within ``seconds``.
 
     Raises:
         RuntimeError: a rank has failed; with its last words.
@@ -33,14 +51,15 @@ def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: i
         f"--lr 1e-3 --mock-data --vocab-size 250 --device {device} --init-method-std 0.2 "
         "--no-live-display"
     )
-    command = [sys.executable, str(ROOT / "pretrain_gpt.py"), *base.split(), *flags.split()]
+    program = "tools/gpu_sections/watched_job.py" if device == "cuda" else "pretrain_gpt.py"
+    command = [sys.executable, str(ROOT / program), *base.split(), *flags.split()]
     port = free_port()
     with ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
         processes = [
             subprocess.Popen(
                 command,
-                env={**os.environ, **variables(rank, ranks, port)},
+                env={**os.environ, **variables(rank, ranks, port), "WATCHED": "say"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -55,7 +74,10 @@ def losses_of(flags: str, ranks: int, device: str, seconds: float, iterations: i
         raise TimeoutError(f"stuck: not done after {seconds:g} s: {last}")
     if any(process.returncode for process in processes):
         raise RuntimeError(_last_words(processes, written))
-    return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
+    losses = [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
+    lines = (line for rank in written for line in rank.splitlines())
+    seen = [line for line in lines if line.startswith((WAITS, GROWS))]
+    return Trained(losses, "; ".join(dict.fromkeys(seen)))
 
 
 def free_port() -> int:
