@@ -48,6 +48,7 @@ from megatron.kernels.cuda.programs import (
 from megatron.kernels.cuda.programs.rows import add_rows
 from megatron.kernels.cuda.row_operators import (
     ACTIVATION_SPAN,
+    SUMS,
     norm_backward_tile,
     norm_tile,
     rotation_tile,
@@ -298,7 +299,9 @@ def _row_forms(kind: str) -> Iterator[Form]:
             yield Form(norms.norm, forward, kind, warps)
             backward = {"CENTRED": on, "STREAM": other, **back}
             yield Form(norms.norm_backward, backward, kind, back_warps)
-    yield Form(norms.column_sums, {**TILE}, kind)
+    sums = dict(SUMS)
+    warps = sums.pop("num_warps")
+    yield Form(norms.column_sums, sums, kind, warps)
     for gelu, other in product((False, True), repeat=2):
         if other:
             yield Form(activations.activation, {"GELU": gelu, "BLOCK": BLOCK}, kind)

@@ -11,6 +11,7 @@ from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
+from megatron.training.planning.count.recorder import ONLY_IN_PLACE
 
 ROWS: Final = 128
 """Of the vocabulary's matrix, padding included."""
@@ -91,4 +92,6 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and note its name."""
         self.names.append(function._schema.name)
+        if function.name() in ONLY_IN_PLACE:
+            return None
         return function(*args, **(kwargs or {}))

@@ -24,6 +24,7 @@ def linear(
     bias: bool = True,
     tensor: TensorParallel = ALONE,
     parallel: Way | None = None,
+    device: torch.device = CPU,
 ) -> Linear:
     """Return a layer with main gradients, and weights of a seed.
 
@@ -33,8 +34,9 @@ def linear(
         bias: whether it has one.
         tensor: ranks that share it.
         parallel: what they share, outputs or inputs.
+        device: of the layer.
     """
-    site = Site(CPU, torch.float32, tensor=tensor, given_kernels=KERNELS)
+    site = Site(device, torch.float32, tensor=tensor, given_kernels=KERNELS)
     inputs, outputs = features
     if parallel == "columns":
         outputs *= tensor.size
@@ -44,7 +46,8 @@ def linear(
     layer.products = products
     generator = torch.Generator().manual_seed(2)
     for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
+        drawn = torch.empty_like(parameter, device=CPU).normal_(generator=generator)
+        parameter.data.copy_(drawn)
     Bucket(entries(layer.named_parameters()), KERNELS)
     return layer
 

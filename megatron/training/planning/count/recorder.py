@@ -45,7 +45,7 @@ _READ: Final = torch.ops.aten._local_scalar_dense.default
 _COPY: Final = torch.ops.aten._to_copy.default
 """The operation by which a tensor comes to another device."""
 
-_ONLY_IN_PLACE: Final = {"aten::_fused_sgd_", "aten::addmm.dtype_out", "aten::baddbmm.dtype_out"}
+ONLY_IN_PLACE: Final = {"aten::_fused_sgd_", "aten::addmm.dtype_out", "aten::baddbmm.dtype_out"}
 """Operations that only change their arguments; a PyTorch since 2.8 cannot run them on ``meta``."""
 
 
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
             return function(*args, **kwargs)
         given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
         result = None
-        if function.name() not in _ONLY_IN_PLACE:
+        if function.name() not in ONLY_IN_PLACE:
             result = function(*args, **kwargs)
         launch = launch_of(function, args, kwargs, result)
         if launch is not None:
