@@ -164,7 +164,7 @@ def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> R
             patch.setattr(
                 Microbatch,
                 "part",
-                lambda self, kept: replace(part(self, kept), positions=None),
+                lambda self, *what: replace(part(self, *what), positions=None),
             )
         elif fault == "chunks in the order of the ranks":
             patch.setattr(
