@@ -17,6 +17,7 @@ from reference.plain_eight_bits import E5M2 as PLAIN_E5M2
 from reference.plain_eight_bits import Rounding
 from torch import Tensor
 
+from megatron.kernels.cuda import block_products
 from megatron.kernels.eight_bits import (
     BLOCK,
     E4M3,
@@ -196,6 +197,84 @@ def test_a_product_is_of_the_values_of_its_factors(way: str, bias: bool) -> None
     matrix = EightBits(right.bits[0], right.worth[0])
     wanted = values(left) @ values(matrix, square=True).T
     assert relative_error(found, wanted if added is None else wanted + added) < 1e-6
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["alone", "bias"])
+def test_cublas_gets_what_it_demands(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales of rows lie rows first, those of squares as their factor does, both in its order."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def product(
+        left_sk: Tensor,
+        right_kn: Tensor,
+        left_worth_sc: Tensor,
+        right_worth_cb: Tensor,
+        *,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+        out: Tensor,
+    ) -> None:
+        (s, k), n = left_sk.shape, right_kn.shape[1]
+        assert left_sk.is_contiguous()
+        assert right_kn.T.is_contiguous()
+        assert (left_worth_sc.shape, left_worth_sc.stride()) == ((s, k // BLOCK), (1, s))
+        assert right_worth_cb.shape == (k // BLOCK, n // BLOCK)
+        assert right_worth_cb.T.is_contiguous()
+        calls.append((left_sk, right_kn))
+        own = EightBits(left_sk, left_worth_sc.T), EightBits(right_kn.T, right_worth_cb.T)
+        exact = values(own[0]) @ values(own[1], square=True).T
+        out.copy_(exact if bias is None else exact + bias)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(block_products, "_has_cublas", lambda device: True)
+    left, _ = REFERENCE.quantise_blocks(
+        drawn(32, 512, seed=0), None, E5M2, straight=True, turned=False
+    )
+    right, _ = REFERENCE.quantise_squares(drawn(1, 256, 512, seed=1), E4M3)
+    assert left is not None
+    added = drawn(256, seed=2).bfloat16() if bias else None
+    given = left, right, None, torch.bfloat16, added
+    found = block_products.CudaBlocks().grouped_block_product(*given)
+    assert calls
+    assert relative_error(found, REFERENCE.grouped_block_product(*given)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("s", "k", "n", "dtype", "added", "takes"),
+    [
+        (16, 512, 128, torch.bfloat16, None, True),
+        (16, 512, 128, torch.float32, None, True),
+        (16, 512, 128, torch.bfloat16, torch.bfloat16, True),
+        (16, 512, 128, torch.float32, torch.float32, False),
+        (24, 512, 128, torch.bfloat16, None, False),
+        (16, 640, 128, torch.bfloat16, None, False),
+        (16, 512, 144, torch.bfloat16, None, False),
+    ],
+)
+def test_cublas_is_asked_for_what_it_has_only(
+    s: int, k: int, n: int, dtype: torch.dtype, added: torch.dtype | None, takes: bool
+) -> None:
+    out, bias = torch.empty(s, n, dtype=dtype), None if added is None else torch.empty(n).to(added)
+    left, right = (torch.empty(rows, k).to(E4M3) for rows in (s, n))
+    assert block_products.cublas_takes(out, left, right, bias) is takes
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="cuBLAS multiplies on a GPU only")
+@pytest.mark.parametrize("bias", [False, True], ids=["alone", "bias"])
+def test_cublas_and_triton_give_the_same_bits_on_a_gpu(bias: bool) -> None:
+    kernels = of_a_gpu(DEVICE, torch.bfloat16)
+    left, _ = kernels.quantise_blocks(
+        drawn(64, 1024, seed=0).to(DEVICE), None, E5M2, straight=True, turned=False
+    )
+    right, _ = kernels.quantise_squares(drawn(1, 256, 1024, seed=1).to(DEVICE), E4M3)
+    assert left is not None
+    added = drawn(256, seed=2).to(DEVICE).bfloat16() if bias else None
+    by_triton = torch.empty(64, 256, dtype=torch.bfloat16, device=DEVICE)
+    block_products.grouped_block_product(
+        by_triton, left.bits, left.worth, right.bits, right.worth, added, None
+    )
+    found = kernels.grouped_block_product(left, right, None, torch.bfloat16, added)
+    assert torch.equal(found, by_triton)
 
 
 @needs_triton

@@ -2,11 +2,13 @@
 
 Linear layers and experts use the same programs: a linear layer is one group with all rows. A
 program adds to a sum of gradients in fp32 while it multiplies, and the host does not wait for the
-sizes of groups.
+sizes of groups. Outputs and gradients of inputs of a linear layer are cuBLAS's products where it
+has them.
 
 Shapes: as in ``programs/block_products.py``.
 """
 
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -33,6 +35,8 @@ PRODUCT_TILE: Final = {**TILE, "DEPTH": BLOCK}
 LAUNCH: Final = {**COMMON, "num_warps": 8}
 ROUNDING_LAUNCH: Final = {**COMMON, "num_warps": 16}
 """More warps, so that a thread has few of the tile's numbers in its registers."""
+HOPPER: Final = 9
+"""Major compute capability of the GPUs for which cuBLAS has scales of blocks in fp32."""
 
 
 @operator(
@@ -146,6 +150,56 @@ def grouped_block_product(
     )
 
 
+@operator(
+    "block_product(Tensor(a!) out_sn, Tensor left_sk, Tensor left_worth_cs, Tensor right_nk, "
+    "Tensor right_worth_bc, Tensor? bias_n) -> ()"
+)
+def block_product(
+    out_sn: Tensor,
+    left_sk: Tensor,
+    left_worth_cs: Tensor,
+    right_nk: Tensor,
+    right_worth_bc: Tensor,
+    bias_n: Tensor | None,
+) -> None:
+    """Multiply one group with all rows: by cuBLAS, if it has a product for it, or by Triton.
+
+    Both give the same bits (on one H200: docs/benchmarks/2026-11-26-h200-layouts).
+    """
+    if not (_has_cublas(out_sn.device) and cublas_takes(out_sn, left_sk, right_nk, bias_n)):
+        factors = left_sk, left_worth_cs, right_nk[None], right_worth_bc[None]
+        grouped_block_product(out_sn, *factors, bias_n, None)
+        return
+    torch._scaled_mm(
+        left_sk,
+        right_nk.T,
+        left_worth_cs.T,
+        right_worth_bc.T,
+        bias=bias_n,
+        out_dtype=out_sn.dtype,
+        out=out_sn,
+    )
+
+
+@cache
+def _has_cublas(device: torch.device) -> bool:
+    """Return whether cuBLAS multiplies with scales of blocks there: on Hopper, since CUDA 12.9."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    version = tuple(map(int, torch.version.cuda.split(".")[:2]))
+    return version >= (12, 9) and torch.cuda.get_device_capability(device)[0] == HOPPER
+
+
+def cublas_takes(out_sn: Tensor, left_sk: Tensor, right_nk: Tensor, bias_n: Tensor | None) -> bool:
+    """Return whether cuBLAS has a product for such factors; narrower than what its manual demands.
+
+    Rows of scales begin at multiples of 16 bytes: that is of four scales.
+    """
+    (s, k), n = left_sk.shape, len(right_nk)
+    fits = s % MULTIPLE == 0 and n % BLOCK == 0 and k % (4 * BLOCK) == 0
+    return fits and (bias_n is None or bias_n.dtype == out_sn.dtype == torch.bfloat16)
+
+
 _FACTORS: Final = (
     "Tensor grad_op, Tensor grad_worth_bo, Tensor x_ip, Tensor x_worth_bi, Tensor? ends_g) -> ()"
 )
@@ -246,7 +300,10 @@ class CudaBlocks:
         size = len(left.bits), right.bits.shape[1]
         out_sn = torch.empty(size, dtype=dtype, device=left.bits.device)
         factors = left.bits, left.worth, right.bits, right.worth
-        grouped_block_product(out_sn, *factors, bias, ends_g)
+        if ends_g is None:
+            block_product(out_sn, *factors[:2], right.bits[0], right.worth[0], bias)
+        else:
+            grouped_block_product(out_sn, *factors, bias, ends_g)
         return out_sn
 
     def grouped_block_weight_product(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
-from megatron.simulator.costs.launch_time import EIGHT_BITS, Rates
+from megatron.simulator.costs.launch_time import BLOCKS, EIGHT_BITS, Rates
 
 GIB: Final = float(1 << 30)
 
@@ -101,6 +101,9 @@ _AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
 """GPUs whose products are assumed to attain the share of an H100, in as large workspaces; others
 attain an A100's."""
 
+_HOPPER: Final = frozenset({"H100", "H200"})
+"""GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
+
 _IN_16_BITS_ONLY: Final = frozenset({"A100", "A100-40GB"})
 """GPUs whose tensor cores do not multiply numbers of 8 bits in floating point."""
 
@@ -140,6 +143,7 @@ class Gpu:
             memory_share=MEMORY,
             gap=KERNEL_GAP,
             eight_bits=EIGHT_BITS if self.multiplies_eight_bits else 1.0,
+            blocks=BLOCKS if self.name in _HOPPER else 1.0,
         )
 
     def links(

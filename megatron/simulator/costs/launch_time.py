@@ -40,14 +40,17 @@ Calibrated; of the size of the three stages of 32 numbers that are under way in 
 
 EIGHT_BITS: Final = 1.9
 """Speed of a product of 8-bit factors by cuBLAS over the same product of 16-bit factors. Measured
-on one H200 for 8,192 tokens, 4,096 and 16,384 channels: 1.87 and 1.93 for outputs and gradients of
-inputs (docs/benchmarks/2026-11-26-h200). For 4,096 tokens they were 1.51 and 1.78, with the host's
-launches in them. Other products in 8 bits are Triton programs. Those of
-blocks took there 1.03 and 0.90 times the time of 16 bits, and those of experts were not measured,
-so all of them are as fast as products of 16 bits here."""
+on one H200 for 8,192 tokens, 4,096 and 16,384 channels: 1.88 and 1.78 for outputs and gradients of
+inputs, 1.46 for gradients of weights (docs/benchmarks/2026-11-26-h200-layouts). All other products
+in 8 bits are Triton programs, and as fast as products of 16 bits here. Gradients of weights with
+scales of blocks took there 1.19 to 1.27 times as long; products of experts were not measured."""
 
-BY_CUBLAS_IN_8_BITS: Final = "eight_bit_product"
-"""Name of the launches that are faster by ``Rates.eight_bits``."""
+BLOCKS: Final = 1.65
+"""The same for outputs and gradients of inputs where every block of a factor has its own scale, and
+cuBLAS multiplies: 1.61 to 1.71 on one H200, of 2,048 to 8,192 tokens. Only on Hopper."""
+
+FASTER: Final = {"eight_bit_product": "eight_bits", "block_product": "blocks"}
+"""Names of launches that are faster, and of the rate of ``Rates`` by which they are."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Rates:
         tile_reads: see ``TILE_READS``.
         tile_fill: see ``TILE_FILL``.
         eight_bits: see ``EIGHT_BITS``; 1 if the GPU does not multiply numbers of 8 bits.
+        blocks: see ``BLOCKS``; 1 if cuBLAS has no such product for the GPU.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below 0.
@@ -80,6 +84,7 @@ class Rates:
     tile_reads: float = TILE_READS
     tile_fill: float = TILE_FILL
     eight_bits: float = EIGHT_BITS
+    blocks: float = BLOCKS
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -102,8 +107,8 @@ class Rates:
             return (launch.executed or launch.flops) / (self.attention_share * self.peak_flops)
         speed = product_speed(launch.product, self.multiprocessors, self.tile_reads, self.tile_fill)
         share = self.product_share * speed
-        if launch.name == BY_CUBLAS_IN_8_BITS:
-            share *= self.eight_bits
+        if launch.name in FASTER:
+            share *= float(getattr(self, FASTER[launch.name]))
         return launch.flops / (share * self.peak_flops)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron.simulator.costs.count import Launch, Product
 from megatron.simulator.costs.gpus import GPUS
-from megatron.simulator.costs.launch_time import EIGHT_BITS, Rates, product_speed
+from megatron.simulator.costs.launch_time import BLOCKS, EIGHT_BITS, Rates, product_speed
 
 RATES = GPUS["A100"].rates
 SIZES = st.integers(1, 20_000)
@@ -65,9 +65,10 @@ def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
     wide, rates = launch(8192, 16384, 4096), GPUS["H100"].rates
     seconds = {
         name: rates.seconds(wide._replace(name=name)) - rates.gap
-        for name in ("mm", "eight_bit_product", "grouped_block_product")
+        for name in ("mm", "eight_bit_product", "block_product", "grouped_block_product")
     }
     assert seconds["mm"] == pytest.approx(EIGHT_BITS * seconds["eight_bit_product"])
+    assert seconds["mm"] == pytest.approx(BLOCKS * seconds["block_product"])
     assert seconds["mm"] == seconds["grouped_block_product"]
     thin = wide._replace(name="eight_bit_product", bytes=10**12)
     assert rates.seconds(thin) == pytest.approx(rates.traffic(10**12) + rates.gap)
@@ -77,7 +78,9 @@ def test_a_gpu_without_8_bits_is_no_faster_by_them() -> None:
     wide = launch(8192, 16384, 4096)
     for name in ("A100", "A100-40GB"):
         rates = GPUS[name].rates
-        assert rates.seconds(wide._replace(name="eight_bit_product")) == rates.seconds(wide)
+        for product in ("eight_bit_product", "block_product"):
+            assert rates.seconds(wide._replace(name=product)) == rates.seconds(wide)
+    assert GPUS["B200"].rates.blocks == 1.0, "cuBLAS has no scales of blocks in fp32 for it"
 
 
 def test_attention_takes_the_time_of_the_products_that_it_executes() -> None:

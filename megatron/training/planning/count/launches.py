@@ -58,7 +58,10 @@ _TURNED: Final = {
 """Products of turned rows of groups, with the names of their results. Their factors have gaps (see
 ``places`` and ``block_places`` in ``kernels/eight_bits.py``), which do not count."""
 
-_BY_ROWS: Final = {"eight_bit_product": ("left_ik", "right_jk")}
+_BY_ROWS: Final = {
+    "eight_bit_product": ("left_ik", "right_jk"),
+    "block_product": ("left_sk", "right_nk"),
+}
 """Products of rows of one factor with rows of the other, with the names of their factors."""
 
 _ONLY_WRITTEN: Final = {"adamw_": ("quotients", "weights"), "_foreach_copy_": ("self",)}
