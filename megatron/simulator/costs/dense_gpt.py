@@ -5,9 +5,7 @@ all other models (``training/planning/count``). Activations follow arXiv 2205.05
 kernels are a number and a sum of bytes. A test shows how close these counts are to the code's.
 
 If microbatches are cut, their slices are equally long. A slice has its own tokens, and its queries
-see the keys of earlier slices too. A buffer of each layer has the keys and values of all slices.
-Another buffer has the gradients that the backward of a slice leaves to earlier slices
-(``layers/slices.py``).
+see the keys of earlier slices too (``seen_keys.py``).
 
 n is the number of tokens, h the hidden size, and u = 2nh the bytes of one activation.
 """
@@ -23,6 +21,7 @@ from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs import count
 from megatron.simulator.costs.count import FULL, HALF, Launch, PassCount, Work, in_order, product
+from megatron.simulator.costs.seen_keys import SeenKeys, others
 
 
 class DenseGpt(NamedTuple):
@@ -69,7 +68,7 @@ def _of_slice(
     v = gpt.vocab_size // (plan.ranks if sharded else 1)
     layer, vocabulary = layer_counts(gpt, plan, number), _vocabulary(n, h, v, plan)
     # The final norm keeps its input. Its B has seven small kernels of the loss, which T runs.
-    norm = {"F": Work(_others(1, 2 * u), u, u), "B": Work(_others(4 + 7, 4 * u), -u)}
+    norm = {"F": Work(others(1, 2 * u), u, u), "B": Work(others(4 + 7, 4 * u), -u)}
     ends = [(len(plan.stages) - 1, kind, work) for kind, work in norm.items()]
     ends += [*vocabulary.values()] * (not sharded)
     for rank in range(plan.ranks):
@@ -92,74 +91,6 @@ def _of_slice(
     return found
 
 
-def _others(kernels: int, size: int) -> tuple[Launch, ...]:
-    """Return so many kernels without products, which move ``size`` bytes together."""
-    return (Launch("others", size // kernels),) * kernels
-
-
-class _SeenKeys(NamedTuple):
-    """The keys and values of a layer that the queries of a slice see.
-
-    Attributes:
-        number: number of the slice.
-        slices: slices of the microbatch; 1: it is whole.
-        tokens: tokens of the slice, of all samples.
-        channels: of the keys of a token; its values have as many.
-    """
-
-    number: int
-    slices: int
-    tokens: int
-    channels: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no slice follows."""
-        return self.number == self.slices - 1
-
-    @property
-    def earlier(self) -> int:
-        """Keys and values of earlier slices, in numbers."""
-        return 2 * self.number * self.tokens * self.channels
-
-    @property
-    def own(self) -> int:
-        """Keys and values of the slice, in numbers."""
-        return 2 * self.tokens * self.channels
-
-    @property
-    def scores(self) -> int:
-        """Scores of a head that attention counts: the later half of the slice's own is not seen."""
-        return (2 * self.number + 1) * self.tokens
-
-    def put(self) -> tuple[Launch, ...]:
-        """Return the copies of keys and of values into the buffer of the microbatch."""
-        return _others(2, 3 * HALF * self.own) if self.slices > 1 else ()
-
-    def settled(self) -> tuple[Launch, ...]:
-        """Return the sums of gradients of own keys, and of gradients left to earlier slices."""
-        found: tuple[Launch, ...] = ()
-        if not self.is_last:
-            found += _others(4, (3 * FULL + 2 * HALF) * self.own)
-        if self.number:
-            found += _others(2, (2 * FULL + HALF) * self.earlier)
-            found += _others(1, FULL * self.earlier) * self.is_last
-        return found
-
-    @property
-    def taken(self) -> int:
-        """Bytes of the buffer of keys and values, which the first slice's F takes."""
-        return HALF * self.own * self.slices * (self.number == 0 and self.slices > 1)
-
-    @property
-    def left(self) -> int:
-        """Change of the buffers' bytes in B: the last slice takes one, the first frees both."""
-        if self.slices == 1 or 0 < self.number < self.slices - 1:
-            return 0
-        gradients = FULL * self.own * (self.slices - 1)
-        return gradients if self.is_last else -gradients - self.taken
-
-
 def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     """Count a layer. If ``plan`` has no R or no W passes, their work is a part of B.
 
@@ -171,7 +102,7 @@ def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     h, heads, groups, ffn, s, _, b, llama, recomputes = gpt
     n, plain, split, inner = b * s // plan.slices, not llama, plan.split_backward, ffn * (1 + llama)
     own, keys = HALF * n, h // heads * groups  # bytes of one number for every token
-    seen, cut = _SeenKeys(number, plan.slices, n, keys), plan.slices > 1
+    seen, cut = SeenKeys(number, plan.slices, n, keys), plan.slices > 1
     u, qkv = own * h, h + 2 * keys
     # Queries and keys that are rotated or copied, and the numbers that attention keeps of a token.
     turned = h + keys if llama else h * (cut or 1 < groups < heads)
@@ -185,15 +116,15 @@ def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     attention = Launch("attention", moved, 4 * scores, None, 2 * scores)
     attended = Launch("attention", 2 * moved, 8 * scores, None, 5 * scores)
     width = 6 * h + inner + ffn + 2 * turned  # of norms, a sum, the MLP's activation
-    again = (*forward[:3], *seen.put(), attention, *_others(3 + 2 * llama, own * width))
+    again = (*forward[:3], *seen.put(), attention, *others(3 + 2 * llama, own * width))
     width = 9 * h + 2 * (inner + qkv + turned) + ffn + plain * (2 * h + qkv)
-    backward = (*inputs, attended, *seen.settled(), *_others(10 + 8 * plain, own * width))
+    backward = (*inputs, attended, *seen.settled(), *others(10 + 8 * plain, own * width))
     factors = own * (5 * h + qkv + inner + ffn)
     stored = own * (5 * h + attends + inner + ffn)
     kept = u if recomputes else stored
     passes: dict[PassKind, Work] = {
         "F": Work(
-            (*again, forward[3], *_others(1, 3 * u)), kept + seen.taken, kept + seen.taken + 2 * u
+            (*again, forward[3], *others(1, 3 * u)), kept + seen.taken, kept + seen.taken + 2 * u
         ),
         "R": Work(again * recomputes, stored - kept, stored - kept),
         "B": Work(
@@ -215,16 +146,16 @@ def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int,
     u, logits, last = HALF * n * h, HALF * n * v, len(plan.stages) - 1
     early, apart = plan.treatment.gradient_pass == "S", plan.treatment.maximum_first
     gradient = (product(n, h, v, written=FULL),)
-    exponentials = _others(2 + apart, 2 * logits)
-    s = (product(v, n, h), *_others(4, u + logits), *exponentials * (not apart))
+    exponentials = others(2 + apart, 2 * logits)
+    s = (product(v, n, h), *others(4, u + logits), *exponentials * (not apart))
     moved = 7 * u + (not early) * (3 * u + HALF * v * h)
-    t = (*gradient * (not early), product(v, h, n, written=2 * FULL), *_others(3 - early, moved))
+    t = (*gradient * (not early), product(v, h, n, written=2 * FULL), *others(3 - early, moved))
     return {
-        "IF": (0, "F", Work(_others(9, 4 * u), u, u)),
+        "IF": (0, "F", Work(others(9, 4 * u), u, u)),
         "S": (last, "F", Work(s + gradient * early, u * early, 2 * u * early)),
         "E": (last, "F", Work(exponentials * apart)),
         "T": (last, "W" if plan.split_backward else "B", Work(t, -u * early, (4 - 3 * early) * u)),
-        "IB": (0, "B", Work(_others(2, 5 * u), -u)),
+        "IB": (0, "B", Work(others(2, 5 * u), -u)),
     }
 
 
@@ -248,6 +179,6 @@ def _comms(n: int, u: int, plan: Plan, rank: int) -> Iterator[tuple[CommKind, in
     for kind, payloads in carried.items() if plan.treatment.is_sharded else ():
         root = plan.stages[0 if kind in ("CIF", "CIB") else -1][0]
         taken, gone = (u * (each in payloads and rank != root) for each in ("copy", "gradient"))
-        scaled = _others(1, 4 * u) * (len(payloads) > 1)
+        scaled = others(1, 4 * u) * (len(payloads) > 1)
         begin = count.Begin(tuple(moved[each] for each in payloads))
         yield kind, 0, Work((*scaled, begin), taken, taken), gone
