@@ -98,7 +98,7 @@ def norm_backward(
         normed = x.to(tl.float32)
         if CENTRED:
             mean = tl.load(statistics_2r + row, mask=inside, other=0.0)[:, None]
-            normed = tl.where(here, normed - mean, 0.0)
+            normed -= mean  # also where there is no channel: the gradient there is 0
             bias_grad += grad
         normed *= inverse
         weight_grad += grad * normed
