@@ -1,16 +1,9 @@
 """Two ranks on CUDA, over NCCL, train as one does; one GPU is enough for both.
 
-No host waits for its device within a schedule, and no device memory grows: ``watched_job.py``.
+No host waits for its device within a schedule, and no device memory grows: see
+``tools/gpu_sections/watched_job.py``.
 """
 
-import os
-import re
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,75 +11,16 @@ import pytest
 from cuda_path import needs_gpus
 
 from megatron.simulator.timeline_file import load_timeline
-
-ROOT = Path(__file__).resolve().parents[2]
-WATCHED_JOB = ROOT / "tools/gpu_sections/watched_job.py"
+from tools.gpu_sections.ranks import train
 
 pytestmark = needs_gpus
 
 
-def losses(corpus: Path, ranks: int, flags: str) -> list[float]:
-    """Losses of ten iterations, every rank on the first GPU.
-
-    NCCL refuses two ranks of one host on one GPU; told that they are two hosts, it uses sockets.
-    """
-    base = (
-        f"--pipeline-model-parallel-size {ranks} --num-layers 4 --hidden-size 64 "
-        "--num-attention-heads 4 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 "
-        "--attention-dropout 0 --hidden-dropout 0 --log-interval 1 --train-iters 10 --lr 1e-3 "
-        "--tokenizer-type NullTokenizer --vocab-size 63 --device cuda --split 1,0,0 "
-        "--init-method-std 0.2"
-    )
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(WATCHED_JOB), "--data-path", str(corpus)]
-    with ExitStack() as files:
-        outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                [*command, *base.split(), *flags.split()],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "RANK": str(rank),
-                    "LOCAL_RANK": "0",
-                    "LOCAL_WORLD_SIZE": "1",
-                    "OMP_NUM_THREADS": "1",
-                    "WORLD_SIZE": str(ranks),
-                    "MASTER_ADDR": "localhost",
-                    "MASTER_PORT": str(port),
-                    "NCCL_DEBUG": "WARN",
-                    "NCCL_HOSTID": f"host-{rank}",
-                    "NCCL_NET": "Socket",
-                    "NCCL_SOCKET_IFNAME": "lo",
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, output in enumerate(outputs)
-        ]
-        wait_for_all_or_a_failure(processes, seconds=300)
-        for output in outputs:
-            output.seek(0)
-        written = [output.read() for output in outputs]
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(written)
-    return [float(loss) for loss in re.findall(r"lm loss: (\S+)", written[0])]
-
-
-def wait_for_all_or_a_failure(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Return when all have ended; once one has failed, or time is up, the others are killed."""
-    deadline = time.monotonic() + seconds
-    try:
-        while any(process.poll() is None for process in processes):
-            if time.monotonic() > deadline or any(process.poll() for process in processes):
-                time.sleep(1)  # for the others' last words
-                break
-            time.sleep(0.1)
-    finally:  # also when the waiting is interrupted
-        for process in processes:
-            process.kill()
-            process.wait()
+def losses(corpus: Path, ranks: int, flags: str, device: str = "cuda") -> list[float]:
+    """Losses of ten iterations, every rank on the first GPU."""
+    data = f"--data-path {corpus} --tokenizer-type NullTokenizer --vocab-size 63 --split 1,0,0"
+    whole = f"--pipeline-model-parallel-size {ranks} {flags}"
+    return train(whole, ranks, device, 300, 10, data=data, strict=True).losses
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +45,7 @@ def test_two_ranks_train_as_one(flags: str, corpus: Path, alone: list[float]) ->
 
 
 def test_a_gpu_trains_as_a_cpu_from_the_same_weights(corpus: Path, alone: list[float]) -> None:
-    expected = losses(corpus, 1, "--device cpu")
+    expected = losses(corpus, 1, "", "cpu")
     found = losses(corpus, 1, "--use-cpu-initialization")
     assert found == pytest.approx(expected, rel=1e-3)
     assert alone[0] != pytest.approx(expected[0], rel=1e-3), "a GPU draws other weights"

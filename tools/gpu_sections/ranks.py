@@ -23,6 +23,8 @@ WAITS: Final = "the host waits: "
 GROWS: Final = "memory grows: "
 """How the lines begin that ``watched_job.py`` adds to the output of a rank."""
 
+MOCK_DATA: Final = "--mock-data --vocab-size 250"
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -37,8 +39,26 @@ class Trained:
     seen: str
 
 
-def train(flags: str, ranks: int, device: str, seconds: float, iterations: int) -> Trained:
-    """Train a small model in a job that must end within ``seconds``.
+def train(
+    flags: str,
+    ranks: int,
+    device: str,
+    seconds: float,
+    iterations: int,
+    *,
+    data: str = MOCK_DATA,
+    strict: bool = False,
+) -> Trained:
+    """Train a small model in a job; on a GPU it is watched, see ``watched_job.py``.
+
+    Args:
+        flags: of the job, besides those of the small model.
+        ranks: of the job.
+        device: ``cuda`` or ``cpu``.
+        seconds: within which the job must end.
+        iterations: of the job.
+        data: flags of the data and the vocabulary.
+        strict: a host that waits within a schedule, or memory that grows, ends the job.
 
     Raises:
         RuntimeError: a rank has failed; with its last words.
@@ -48,18 +68,17 @@ def train(flags: str, ranks: int, device: str, seconds: float, iterations: int) 
         "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
         "--max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 8 "
         f"--attention-dropout 0 --hidden-dropout 0 --log-interval 1 --train-iters {iterations} "
-        f"--lr 1e-3 --mock-data --vocab-size 250 --device {device} --init-method-std 0.2 "
-        "--no-live-display"
+        f"--lr 1e-3 --device {device} --init-method-std 0.2 --no-live-display {data}"
     )
     program = "tools/gpu_sections/watched_job.py" if device == "cuda" else "pretrain_gpt.py"
     command = [sys.executable, str(ROOT / program), *base.split(), *flags.split()]
-    port = free_port()
+    port, watched = free_port(), "error" if strict else "say"
     with ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
         processes = [
             subprocess.Popen(
                 command,
-                env={**os.environ, **variables(rank, ranks, port), "WATCHED": "say"},
+                env={**os.environ, **variables(rank, ranks, port), "WATCHED": watched},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -205,6 +205,10 @@ def save_costs(path: Path, costs: Costs, layers: Sequence[Sequence[int]]) -> Non
     exchanges = {kind: own.times for kind, own in costs.exchanges.items()}
     comms = {**costs.comms, **exchanges}
     document = {"passes": dict(costs.passes), "comms": comms, "layers": layers}
+    if costs.slices:
+        document["slices"] = [
+            {"passes": dict(own.passes), "comms": dict(own.comms)} for own in costs.slices
+        ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(document, indent=1) + "\n")
 

@@ -10,7 +10,7 @@ not count as a slow network.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
-from typing import Final
+from typing import Any, Final
 
 from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.needs import (
@@ -41,8 +41,52 @@ def costs_from_timelines(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
     end of its source pass to the end of the wait for the transfer. Only waits that began before the
     source pass ended are used. A kind of transfer that no rank had to wait for has no cost, so it
     is free. The same holds for a kind of collective that did not occur.
+
+    If the plan cuts microbatches, every slice has such costs, and a microbatch has their sums.
     """
     assert timelines, "costs are measured in at least one iteration"
+    if plan.slices == 1:
+        return _costs(plan, timelines)
+    each = [
+        _costs(plan, [_of_slice(own, number) for own in timelines]) for number in range(plan.slices)
+    ]
+    updates = [
+        Timeline(own.ranks, tuple(s for s in own.spans if s.kind == "U")) for own in timelines
+    ]
+    return Costs(
+        {
+            **{kind: _sum([own.passes[kind] for own in each]) for kind in each[0].passes},
+            **_pass_times(plan, updates),
+        },
+        {
+            kind: _sum([own.comms[kind] for own in each if kind in own.comms])
+            for kind in COMM_KINDS
+            if any(kind in own.comms for own in each)
+        },
+        _exchanges(plan, timelines),
+        slices=each,
+    )
+
+
+def _sum(times: Sequence[Any]) -> Any:
+    """Return the sum of numbers, or of nested lists of one form."""
+    if isinstance(times[0], (int, float)):
+        return sum(times)
+    return [_sum(parts) for parts in zip(*times, strict=True)]
+
+
+def _of_slice(timeline: Timeline, number: int) -> Timeline:
+    """Return the passes, communications and waits of one slice of every microbatch."""
+    spans = (s for s in timeline.spans if s.kind != "U" and not s.is_exchange)
+    return Timeline(
+        timeline.ranks,
+        tuple(s for s in spans if s.slice == number),
+        tuple(wait for wait in timeline.waits if wait.slice == number),
+    )
+
+
+def _costs(plan: Plan, timelines: Sequence[Timeline]) -> Costs:
+    """Return the costs of whole microbatches, or of the only slice in the timelines."""
     comms: _Samples = defaultdict(list)
     for timeline in timelines:
         for members in meetings(timeline).values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.schedules.costs import Costs, Exchange
+from megatron.schedules.costs import Costs, Exchange, Time
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
@@ -79,10 +79,13 @@ def test_a_file(tmp_path: Path) -> None:
     assert named == {"F", "B", "W", "X", "G", "C0"}
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slices", [0, 2])
+def test_what_is_saved_is_loaded(slices: int, tmp_path: Path) -> None:
     kinds: tuple[PassKind, ...] = ("S", "E", "T", "IF", "IB")
     free = dict.fromkeys(kinds, 0.0)
-    costs = Costs({"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}, {"C1": 1})
+    passes: dict[PassKind, Time] = {"F": [[1.0, 2.0], [3.0, 4.0]], "B": 2.5, **free}
+    each = tuple(Costs(passes, {"C1": 1 + number}) for number in range(slices))
+    costs = Costs(passes, {"C1": 1}, slices=each)
     save_costs(tmp_path / "costs.json", costs, [[2, 1], [0, 3]])
     named = frozenset({"F", "B", "C1", *free})
     assert load_costs(tmp_path / "costs.json") == CostFile(costs, None, [[2, 1], [0, 3]], named)

@@ -60,6 +60,37 @@ def test_a_transfer_that_is_waited_for_costs_what_it_takes_from_its_pass_on() ->
     assert found.comms == pytest.approx({"X": 0.25, "G": 0.5})
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "v-half"])
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+def test_every_slice_has_its_own_costs(schedule: str, vocabulary: str) -> None:
+    chunks = 2 if schedule == "v-half" else 1
+
+    def of(factor: float) -> Costs:
+        passes: dict[PassKind, Time] = {
+            kind: [[factor * (1 + rank + chunk) for chunk in range(chunks)] for rank in range(2)]
+            for kind in ("F", "B", "W")
+        }
+        passes |= dict.fromkeys(("S", "T", "IF", "IB"), [0.2 * factor] * 2)
+        return Costs(passes, {"C0": 0.1 * factor, "C1": 0.1 * factor})
+
+    costs = Costs({**of(6.0).passes, "U": 1.0}, of(6.0).comms, slices=[of(1.0), of(2.0), of(3.0)])
+    plan = make_plan(schedule, vocabulary, 2, 4, costs, slices=3)
+    timelines = [simulate(lower(plan, costs), costs)] * 2
+    found = costs_from_timelines(plan, timelines)
+    for rank, row in enumerate(plan.rows):
+        for item in row:
+            expected = costs.of_pass(plan, rank, item)
+            assert found.of_pass(plan, rank, item) == pytest.approx(expected)
+    for rank in range(2):
+        assert found.time("F", rank, 0) == pytest.approx(costs.time("F", rank, 0))
+    for number, own in enumerate(found.slices):
+        assert own.comms == pytest.approx(
+            {kind: costs.slices[number].comms.get(kind, 0.0) for kind in own.comms}
+        )
+    again = simulate(lower(plan, found), found)
+    assert again.end == pytest.approx(timelines[0].end)
+
+
 def two_ranks() -> Plan:
     return make_plan("1f1b", "vocab-2", 2, 1)
 
