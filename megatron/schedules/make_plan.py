@@ -163,7 +163,7 @@ def _found(request: Request, watch: Watch) -> Found:
 
 
 def _found_joined(request: Request, watch: Watch) -> Found:
-    """Return the plan with pairs, or the plan without pairs if every pair makes it longer.
+    """Return the plan with pairs, or the plan without pairs if pairs make it longer.
 
     The search places passes as if all waits were hidden, because most passes of a plan with pairs
     are in one. It may part passes that the block has side by side, so the order of the block is
@@ -172,19 +172,20 @@ def _found_joined(request: Request, watch: Watch) -> Found:
     """
     hidden = replace(request, costs=request.costs.without_waits())
     found = _found(hidden, watch)
-    costs, tried = request.costs, [found.plan]
+    costs, tried, alone = request.costs, [found.plan], request
     if request.traits.compares:
         costs = costs.per_chunk(found.plan.chunks)
     limit = max(in_flight(found.plan, request.traits.kept))
     if found.schedule in SCHEDULES:
-        own, schedule = replace(request, schedule=found.schedule, costs=costs), found.schedule
-        tried.extend(orders_of_block(own, SCHEDULES[schedule]))
+        alone, schedule = replace(request, schedule=found.schedule, costs=costs), found.schedule
+        tried.extend(orders_of_block(alone, SCHEDULES[schedule]))
         tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
-        tried.extend(stretched_plans(own, SCHEDULES[schedule], watch))
+        tried.extend(stretched_plans(alone, SCHEDULES[schedule], watch))
     plans = [joined(plan, costs) for plan in tried]
     best = min(plans, key=lambda plan: (earliest(plan, costs).end, max(in_flight(plan))))
-    if not best.pairs:
-        return _found(request, watch)
+    plain = _found(alone, watch)
+    if not best.pairs or earliest(plain.plan, costs).end <= earliest(best, costs).end:
+        return plain
     return found._replace(plan=best, bound=None)
 
 

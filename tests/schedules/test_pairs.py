@@ -281,3 +281,16 @@ def test_the_published_bubble_of_dualpipe_v(p: int, m: int, waits: float) -> Non
         assert idle == (p - 1) * (pair + whole - 3)
     mine = make_plan("dualpipe-v", "none", p, m, costs, joined=True)
     assert earliest(mine, costs).end <= earliest(theirs, costs).end + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "m"), [("v-half", 3, 9), ("1f1b-v", 4, 8), ("v-min", 3, 9), ("zb-v", 3, 9)]
+)
+def test_a_plan_without_pairs_is_taken_where_it_is_shorter(schedule: str, p: int, m: int) -> None:
+    """The search for pairs places passes without their waits, and may end with a longer plan."""
+    passes: dict[PassKind, float] = {"F": 1.05, "B": 1.25, "W": 0.3, "S": 0.3, "T": 0.3}
+    costs = Costs({**passes, "IF": 0.05, "IB": 0.05}, waits={"F": 0.25, "B": 0.25})
+    alone, pairs = (
+        make_plan(schedule, "vocab-2", p, m, costs, joined=joins) for joins in (False, True)
+    )
+    assert earliest(pairs, costs).end <= earliest(alone, costs).end
