@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.eight_bit_runs import LLAMA, config_of
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -19,7 +20,7 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference import plain_gpt, plain_latent
 from reference.plain_eight_bits import linear_of
-from reference.plain_gpt import GPTOptions, random_parameters
+from reference.plain_gpt import random_parameters
 from reference.plain_loss import loss_and_gradients
 from torch import Tensor
 
@@ -29,36 +30,12 @@ from megatron.layers.recompute import Recomputation
 from megatron.layers.scales import WEIGHT, DelayedScales
 from megatron.model import eight_bits
 
-GPT = GPTOptions(
-    num_layers=4,
-    hidden_size=64,
-    ffn_hidden_size=96,
-    num_attention_heads=4,
-    num_query_groups=2,
-    kv_channels=16,
-    vocab_size=61,
-    normalization="RMSNorm",
-    swiglu=True,
-    position_embedding_type="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
-JOB = Job(GPT, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
+JOB = Job(LLAMA, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
 TENSORWISE = EightBitConfig(recipe="tensorwise")
 DELAYED = EightBitConfig(history=3, takes_largest=True)
 BLOCKWISE = EightBitConfig(recipe="blockwise")
 FULL = Recomputation(group=1)
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
-
-
-def config_of(
-    layout: Layout,
-    eight_bits: EightBitConfig | None,
-    dtype: torch.dtype = torch.float32,
-    job: Job = JOB,
-) -> RunConfig:
-    config = job.config(layout, dtype)
-    return replace(config, train=replace(config.train, eight_bits=eight_bits))
 
 
 def trained(ranks: RankPool, config: RunConfig, job: Job = JOB) -> list[RankRun]:
@@ -71,7 +48,7 @@ def trained(ranks: RankPool, config: RunConfig, job: Job = JOB) -> list[RankRun]
 
 
 LATENT = replace(
-    GPT,
+    LLAMA,
     num_layers=2,
     num_query_groups=4,
     multi_latent_attention=True,
@@ -85,7 +62,7 @@ LATENT = replace(
 )
 DIRECT = replace(LATENT, q_lora_rank=None, qk_layernorm=False)
 """Queries are made of the layer's input."""
-MODELS = {"gpt": GPT, "latent": LATENT, "direct": DIRECT}
+MODELS = {"gpt": LLAMA, "latent": LATENT, "direct": DIRECT}
 UP = Recomputation(parts=frozenset({"core_attn", "mla_up_proj", "layernorm"}))
 
 
@@ -129,7 +106,7 @@ def test_gradients_are_those_of_rounded_factors(
     results = ranks.run(
         gradients_on_rank,
         layout.ranks,
-        config=config_of(layout, EightBitConfig(form, recipe), job=job),
+        config=config_of(job, layout, EightBitConfig(form, recipe)),
         parameters=parameters,
         batch=batch,
     )
@@ -160,18 +137,20 @@ RECIPES = pytest.mark.parametrize(
 def test_schedules_and_recomputation_change_no_bit(
     eight_bits: EightBitConfig, ranks: RankPool
 ) -> None:
-    whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits)))
+    whole = outcome(trained(ranks, config_of(JOB, Layout(1, "none"), eight_bits)))
     for layout in (
         Layout(2, "none", "zb-h1"),
         Layout(2, "none", "interleaved", recomputation=FULL),
         Layout(2, "none", "v-half", recomputation=PARTS),
     ):
-        found = outcome(trained(ranks, config_of(layout, eight_bits)))
+        found = outcome(trained(ranks, config_of(JOB, layout, eight_bits)))
         assert found[0] == whole[0], str(layout)
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
 
 
-MIXTURE = replace(GPT, ffn_hidden_size=32, num_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
+MIXTURE = replace(
+    LLAMA, ffn_hidden_size=32, num_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2
+)
 TEN = replace(JOB, options=MIXTURE, iterations=10)
 EXPERTS_ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 
@@ -182,12 +161,12 @@ def test_schedules_change_no_bit_of_latent_attention(
 ) -> None:
     """Nor does recomputation."""
     job = replace(JOB, options=replace(LATENT, num_layers=4), iterations=3)
-    whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits, job=job), job))
+    whole = outcome(trained(ranks, config_of(job, Layout(1, "none"), eight_bits), job))
     for layout in (
         Layout(2, "none", "zb-h1", recomputation=UP),
         Layout(2, "none", "v-half", recomputation=FULL),
     ):
-        found = outcome(trained(ranks, config_of(layout, eight_bits, job=job), job))
+        found = outcome(trained(ranks, config_of(job, layout, eight_bits), job))
         assert found[0] == whole[0], str(layout)
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
 
@@ -195,12 +174,12 @@ def test_schedules_change_no_bit_of_latent_attention(
 @RECIPES
 def test_schedules_change_no_bit_of_a_mixture(eight_bits: EightBitConfig, ranks: RankPool) -> None:
     """Nor does recomputation."""
-    whole = outcome(trained(ranks, config_of(Layout(1, "none"), eight_bits, job=TEN), TEN))
+    whole = outcome(trained(ranks, config_of(TEN, Layout(1, "none"), eight_bits), TEN))
     for layout in (
         Layout(2, "none", "zb-h1"),
         Layout(2, "none", "v-half", recomputation=EXPERTS_ACTIVE),
     ):
-        found = outcome(trained(ranks, config_of(layout, eight_bits, job=TEN), TEN))
+        found = outcome(trained(ranks, config_of(TEN, layout, eight_bits), TEN))
         assert found[0] == whole[0], str(layout)
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
 
@@ -236,7 +215,7 @@ def trained_with_known_scales(
     found: list[tuple[RankRun, dict[str, Tensor]]] = ranks.run(
         train_with_known_scales,
         layout.world_size,
-        config=config_of(layout, eight_bits, job=job),
+        config=config_of(job, layout, eight_bits),
         batches=job.batches(seed),
     )
     check_agreement([run for run, _ in found])
@@ -324,8 +303,8 @@ def test_ranks_of_a_mixture_round_in_blocks(layout: Layout, ranks: RankPool) -> 
     But a scale that is a power of two decides the rounding of the smallest numbers only.
     """
     once = replace(TEN, iterations=1)
-    [alone, *_] = trained(ranks, config_of(REPLICAS, BLOCKWISE, job=once), once)
-    [found, *_] = trained(ranks, config_of(layout, BLOCKWISE, job=once), once)
+    [alone, *_] = trained(ranks, config_of(once, REPLICAS, BLOCKWISE), once)
+    [found, *_] = trained(ranks, config_of(once, layout, BLOCKWISE), once)
     assert found.losses == pytest.approx(alone.losses, rel=1e-6)
     assert found.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-6)
 
@@ -355,7 +334,7 @@ def test_slices_have_the_gradients_and_the_scales_of_whole_microbatches(ranks: R
 )
 def test_steps_on_a_guess_change_no_bit(eight_bits: EightBitConfig, ranks: RankPool) -> None:
     """Iterations that are given up leave no trace in weights of 8 bits or in scales."""
-    config = config_of(Layout(2, "none", "zb-h1"), eight_bits)
+    config = config_of(JOB, Layout(2, "none", "zb-h1"), eight_bits)
     guessing = replace(config, optimizer=replace(config.optimizer, post_validation=True))
     waiting, guessed = trained(ranks, config), trained(ranks, guessing)
     assert waiting[0].losses == guessed[0].losses

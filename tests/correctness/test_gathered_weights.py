@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 import torch
 from correctness import rank_runs
+from correctness.eight_bit_runs import LLAMA, config_of
 from correctness.rank_runs import Batches, RankRun, check_agreement, connected, train_on_rank
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
-from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
@@ -23,20 +23,7 @@ from megatron.runtime.pipeline import PipelineRank
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 
-GPT = GPTOptions(
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=208,
-    num_attention_heads=4,
-    num_query_groups=2,
-    kv_channels=48,
-    vocab_size=61,
-    normalization="RMSNorm",
-    swiglu=True,
-    position_embedding_type="rope",
-    add_bias_linear=False,
-    tie_embeddings=False,
-)
+GPT = replace(LLAMA, num_layers=2, ffn_hidden_size=208, kv_channels=48)
 """Its matrices have up to 416 rows and 208 columns: blocks of 128 x 128 that shards cut."""
 MIXTURE = replace(GPT, num_experts=4, moe_ffn_hidden_size=144, moe_router_topk=2)
 MODELS: Final = {"gpt": GPT, "deep": replace(GPT, num_layers=4), "mixture": MIXTURE}
@@ -49,15 +36,12 @@ D2 = Layout(1, "none", replicas=2, sharded=True)
 D2_P2 = Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True, overlap=True)
 
 
-def config_of(
+def telling_config_of(
     layout: Layout, eight_bits: EightBitConfig, job: Job, dtype: torch.dtype
 ) -> RunConfig:
-    config = job.config(layout, dtype)
-    return replace(
-        config,
-        train=replace(config.train, eight_bits=eight_bits),
-        log=replace(config.log, log_params_norm=True),
-    )
+    """Return the configuration of a run in 8 bits that tells the norm of its parameters."""
+    config = config_of(job, layout, eight_bits, dtype)
+    return replace(config, log=replace(config.log, log_params_norm=True))
 
 
 def gathering_eight_bits(config: RunConfig) -> RunConfig:
@@ -145,7 +129,9 @@ def test_values_are_those_without(
     layout: Layout, eight_bits: EightBitConfig, model: str, dtype: torch.dtype, ranks: RankPool
 ) -> None:
     job = replace(JOB, options=MODELS[model])
-    check_that_values_are_those_without(ranks, config_of(layout, eight_bits, job, dtype), job)
+    check_that_values_are_those_without(
+        ranks, telling_config_of(layout, eight_bits, job, dtype), job
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +143,7 @@ def test_every_optimizer_rounds_alike(
     layout: Layout, optimizer: dict[str, Any], ranks: RankPool
 ) -> None:
     """Muon's shards are whole matrices; a step that is undone is rounded again."""
-    config = config_of(layout, BLOCKWISE, JOB, torch.bfloat16)
+    config = telling_config_of(layout, BLOCKWISE, JOB, torch.bfloat16)
     config = replace(
         config,
         optimizer=replace(config.optimizer, **optimizer),
@@ -194,7 +180,7 @@ def train_past_infinity(
 def test_weights_are_rounded_anew_although_no_step_was_taken(ranks: RankPool) -> None:
     """The second iteration's step has changed the largest weights, and so the fourth's scales."""
     eight_bits = replace(DELAYED, history=1, takes_largest=False)
-    config = config_of(D2, eight_bits, JOB, torch.float32)  # bf16 rounds small steps off
+    config = telling_config_of(D2, eight_bits, JOB, torch.float32)  # bf16 rounds small steps off
     both = []
     for own in (config, gathering_eight_bits(config)):
         run, *_ = ranks.run(train_past_infinity, 2, config=own, batches=JOB.batches())
@@ -224,7 +210,7 @@ def places_on_rank(rank: int, world_size: int, *, config: RunConfig) -> list[int
 def test_bits_and_worths_are_where_cublas_reads_them(
     eight_bits: EightBitConfig, ranks: RankPool
 ) -> None:
-    config = gathering_eight_bits(config_of(D2, eight_bits, JOB, torch.bfloat16))
+    config = gathering_eight_bits(telling_config_of(D2, eight_bits, JOB, torch.bfloat16))
     for places in ranks.run(places_on_rank, 2, config=config):
         assert len(places) == 2 * 4 * GPT.num_layers
         assert all(place % 16 == 0 for place in places)
@@ -246,7 +232,7 @@ def held_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int,
 
 def test_only_a_shard_of_the_matrices_is_held_in_16_bits(ranks: RankPool) -> None:
     layout = replace(D2, replicas=4)
-    config = config_of(layout, BLOCKWISE, JOB, torch.bfloat16)
+    config = telling_config_of(layout, BLOCKWISE, JOB, torch.bfloat16)
     usual = ranks.run(held_on_rank, 4, config=config)
     found = ranks.run(held_on_rank, 4, config=gathering_eight_bits(config))
     for nbytes, _, elements in usual:

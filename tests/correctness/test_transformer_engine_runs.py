@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from correctness.eight_bit_runs import LLAMA
 from correctness.rank_runs import (
     Batches,
     RankRun,
@@ -14,7 +15,6 @@ from correctness.rank_runs import (
     train_on_rank,
 )
 from correctness.short_runs import Job, Layout
-from correctness.test_eight_bits import GPT
 from harness.rank_pool import RankPool
 from kernels.engine_stand_in import installed
 from reference import plain_gpt
@@ -25,7 +25,7 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig, Recipe
 from megatron.layers.recompute import Recomputation
 
-WIDE = replace(GPT, num_layers=2, ffn_hidden_size=192)
+WIDE = replace(LLAMA, num_layers=2, ffn_hidden_size=192)
 """Blocks of 128 end within a matrix, too."""
 JOB = Job(WIDE, micro_batch_size=2, microbatches=4, iterations=3, sequence=16)
 
