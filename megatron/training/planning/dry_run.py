@@ -6,33 +6,23 @@ the report come from the cost model of ``megatron/simulator/costs`` with the GPU
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import starmap
 from typing import Final
 
 import torch
 
-from megatron.config.parallel_config import ParallelConfig
 from megatron.config.precision import NEEDS_16_BITS
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.accuracy import (
-    ALLOCATED_WITHIN,
-    OWN,
-    PAPER,
-    PUBLISHED,
-    RunClass,
-    TimeErrors,
-)
-from megatron.simulator.costs.gpus import GIB, Gpu
+from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
-from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.checked_runs import checked
 from megatron.training.planning.compared import compared_lines, not_looked_at
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
+from megatron.training.planning.job_in_words import head, job
 from megatron.training.planning.launch_pace import launch_pace
 from megatron.training.planning.links_in_words import links_in_words
 from megatron.training.planning.replica_report import replica_lines
@@ -42,20 +32,6 @@ from megatron.training.planning.what_would_fit import what_would_fit
 
 STRIPS: Final = 2
 """Strips of the timeline's drawing that are shown; the rest is left out."""
-
-_EIGHT_BITS: Final = (
-    "--fp8-format: cuBLAS's products in 8 bits are taken for 1.9 times as fast as those in 16, as "
-    "on one H200, and on H100 and H200 those with scales of blocks for 1.65 times; gradients of "
-    "weights with scales of blocks, and products of experts, for as fast as those in 16"
-)
-_ONLY_16_BITS: Final = (
-    "--fp8-format: {gpu} has no tensor cores for 8 bits, and a run on it is refused; products are "
-    "taken for as fast as those in 16"
-)
-_DOCUMENTS: Final = (
-    "--reset-attention-mask: every sample counts as one document, the most work that its documents "
-    "can make"
-)
 
 
 def dry_run(
@@ -85,13 +61,13 @@ def dry_run(
         held = [(each.least_memory, each.config) for each in compared.candidates]
         least, own = min(held, key=lambda pair: pair[0].peak)
         if not least.fits(gpu):
-            yield f"{_job(own, gpu)}\n{_never_fits(config, least, gpu, compared.untried)}"
+            yield f"{job(own, gpu)}\n{_never_fits(config, least, gpu, compared.untried)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
     first = compared.choose(seconds) if compares(config) else compared.candidates[0]
     _ = first.run_plan
     watch.close()
-    yield _head(config, first, gpu)
+    yield head(config, first, gpu)
     found = first.forecast
     assert found is not None, "a dry run asks about a GPU"
     yield draw_text(found.timeline, unit="s", most=STRIPS)
@@ -118,86 +94,6 @@ def _for_advice(config: RunConfig, watch: Watch) -> Watch:
     return watch.again(config.parallel.advice_seconds)
 
 
-def _head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
-    """Return the paragraph on the job and its plan.
-
-    ``config`` is the run as the command line asks for it, perhaps with ``auto``.
-    """
-    plan, counts = first.run_plan.plan, first.run_plan.layers
-    layers = " ".join(
-        f"{rank}.{chunk}:{count}" for (rank, chunk), count in zip(plan.stages, counts, strict=True)
-    )
-    depths = config.model.mtp_num_layers
-    further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
-    return (
-        f"{_job(first.config, gpu)}\n"
-        f"schedule {config.parallel.pipeline_schedule}{_taken(config, first)}\n"
-        f"layers by stage (rank.chunk:layers): {layers}{further}"
-    )
-
-
-def _taken(config: RunConfig, first: Candidate) -> str:
-    """Return the choice of ``auto``; empty if the run leaves nothing to it."""
-    if not compares(config):
-        return ""
-    chosen = f" with {', '.join(first.config.taken)}" if config.alternatives else ""
-    held = counted(first.in_flight, "microbatch in flight")
-    return f" takes {first.schedule}{chosen}: {held}, {TIME.write(first.time)} an iteration"
-
-
-def _job(config: RunConfig, gpu: Gpu) -> str:
-    """Return the job without its plan: GPUs, replicas, vocabulary and batch."""
-    train, replicas, parallel = config.train, config.train.replicas, config.parallel
-    of_replica = parallel.grid.world_size // replicas
-    alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
-    share = "" if replicas == 1 else " for each replica"
-    again = " with recomputed logits" if train.vocab_recompute else ""
-    microbatches = counted(train.num_microbatches, "microbatch")
-    eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu)}\n"
-    apart = f"{_DOCUMENTS}\n" if config.data.reset_attention_mask else ""
-    return (
-        f"dry run, nothing is started: {counted(replicas, 'replica')} of "
-        f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "
-        f"{gpu.memory / GIB:.0f} GiB){alone}\n"
-        f"{_shared(parallel)}{_spread(config)}{eight_bits}{apart}"
-        f"vocabulary {parallel.vocab_parallel}{again}; global batch "
-        f"{train.global_batch_size}: {microbatches} of "
-        f"{counted(train.micro_batch_size, 'sample')}{share}"
-    )
-
-
-def _of_eight_bits(gpu: Gpu) -> str:
-    """Return the line on the speed of products in 8 bits."""
-    return _EIGHT_BITS if gpu.multiplies_eight_bits else _ONLY_16_BITS.format(gpu=gpu.name)
-
-
-def _spread(config: RunConfig) -> str:
-    """Return a line on experts that are spread over ranks, if any, and their assumed balance."""
-    size, asked = config.parallel.experts.size, config.dry_run
-    if size == 1 or asked is None:
-        return ""
-    factor = asked.expert_imbalance
-    tokens = f"{factor:g} times the mean" if factor > 1 else "as many as every other"
-    return (
-        f"experts spread over {size} ranks: the busiest is assumed to have {tokens} of tokens "
-        "(--dry-run-expert-imbalance)\n"
-    )
-
-
-def _shared(parallel: ParallelConfig) -> str:
-    """Return a line on ranks that share layers or sequences, if any; their figures are equal."""
-    tensor, context = parallel.tensor_size, parallel.context_size
-    if tensor * context == 1:
-        return ""
-    sequence = " and the sequence" if parallel.sequence_parallel else ""
-    layers = f" x {tensor} tensor-parallel ranks that share the layers{sequence}"
-    tokens = f" x {context} context-parallel ranks that share every sequence"
-    return (
-        f"pipeline of {parallel.pipeline_size}{layers if tensor > 1 else ''}"
-        f"{tokens if context > 1 else ''}; a rank below is any of those {tensor * context}\n"
-    )
-
-
 def _figures(found: RunForecast) -> str:
     outcome = found.outcome
     once = f"weights in 8 bits {TIME.write(outcome.once)}; " if outcome.once else ""
@@ -207,7 +103,7 @@ def _figures(found: RunForecast) -> str:
         f"MFU {percent(outcome.mfu)}",
         "seconds: of all that the code launches and sends, at the shares of the data sheet that "
         "published runs attain (docs/predictions.md)",
-        _checked(found),
+        checked(found),
         *_pace(found),
         *_recomputed(found),
         *_on_host(found),
@@ -292,56 +188,6 @@ def _room_of_host(found: RunForecast) -> str:
         return "the run is refused on a machine with less memory (--host-memory N compares here)"
     has = f"a machine has {MEMORY.write(memory)} (--host-memory)"
     return has if found.fits_hosts else f"{has}, too little: {found.host.way_out}"
-
-
-def _checked(found: RunForecast) -> str:
-    """Return how far predictions were off for measured runs like this run, or the nearest runs."""
-    config, parallel = found.config, found.config.parallel
-    family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
-    own = RunClass(family, shared, across=parallel.placement.machines > 1)
-    known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
-    found_out = [*_of_this_code(own), *starmap(_of_others, known.items())]
-    alone = own in OWN and parallel.grid.world_size == 1
-    runs, measured = "; ".join(found_out), own in PUBLISHED or alone
-    if not measured:
-        runs = f"nothing like this ({own}) was measured" + (
-            f"; the nearest: {runs}" if runs else ""
-        )
-    split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
-    experts = config.model.num_experts > 0 and not alone
-    lacking = ["split the vocabulary"] * split + ["had experts"] * experts
-    without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
-    return (
-        f"checked: {runs}{without}. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's "
-        "code allocates"
-    )
-
-
-def _of_others(like: RunClass, errors: TimeErrors) -> str:
-    """Return the errors of published runs of a class in words."""
-    return (
-        f"{counted(errors.runs, 'run')} of Megatron-LM that others published ({like}) were off by "
-        f"{errors.mean:g}% in the mean, {errors.most:g}% at most"
-    )
-
-
-def _of_this_code(own: RunClass) -> Iterator[str]:
-    """Yield the errors of this project's own runs of a class, if there are any, in words."""
-    if errors := OWN.get(own):
-        yield (
-            f"{counted(errors.runs, 'run')} of this code on one {own.gpu}, for seconds, were off "
-            f"by {errors.mean:g}% in the mean, {errors.most:g}% at most, and most were faster than "
-            "predicted (docs/predictions.md)"
-        )
-
-
-def _nearest(own: RunClass) -> dict[RunClass, TimeErrors]:
-    """Return the classes on the same kind of GPU with one difference: in sharing or in machines."""
-    return {
-        like: errors
-        for like, errors in PUBLISHED.items()
-        if like.gpu == own.gpu and (like.shared == own.shared) != (like.across == own.across)
-    }
 
 
 def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu, untried: Sequence[str]) -> str:
