@@ -87,7 +87,8 @@ def test_kinds_of_layers_are_sliced(
     kind: str, ranks: RankPool, alone: Callable[[Job], Training]
 ) -> None:
     layout = Layout(2, "vocab-2", "zb-h1", slices=4, tensor=2, sequence=True)
-    own = job(GPTOptions(num_layers=4, vocab_size=37, **LIKE[kind]), 2, 2)
+    sizes = {"num_layers": 4, "vocab_size": 37, "max_position_embeddings": SEQUENCE}
+    own = job(GPTOptions(**{**sizes, **LIKE[kind]}), 2, 2)
     by_rank = ranks.run(
         train_on_rank, layout.world_size, config=own.config(layout), batches=own.batches()
     )

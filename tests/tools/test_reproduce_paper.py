@@ -38,7 +38,7 @@ def test_every_cell_is_a_job_that_can_be_started(small: bool, tmp_path: Path) ->
             continue
         words = flags_of(cell, tmp_path / "records.jsonl", small=small)
         at = words.index("--device")
-        ready = [*words[:at], *words[at + 2 :], "--dry-run"]
+        ready = [*words[:at], *words[at + 2 :], "--dry-run", *["--bf16"] * small]
         ready.remove("--mock-data")
         run = parse(ready, 1)
         assert run.parallel.pipeline_schedule == cell.schedule
