@@ -184,7 +184,7 @@ def _found_joined(request: Request, watch: Watch) -> Found:
     plans = [joined(plan, costs) for plan in tried]
     best = min(plans, key=lambda plan: (earliest(plan, costs).end, max(in_flight(plan))))
     plain = _found(alone, watch)
-    if not best.pairs or earliest(plain.plan, costs).end <= earliest(best, costs).end:
+    if not best.pairs or earliest(plain.plan, costs).end < earliest(best, costs).end:
         return plain
     return found._replace(plan=best, bound=None)
 
