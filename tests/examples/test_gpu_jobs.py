@@ -12,7 +12,7 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
 from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.race import NEAR, chosen
+from megatron.training.planning.race import chosen
 from megatron.training.planning.run_plan import asked, make_run_plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ def test_it_fits_and_is_fast(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_no_schedule_of_auto_is_faster_by_more_than_a_tie(job: Job, tmp_path: Path) -> None:
+def test_no_schedule_of_auto_is_two_percent_faster(job: Job, tmp_path: Path) -> None:
     """Of those that fit the GPU by their bytes; of schedules that tie, ``auto`` takes the least."""
     words = printed(tmp_path, job.name, "--dry-run")[1:]
     words[words.index("--pipeline-schedule") + 1] = "auto"
@@ -121,4 +121,4 @@ def test_no_schedule_of_auto_is_faster_by_more_than_a_tie(job: Job, tmp_path: Pa
     fitting = [each for each in asked(run) if forecast_run(run, each.run_plan, gpu(job.gpu)).fits]
     name = predicted(tmp_path, job).parallel.pipeline_schedule
     [own] = [each for each in fitting if each.schedule == name]
-    assert own.time <= (1 + 2 * NEAR) * chosen(fitting).time
+    assert own.time < 1.02 * chosen(fitting).time

@@ -1,6 +1,7 @@
 """The report of a GPU in its small form: each section runs, and none can take the others along."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -235,6 +236,44 @@ def test_a_job_that_fails_says_what_the_rank_said_that_failed(
     )
     with pytest.raises(error, match=says):
         ranks.train("", 2, "cpu", seconds, 1)
+
+
+WATCHED = """
+import runpy, sys, warnings
+import torch
+from megatron.runtime.pipeline import PipelineRank
+now, held, train = ["default"], iter(range(9)), PipelineRank.train
+def loud(self, *args, **options):
+    if now[-1] == "warn":
+        warnings.warn("called a synchronizing CUDA operation")
+    return train(self, *args, **options)
+PipelineRank.train = loud
+torch.cuda.set_sync_debug_mode = now.append
+torch.cuda.memory_allocated = lambda: next(held)
+runpy.run_path("tools/gpu_sections/watched_job.py", run_name="__main__")
+"""
+"""Trains on a CPU, where each schedule has an operation that waits, and memory always grows."""
+
+
+def test_a_whole_watched_job_says_what_was_seen(tmp_path: Path) -> None:
+    """A job leaves without the interpreter's own end, so words at its end would be lost."""
+    script = tmp_path / "job.py"
+    script.write_text(WATCHED)
+    flags = (
+        "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 "
+        "--max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 2 --train-iters 5 "
+        "--lr 1e-3 --mock-data --vocab-size 50 --device cpu --no-live-display"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), *flags.split()],
+        cwd=gpu_report.ROOT,
+        env={**os.environ, "WATCHED": "say", "PYTHONPATH": str(gpu_report.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{ranks.WAITS}job.py:8\n") == 1
+    assert f"{ranks.GROWS}[0, 1, 2, 3, 4] bytes" in done.stdout
 
 
 def test_products_leave_multiprocessors_free_by_the_library_that_can(

@@ -197,7 +197,7 @@ def measure(scale: Scale) -> Section:
     said = [
         f"{len(tried)} layouts of {len(MODELS)} models, {ITERATIONS} iterations; {len(bad)} are "
         "not as on a CPU. Ranks of a layout share the GPU. In the schedules of "
-        f"{len(watched)} a host waited for its GPU, or memory grew in the last iteration.",
+        f"{len(watched)} a host waited for its GPU, or memory grew after the first four.",
     ]
     if left:
         said += ["", f"There was no time for {len(left)} others: {', '.join(left)}."]

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 WAITS: Final = "the host waits: "
 GROWS: Final = "memory grows: "
-"""How the lines begin that ``watched_job.py`` adds to the output of a rank."""
+"""How the lines begin that ``watched_job.py`` adds to the output of a rank as it trains."""
 
 MOCK_DATA: Final = "--mock-data --vocab-size 250"
 

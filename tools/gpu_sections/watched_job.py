@@ -4,13 +4,13 @@ PyTorch notices where one of its own operations makes the host wait for the devi
 somebody synchronises expressly). The tests of ``pretended_gpu`` look for both without a GPU.
 
 With ``WATCHED=error`` in its environment the job ends at the first wait, and when memory grows;
-with ``WATCHED=say`` it trains on, and its last lines say where a host waited, and how often.
+with ``WATCHED=say`` it trains on, and prints at once where a host waited. (A job ends by
+``os._exit``, so nothing could be printed after its end.)
 """
 
 import os
 import sys
 import warnings
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ class Watch:
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._held: list[int] = []
-        self._waits: Counter[str] = Counter()
+        self._waits: set[str] = set()
 
     def begin(self) -> None:
         """Watch every schedule that this process trains."""
@@ -52,21 +52,16 @@ class Watch:
                     return train(rank, *args, **kwargs)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-                for one in caught:
-                    if "synchronizing CUDA operation" in str(one.message):
-                        self._waits[f"{Path(one.filename).name}:{one.lineno}"] += 1
+                for warning in caught:
+                    if "synchronizing CUDA operation" in str(warning.message):
+                        self._tell_wait(f"{Path(warning.filename).name}:{warning.lineno}")
 
-        setattr(PipelineRank, train.__name__, watched)
+        PipelineRank.train = watched  # type: ignore[method-assign]  # the watch is in its place
 
-    def last_lines(self) -> list[str]:
-        """Return the lines about waits and growth, none if there were none."""
-        lines = []
-        if self._waits:
-            places = ", ".join(f"{place} x{count}" for place, count in self._waits.most_common(6))
-            lines.append(f"{WAITS}{places}")
-        if len(self._held) > 1 and self._held[-2] < self._held[-1]:
-            lines.append(f"{GROWS}{', '.join(map(str, self._held))} bytes")
-        return lines
+    def _tell_wait(self, place: str) -> None:
+        if place not in self._waits:
+            self._waits.add(place)
+            print(f"{WAITS}{place}", flush=True)
 
     def _look_at_memory(self) -> None:
         self._held.append(torch.cuda.memory_allocated())
@@ -75,10 +70,10 @@ class Watch:
             raise MemoryError(
                 f"device memory grows before schedule {len(self._held)}: {self._held} bytes"
             )
+        if len(self._held) > GROWTHS and self._held[-2] < self._held[-1]:
+            print(f"{GROWS}{self._held} bytes", flush=True)
 
 
 if __name__ == "__main__":
-    watch = Watch(strict=os.environ.get("WATCHED", "error") == "error")
-    watch.begin()
+    Watch(strict=os.environ.get("WATCHED", "error") == "error").begin()
     main()
-    print("\n".join(watch.last_lines()), flush=True)
