@@ -56,7 +56,7 @@ class Watch:
                     if "synchronizing CUDA operation" in str(warning.message):
                         self._tell_wait(f"{Path(warning.filename).name}:{warning.lineno}")
 
-        PipelineRank.train = watched  # type: ignore[method-assign]  # the watch is in its place
+        setattr(PipelineRank, "train", watched)  # noqa: B010  # a method is replaced on purpose
 
     def _tell_wait(self, place: str) -> None:
         if place not in self._waits:

@@ -28,6 +28,13 @@ def drawn_costs(data: st.DataObject, p: int, chunks: int, comms: bool) -> Costs:
     return Costs(passes, {kind: data.draw(times) for kind in COMM_KINDS} if comms else {})
 
 
+def check_passes(plan: Plan, found: Costs, wanted: Costs) -> None:
+    for rank, row in enumerate(plan.rows):
+        for item in row:
+            expected = wanted.of_pass(plan, rank, item)
+            assert found.of_pass(plan, rank, item) == pytest.approx(expected)
+
+
 @settings(max_examples=examples(25))
 @given(
     data=st.data(),
@@ -44,10 +51,7 @@ def test_passes_and_collectives_cost_what_they_were_simulated_with(
     plan = make_plan(schedule, vocabulary, p, m, costs)
     timelines = [simulate(lower(plan, costs), costs)] * 2
     found = costs_from_timelines(plan, timelines)
-    for rank, row in enumerate(plan.rows):
-        for item in row:
-            expected = costs.of_pass(plan, rank, item)
-            assert found.of_pass(plan, rank, item) == pytest.approx(expected)
+    check_passes(plan, found, costs)
     for kind, seconds in found.comms.items():
         if kind not in ("X", "G"):
             assert seconds == pytest.approx(costs.of_comm(Comm(kind, 0)))
@@ -77,10 +81,7 @@ def test_every_slice_has_its_own_costs(schedule: str, vocabulary: str) -> None:
     plan = make_plan(schedule, vocabulary, 2, 4, costs, slices=3)
     timelines = [simulate(lower(plan, costs), costs)] * 2
     found = costs_from_timelines(plan, timelines)
-    for rank, row in enumerate(plan.rows):
-        for item in row:
-            expected = costs.of_pass(plan, rank, item)
-            assert found.of_pass(plan, rank, item) == pytest.approx(expected)
+    check_passes(plan, found, costs)
     for rank in range(2):
         assert found.time("F", rank, 0) == pytest.approx(costs.time("F", rank, 0))
     for number, own in enumerate(found.slices):
