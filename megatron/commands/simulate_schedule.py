@@ -31,7 +31,7 @@ rank, and all vocabulary layers that are split, have equally many parameters.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -46,6 +46,7 @@ from megatron.commands.arguments import (
     write_picture,
 )
 from megatron.commands.replica_flags import ReplicaFlags, about_replicas, with_exchange
+from megatron.commands.simulation_notes import notes
 from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, SHARE, flag
@@ -212,18 +213,6 @@ def read_case(flags: Flags, request: Request) -> Scenario:
     )
 
 
-def notes(scenario: Scenario) -> Iterator[str]:
-    """Yield a line on flags that have no effect with these costs."""
-    request, layer = scenario.request, scenario.output_layer
-    alike = all(isinstance(time, (int, float)) for time in request.costs.passes.values())
-    if request.treatment.redistributed and not layer and alike:
-        yield (
-            f"--vocab-parallel {request.vocabulary} spreads the layers by what the output layer "
-            "takes, and that is nothing here, so this is 'none': add --output-layer TIME, or the "
-            "costs of every rank (--cost F=TIME:TIME:..., --measured-costs)"
-        )
-
-
 def figures(
     scenario: Scenario, done: Simulation, held: Sequence[float] | None
 ) -> dict[str, object]:
@@ -310,7 +299,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
         else report(scenario, done, held)
     )
     besides = sys.stderr if shown.json else sys.stdout
-    for note in notes(scenario):
+    for note in notes(scenario, done):
         print(f"note: {note}", file=besides)
     if done.bound is not None:
         print(f"no plan within the memory limit ends before {done.bound:.6g}", file=besides)

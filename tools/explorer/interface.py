@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
-from megatron.commands.simulate_schedule import figures, heading, notes
+from megatron.commands.simulate_schedule import figures, heading
+from megatron.commands.simulation_notes import notes
 from megatron.flags.readable import readable
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
@@ -145,7 +146,7 @@ def _simulate(asked: _Asked) -> dict[str, object]:
     return {
         "figures": figures(found.scenario, found.done, found.held),
         "heading": heading(found.scenario, found.done),
-        "notes": list(notes(found.scenario)),
+        "notes": list(notes(found.scenario, found.done)),
         "cut": found.was_cut,
         "searched": found.case.searched,
         "command": " ".join(found.command),
