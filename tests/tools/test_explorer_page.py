@@ -33,6 +33,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 FIGURES: Final = ("iteration_time", "idle", "bubble_rate", "peak_in_flight")
+STRUCK: Final = r"""() => {
+    const all = (what) => [...document.querySelectorAll(`#scatter ${what}`)];
+    const box = (node) => {
+        const { x, y, width, height } = node.getBBox();
+        return [x, y, x + width, y + height];
+    };
+    const path = all(".front")[0].getAttribute("d");
+    const corners = [...path.matchAll(/([\d.]+) ([\d.]+)/g)].map(([, x, y]) => [+x, +y]);
+    const lines = corners.slice(1).map(([x, y], at) => {
+        const [px, py] = corners[at];
+        return [Math.min(x, px), Math.min(y, py), Math.max(x, px), Math.max(y, py)];
+    });
+    const labels = all(".point text"), marks = [...lines, ...all("circle").map(box)];
+    const crosses = ([l, t, r, b], [x, y, w, h]) => w > l && x < r && h > t + 3 && y < b - 3;
+    return labels.filter((label) => {
+        const others = labels.filter((own) => own !== label).map(box);
+        return [...marks, ...others].some((other) => crosses(box(label), other));
+    }).map((label) => label.textContent);
+}"""
+"""Labels of the plot that another mark crosses. Boxes of text have room for accents."""
 DONE: Final = "document.body.dataset.state === 'done'"
 
 
@@ -280,6 +300,8 @@ def test_all_schedules_are_compared(browser: Browser, served: str) -> None:
         beaten = any(p[0] <= points[own[0]][0] and p[1] <= points[own[0]][1] for p in better)
         assert (own[-1] == "yes") != beaten
     assert page.value("document.querySelectorAll('#scatter .point').length") == 16
+    assert page.value("document.querySelectorAll('#scatter .point text').length") > 8
+    assert page.value(f"({STRUCK})()") == [], "no label lies on the front, a point or a label"
 
 
 @pytest.mark.full

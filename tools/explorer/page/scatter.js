@@ -39,11 +39,11 @@ export class Scatter {
     const focused = host.querySelector(":focus")?.dataset.index;
     const height = Math.max(260, Math.min(380, width * 0.55));
     const scale = this.scales(width, height);
-    const labels = [];
+    const places = this.labelPlaces(scale, width, height);
     host.replaceChildren(svg("svg", { width, height, role: "group", "aria-label": "Time against memory of all schedules" },
       ...this.axes(scale, width, height),
       svg("path", { class: "front", d: this.frontPath(scale) }),
-      ...this.points.map((point, index) => this.pointMark(point, index, scale, labels, width))));
+      ...this.points.map((point, index) => this.pointMark(point, index, scale, places[index]))));
     if (focused !== undefined) host.querySelector(`[data-index="${focused}"]`)?.focus();
   }
 
@@ -76,20 +76,45 @@ export class Scatter {
     ];
   }
 
-  frontPath({ x, y, held }) {
+  /** The corners of the front's line: from each of its points to the next in time, then in memory. */
+  frontCorners({ x, y, held }) {
     const best = this.points.filter((_, index) => this.front.has(index)).sort((a, b) => a.time - b.time);
-    return best.map((point, index) => (index ? `H${x(point.time)}V${y(held(point))}` : `M${x(point.time)} ${y(held(point))}`)).join("");
+    return best.flatMap((point, index) => {
+      const [cx, cy] = [x(point.time), y(held(point))];
+      return index ? [[cx, y(held(best[index - 1]))], [cx, cy]] : [[cx, cy]];
+    });
   }
 
-  pointMark(point, index, { x, y, held }, labels, width) {
+  frontPath(scale) {
+    return this.frontCorners(scale).map(([x, y], index) => `${index ? "L" : "M"}${x} ${y}`).join("");
+  }
+
+  /** A place for each point's label, or null: clear of other labels, of points and of the front. */
+  labelPlaces(scale, width, height) {
+    const corners = this.frontCorners(scale);
+    const at = this.points.map((point) => [scale.x(point.time), scale.y(scale.held(point))]);
+    const taken = [
+      ...at.map(([cx, cy]) => [cx - 6, cy - 6, cx + 6, cy + 6]),
+      ...corners.slice(1).map(([x, y], index) => {
+        const [px, py] = corners[index];
+        return [Math.min(x, px) - 1, Math.min(y, py) - 1, Math.max(x, px) + 1, Math.max(y, py) + 1];
+      })];
+    const places = this.points.map(() => null);
+    const first = (index) => Number(this.isOwn(this.points[index])) * 2 + Number(this.front.has(index));
+    for (const index of [...places.keys()].sort((a, b) => first(b) - first(a))) {
+      if (first(index) || this.points.length < 20) places[index] = labelPlace(...at[index], labelWidth(this.nameOf(this.points[index])), taken, width, height);
+    }
+    return places;
+  }
+
+  pointMark(point, index, { x, y, held }, place) {
     const best = this.front.has(index), own = this.isOwn(point);
     const name = this.nameOf(point);
     const words = `${name}: time ${time(point.time, this.inSeconds)}, idle ${percent(point.idle)}, ${this.memory(point.memory)} held${best ? ", on the Pareto front" : ""}${point.cut ? ", its search was cut short" : ""}`;
     const group = svg("g", { class: `point${best ? " best" : ""}${own ? " own" : ""}`, tabindex: 0, role: "button", "aria-label": words, "data-index": index });
     const [cx, cy] = [x(point.time), y(held(point))];
     group.append(Object.assign(svg("title", {}), { textContent: words }), svg("circle", { cx, cy, r: own ? 7 : best ? 5 : 4 }));
-    const place = labelPlace(cx, cy, name.length * 6.2, labels, width);
-    if (place && (best || own || this.points.length < 20)) group.append(Object.assign(svg("text", place), { textContent: name }));
+    if (place) group.append(Object.assign(svg("text", place), { textContent: name }));
     const take = () => this.onTake(point);
     group.addEventListener("click", take);
     group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); take(); } });
@@ -118,13 +143,24 @@ function svg(tag, properties, ...children) {
   return node;
 }
 
-/** Where a label has room beside its point, or null. */
-function labelPlace(cx, cy, length, taken, width) {
-  const tries = [[cx + 9, cy + 4], [cx - 9 - length, cy + 4], [cx - length / 2, cy - 10], [cx - length / 2, cy + 18], [cx + 9, cy - 8], [cx + 9, cy + 16]];
+/** The width of a label in pixels, in the bold type of the front's labels. */
+function labelWidth(words) {
+  const context = (labelWidth.canvas ??= document.createElement("canvas")).getContext("2d");
+  context.font = `600 11.5px ${getComputedStyle(document.body).fontFamily}`;
+  return context.measureText(words).width;
+}
+
+/** Where a label has room beside its point, or null; a place that is found is added to `taken`. */
+function labelPlace(cx, cy, length, taken, width, height) {
+  const tries = [];
+  for (const far of [0, 14, 28]) {
+    tries.push([cx + 9, cy + 4 - far], [cx - 9 - length, cy + 4 - far], [cx + 9, cy + 4 + far], [cx - 9 - length, cy + 4 + far],
+      [cx - length / 2, cy - 10 - far], [cx - length / 2, cy + 18 + far]);
+  }
   for (const [x, y] of tries) {
-    const box = [x, y - 11, x + length, y + 2];
+    const box = [x - 1, y - 10, x + length + 1, y + 3];
     const free = taken.every(([l, t, r, b]) => box[2] < l || box[0] > r || box[3] < t || box[1] > b);
-    if (x >= LEFT && x + length <= width && free) {
+    if (x >= LEFT && x + length <= width && y > TOP + 10 && y < height - BOTTOM && free) {
       taken.push(box);
       return { x, y };
     }
