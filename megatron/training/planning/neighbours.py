@@ -30,12 +30,16 @@ _LEAST_DELAYED: Final = min(
 """The sharded treatment, with overlapped barriers, that adds the fewest microbatches in flight."""
 
 
+_ON_ONE_RANK: Final = "1f1b"
+"""The only schedule worth a look on one pipeline rank."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """A run like the one that was asked for.
 
     Attributes:
-        schedule: its schedule.
+        schedule: its schedule; empty if the run has the same and no other is worth a look.
         others: all other flags that differ, or may differ.
         make: returns its candidate, whose work has to be counted for that.
     """
@@ -56,7 +60,8 @@ class Setting:
     @property
     def flags(self) -> str:
         """The flags of the schedule, of the treatment, and of all else that differs."""
-        return f"--pipeline-schedule {self.schedule} {self.others}"
+        named = [f"--pipeline-schedule {self.schedule}"] * bool(self.schedule)
+        return " ".join([*named, *[self.others] * bool(self.others)])
 
     @property
     def promised(self) -> float:
@@ -81,7 +86,13 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
     ``_LEAST_DELAYED``. Then come settings that only add the recomputation of logits. Settings with
     slices or with activations on the host come last, because they take longest to count, and the
     time to look at settings is limited.
+
+    On one pipeline rank no schedule idles, 1F1B holds one microbatch, the least, and no treatment
+    splits the vocabulary further. So only 1F1B with the run's treatment is yielded.
     """
+    if config.parallel.pipeline_size == 1:
+        yield from _on_one_rank(config)
+        return
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     spread = list[tuple[str, str]]()
     for difference, train in _trainings(config.train):
@@ -99,6 +110,20 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
             if schedule in tried:
                 run = replace(variant, parallel=_under(variant.parallel, treatment))
                 yield from _moved(run, schedule, _words(config, treatment, difference))
+
+
+def _on_one_rank(config: RunConfig) -> Iterator[Setting]:
+    """Yield the settings of a run on one pipeline rank; ``neighbours`` has the reason."""
+    own = config.parallel
+    named = "" if own.pipeline_schedule == _ON_ONE_RANK else _ON_ONE_RANK
+    variants = [(words, replace(config, train=train)) for words, train in _trainings(config.train)]
+    if not config.train.vocab_recompute:
+        again = replace(config.train, vocab_recompute=True)
+        variants.append((" --vocab-recompute", replace(config, train=again)))
+    for difference, run in (*variants, *_layouts(config)):
+        if named or difference:  # the others are the run itself
+            one = replace(run, parallel=_under(run.parallel, own.vocab_parallel))
+            yield Setting(named, difference.strip(), partial(_candidate, one, _ON_ONE_RANK))
 
 
 def _candidate(run: RunConfig, schedule: str) -> Candidate:

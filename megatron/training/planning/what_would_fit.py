@@ -202,8 +202,9 @@ def _not_tried(search: _Search, more: str) -> Iterator[str]:
     yield f"not tried in {_time(search.watch)}: {number} ({more})"
     ordered = sorted(search.unknown, key=lambda each: each.others)
     for others, settings in groupby(ordered, key=lambda each: each.others):
-        schedules = ", ".join(each.schedule for each in settings)
-        yield f"  {others}, --pipeline-schedule {schedules}"
+        schedules = ", ".join(each.schedule for each in settings if each.schedule)
+        named = f"--pipeline-schedule {schedules}" if schedules else ""
+        yield f"  {', '.join(filter(None, (others, named)))}"
 
 
 def _time(watch: Watch) -> str:

@@ -180,3 +180,18 @@ def test_flags_of_a_setting_with_slices_or_on_the_host_make_its_run() -> None:
             assert getattr(found.parallel, field) == getattr(named.parallel, field), setting.flags
         assert found.train.recomputation == named.train.recomputation
         assert setting.candidate.schedule == named.parallel.pipeline_schedule
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_on_one_rank_no_schedule_but_1f1b_is_named(schedule: str) -> None:
+    """One rank has no bubble, and 1F1B holds one microbatch, the least."""
+    settings = list(neighbours(few(config(1, "none", schedule))))
+    named = {
+        word for each in settings for word in re.findall(r"--pipeline-schedule (\S+)", each.flags)
+    }
+    assert named == (set() if schedule == "1f1b" else {"1f1b"})
+    assert not any("--vocab-parallel" in each.flags for each in settings)
+    assert len({each.flags for each in settings}) == len(settings)
+    assert all(each.flags and each.flags == each.flags.strip() for each in settings)
+    assert any(EVERY_LAYER in each.flags for each in settings)
+    assert all(each.candidate.schedule == "1f1b" for each in settings[:3])
