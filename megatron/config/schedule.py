@@ -76,7 +76,8 @@ class PipelineFlags:
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
         "0 has found. Without this flag a search ends by itself, and auto compares schedules for "
-        "20 s on a known GPU, after up to 10 s for bounds if it compares slices or the like too.",
+        "20 s on a known GPU, after up to 10 s for bounds if it compares slices or the like too, "
+        "and then plans schedules that could still be better for up to 20 s.",
         NOT_NEGATIVE, unset="no limit")
     advice_seconds: float = flag(20.0,
         "Seconds that a dry run looks for settings that fit, or plans the other schedules that "

@@ -13,6 +13,7 @@ from megatron.config.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.training.planning.candidate import Candidate
+from megatron.training.planning.compared import completed
 from megatron.training.planning.race import fitting, smallest
 
 _NAMED: Final = 5
@@ -78,11 +79,12 @@ class Compared:
 
         A candidate that can fit by its bound may have no plan that fits. So if no plan fits, the
         next alternatives are looked at, one by one, until one of them has a plan that fits or the
-        time is up.
+        time is up. On a GPU, candidates that the race has not planned, and that could be better
+        than the chosen one, are planned then, and the choice is made once more.
 
         Args:
-            seconds: time to plan the candidates that ``look`` has found, and as much again for
-                further alternatives, if the watch has no limit.
+            seconds: time to plan the candidates that ``look`` has found, as much again for further
+                alternatives, and as much again for the last step, if the watch has no limit.
 
         Raises:
             ValueError: no candidate is within the limit of microbatches in flight.
@@ -97,7 +99,11 @@ class Compared:
                 best = fitting(able, seconds)
         if self._waiting:
             (self._looking if best else further).close(self._left())
-        return smallest(self.candidates) if best is None else best
+        if best is None:
+            return smallest(self.candidates)
+        if best.gpu is None:
+            return best
+        return completed(best, self.candidates, self._with_limit(seconds), every=False).taken
 
     def _with_limit(self, seconds: float | None) -> Watch:
         """Return the watch if it has a limit, else a watch with ``seconds`` from now on."""

@@ -1,35 +1,54 @@
 """The table of all that ``auto`` compares on a GPU: schedules, treatments and other choices."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.candidate import Candidate
 from megatron.training.planning.forecast_run import RunForecast
-from megatron.training.planning.race import NEAR
+from megatron.training.planning.race import NEAR, best_planned
 
 
-def compared_lines(
-    first: Candidate,
-    compared: Sequence[Candidate],
-    gpu: Gpu,
-    watch: Watch,
-    untried: Sequence[str] = (),
-    left_out: Sequence[str] = (),
-) -> str:
-    """Return the table of planned candidates in order of preference, then the other candidates.
+@dataclass(frozen=True)
+class Table:
+    """The candidates of a comparison, and which of them is taken.
 
-    ``watch`` limits the time for further plans; each gets an equal part of the time that is left.
-    ``untried`` are the words of alternatives of which no candidate was made, for lack of time, and
-    ``left_out`` those of alternatives that cannot be planned.
+    Attributes:
+        taken: the candidate that is taken: the best of all that are planned.
+        others: the other planned candidates: first those that fit, the fastest first.
+        unknown: candidates that may fit and have no plan, for lack of time; the candidate with the
+            lowest bound of time first.
+        impossible: candidates of which no plan fits.
     """
-    impossible = [each for each in compared if not each.is_planned and not each.can_fit]
+
+    taken: Candidate
+    others: Sequence[Candidate]
+    unknown: Sequence[Candidate]
+    impossible: Sequence[Candidate]
+
+
+def completed(
+    first: Candidate, compared: Sequence[Candidate], watch: Watch, *, every: bool
+) -> Table:
+    """Plan candidates that have no plan yet, and choose again from all that are planned.
+
+    A race compares estimates, and ends when its time is up. So a plan that is made here may be
+    better than ``first``, and then it is taken: no plan is taken that its own table dominates.
+
+    Args:
+        first: the planned candidate that the race has chosen.
+        compared: all candidates, ``first`` among them.
+        watch: limits the time; each candidate without a plan gets an equal part of the time that
+            is left, the candidate with the lowest bound of time first.
+        every: whether candidates are planned that can only be slower than ``first``.
+    """
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
     waiting.sort(key=lambda each: each.least_time)
-    others = [each for each in compared if each.is_planned and each is not first]
-    unknown = list[Candidate]()
+    if not every and first.fits:
+        waiting = [each for each in waiting if each.least_time * (1 - NEAR) <= first.time]
+    planned, unknown = [each for each in compared if each.is_planned], list[Candidate]()
     watch.begin("the other schedules")
     for at, candidate in enumerate(waiting):
         if watch.is_over:
@@ -37,21 +56,38 @@ def compared_lines(
             break
         part = watch.part(watch.left / (len(waiting) - at))
         timed = replace(candidate, watch=part)
-        others.append(timed)
+        planned.append(timed)
         _ = timed.forecast  # planned within its part of the time
         watch.show((at + 1) / len(waiting))
-    watch.close("the schedules that were planned are shown")
+    taken = best_planned(planned) or first
+    others = [each for each in planned if each is not taken]
     others.sort(key=lambda each: (not each.fits, each.time))
-    words = _words(first, others, unknown, gpu, untried)
-    lines = [words, *_table([first, *others])]
-    if unknown:
-        named = "; ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in unknown)
+    impossible = [each for each in compared if not each.is_planned and not each.can_fit]
+    return Table(taken, others, unknown, impossible)
+
+
+def compared_lines(
+    table: Table,
+    gpu: Gpu,
+    seconds: float | None,
+    untried: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return the planned candidates, the one that is taken first, then the other candidates.
+
+    ``seconds`` are the time that the plans of the table had. ``untried`` are the words of
+    alternatives of which no candidate was made, for lack of time, and ``left_out`` those of
+    alternatives that cannot be planned.
+    """
+    lines = [_words(table, gpu, untried), *_table([table.taken, *table.others])]
+    if table.unknown:
+        named = "; ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in table.unknown)
         lines.append(
-            f"not planned in {watch.seconds:g} s (--advice-seconds), with the least time that each "
+            f"not planned in {seconds:g} s (--advice-seconds), with the least time that each "
             f"could take: {named}"
         )
-    if impossible:
-        lines.append(f"no plan fits of {'; '.join(each.named for each in impossible)}")
+    if table.impossible:
+        lines.append(f"no plan fits of {'; '.join(each.named for each in table.impossible)}")
     lines += not_looked_at(untried)
     if left_out:
         lines.append(f"left out: {'; '.join(left_out)}")
@@ -65,33 +101,22 @@ def not_looked_at(untried: Sequence[str]) -> list[str]:
     return [f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}"]
 
 
-def _words(
-    first: Candidate,
-    others: Sequence[Candidate],
-    unknown: Sequence[Candidate],
-    gpu: Gpu,
-    untried: Sequence[str],
-) -> str:
+def _words(table: Table, gpu: Gpu, untried: Sequence[str]) -> str:
     """Return the sentence on how the first row was chosen.
 
-    ``others`` are the other rows: first the candidates that fit, the fastest first. ``unknown`` are
-    candidates without a plan; of the alternatives ``untried`` no candidate was made.
+    Of the alternatives ``untried`` no candidate was made.
     """
-    by = f"auto compares by the seconds of {gpu.name}"
-    if not first.fits:
+    by, taken = f"auto compares by the seconds of {gpu.name}", table.taken
+    if not taken.fits:
         return f"{by}; no plan fits, so it takes the one that holds the least, the first"
-    if first.watch.was_cut:
-        return f"{by}, and takes the best plan that it found in --search-seconds, the first"
-    least = first.time * (1 - NEAR)
-    fastest = others[0] if others else first
-    if fastest.fits and fastest.time < least:
-        return (
-            f"{by}, and takes the first; its own plan shows {fastest.named} to be "
-            f"{1 - fastest.time / first.time:.1%} faster: ask for it by name"
-        )
-    known = not untried and all(each.least_time >= least for each in unknown)
-    none = "no other that fits is" if known else "of those it compared none is expected to be"
-    return f"{by}, and takes the first: {none} more than {NEAR:.0%} faster"
+    least = taken.time * (1 - NEAR)
+    known = not untried and all(each.least_time >= least for each in table.unknown)
+    none = "no other that fits is" if known else "no other that was planned and fits is"
+    cut = "; a longer search (--search-seconds) may find a faster plan" * taken.watch.was_cut
+    return (
+        f"{by}, and takes the first: {none} more than {NEAR:.0%} faster, and none as fast holds "
+        f"less{cut}"
+    )
 
 
 def _table(rows: Sequence[Candidate]) -> Iterator[str]:

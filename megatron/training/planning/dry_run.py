@@ -19,7 +19,7 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.draw.text import draw_text
 from megatron.simulator.units import MEMORY, TIME, percent
 from megatron.training.planning.checked_runs import checked
-from megatron.training.planning.compared import compared_lines, not_looked_at
+from megatron.training.planning.compared import compared_lines, completed, not_looked_at
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.forecast_run import RunForecast
 from megatron.training.planning.job_in_words import head, job
@@ -64,7 +64,12 @@ def dry_run(
             yield f"{job(own, gpu)}\n{_never_fits(config, least, gpu, compared.untried)}"
             yield what_would_fit(own, gpu, least, _for_advice(config, watch))
             return
-    first = compared.choose(seconds) if compares(config) else compared.candidates[0]
+    table, first = None, compared.candidates[0]
+    if compares(config):
+        own_watch = _for_advice(config, watch)
+        table = completed(compared.choose(seconds), compared.candidates, own_watch, every=True)
+        own_watch.close("the schedules that were planned are shown")
+        first = table.taken
     _ = first.run_plan
     watch.close()
     yield head(config, first, gpu)
@@ -76,9 +81,9 @@ def dry_run(
         yield links_in_words(config.parallel)
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
-    if compares(config):
-        own_watch, found_out = _for_advice(config, watch), (compared.untried, compared.left_out)
-        yield compared_lines(first, compared.candidates, gpu, own_watch, *found_out)
+    if table is not None:
+        untried, left_out = compared.untried, compared.left_out
+        yield compared_lines(table, gpu, config.parallel.advice_seconds, untried, left_out)
     if not found.fullest.fits(gpu):
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 

@@ -55,6 +55,18 @@ def fitting(compared: Sequence[Candidate], seconds: float | None = None) -> Cand
     return _by_seconds(compared, seconds) if compared[0].gpu else _by_costs(compared)
 
 
+def best_planned(planned: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate that fits and holds the least of all within ``NEAR`` of the fastest.
+
+    Only planned candidates count, so no row of a table with all of them is both faster and smaller
+    than the result. Without a candidate that fits, the result is ``None``.
+    """
+    fitting = [each for each in planned if each.is_planned and each.fits]
+    fastest = min((each.time for each in fitting), default=0.0)
+    near = [each for each in fitting if each.time * (1 - NEAR) <= fastest]
+    return min(near, key=lambda each: (each.peak, each.time), default=None)
+
+
 def smallest(compared: Sequence[Candidate]) -> Candidate:
     """Return the planned candidate within the limit that holds the least.
 

@@ -27,7 +27,7 @@ from megatron.training.planning.race import chosen
 from megatron.training.planning.run_request import check_stages, prepared, request_of, runs_on
 
 COMPARISON_SECONDS: Final = 20.0
-"""Time to compare schedules on a GPU, at a start or in a dry run without ``--search-seconds``."""
+"""Time of each step of a comparison on a GPU without ``--search-seconds`` (``Compared.choose``)."""
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
