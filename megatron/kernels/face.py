@@ -7,7 +7,8 @@ with float64. No code outside of this package knows the device.
 
 Shapes: ``...`` any leading dimensions; h hidden size; b batch, s sequence, d channels of a head,
 a query heads, g key/value heads, r = a / g; for the vocabulary n tokens, v rows of a shard without
-padding, t rows of a tile.
+padding, t rows of a tile. M is the output matrix [v, h], H the input of the output layer [n, h], as
+in docs/how-it-works.md, *S and T*.
 Types: an *activation* has the type that the kernels were chosen for. A *statistic*, and a gradient
 that is summed over microbatches, is fp32, or float64 for float64 activations. An operation whose
 name ends in an underscore writes into its first argument.

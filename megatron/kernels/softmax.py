@@ -46,7 +46,7 @@ class HasStatistics:
     """Names the rows of ``statistics_4n`` that the naive treatment sends separately.
 
     Attributes:
-        statistics_4n: local maximum m', sum s', target logit y', sum of logits.
+        statistics_4n: the shard's maximum, sum of exponentials, target logit, sum of logits.
     """
 
     statistics_4n: Tensor
@@ -58,7 +58,7 @@ class HasStatistics:
 
     @property
     def sums_kn(self) -> Tensor:
-        """The rows that C2 sums over ranks in the naive treatment, [3, n]: s', y', logit sum."""
+        """The rows that C2 sums over ranks in the naive treatment, [3, n]: all but the maximum."""
         return self.statistics_4n[1:]
 
 
@@ -70,8 +70,10 @@ class ShardState(HasStatistics):
         x_nh: input of the output layer.
         exp_tiles: tiles [t, n], which together have all rows of the shard: exponentials, or logits
             before pass E of the naive treatment. Empty if they are not kept.
-        statistics_4n: local maximum m', sum s', target logit y' (0 elsewhere), sum of logits.
-        raw_gradient_nh: A = Eᵀ W relative to m', E the tiles (Algorithm 2 only).
+        statistics_4n: the shard's maximum, sum of exponentials, target logit (0 if the target is
+            on another shard), sum of logits.
+        raw_gradient_nh: A, the exponentials (relative to the shard's maximum) times the output
+            matrix M (Algorithm 2 only).
     """
 
     x_nh: Tensor

@@ -24,7 +24,7 @@ class CudaState(ShardState):
         targets_n: target ids over the whole vocabulary.
         first_row: vocabulary id of the shard's first row.
         slopes_vn: the derivative of the soft-capping, kept only if label smoothing needs it.
-        spread_nh: sum of the rows of W. Label smoothing subtracts it, times its share, from the
+        spread_nh: sum of the rows of M. Label smoothing subtracts it, times its share, from the
             input gradient. One row [1, h] holds for all tokens. If logits are capped it is [n, h]:
             rows are weighted by the derivative of the soft-capping.
     """
@@ -67,7 +67,7 @@ def begin_gradient(state: CudaState, weight_vh: Tensor, options: LossOptions) ->
 
 
 def _room_for_sum(state: CudaState, weight_vh: Tensor) -> Tensor:
-    """Return memory for a sum over the rows of W [n, h]; zeros if W has no rows."""
+    """Return memory for a sum over the rows of M [n, h]; zeros if M has no rows."""
     make = torch.empty_like if len(weight_vh) else torch.zeros_like
     return make(state.x_nh, dtype=state.statistics_4n.dtype)
 
@@ -105,7 +105,7 @@ def merge(
 def scaled_input(
     state: CudaState, merged: Merged, weight_n: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return X, scaled so that its product with exponentials is the gradient's softmax part."""
+    """Return H, scaled so that its product with exponentials is the gradient's softmax part."""
     scaled_nh = torch.empty_like(state.x_nh)
     operators.scale_rows(
         scaled_nh,

@@ -3,13 +3,13 @@
 The logits of all the shard's rows are one matrix [v, n], [vocabulary, tokens]. One product writes
 it. Then it is read once for its columns' maxima, turned into exponentials in place, and read by the
 other products. The maxima are known before the first exponential, so no running maximum is needed.
-C1 and T subtract the targets' part, straight from W and X.
+C1 and T subtract the targets' part, straight from the output matrix M and the layer's input H.
 
 Where logits are not kept, tiles of the matrix go through the same steps one after the other, all in
 the memory of one tile. In T the maxima are known, so a tile is some rows with all tokens: every row
 of the weight gradient, by far the largest sum, is touched once. In S such a tile may raise the
 maxima, so what earlier tiles have summed shrinks. To shrink A, which is a sum over rows [n, h],
-costs more than to read W for each of a few slices of the tokens; then a tile is some tokens with
+costs more than to read M for each of a few slices of the tokens; then a tile is some tokens with
 all rows.
 
 Shapes: n tokens, h hidden size, v rows of the shard without padding, k spans of rows; for a tile

@@ -18,7 +18,7 @@ is a quarter of a GiB, and work enough for a GPU."""
 
 LEAST_TOKENS: Final = 1024
 """The least number of tokens for which S, where it forms A and keeps no logits, takes all rows at a
-time. W is read for every slice of the tokens: for 128 tokens, products wait for it. And 512 tokens
+time. M is read for every slice of the tokens: for 128 tokens, products wait for it. And 512 tokens
 are too small a piece of A to occupy a GPU."""
 
 EVEN_TOKENS: Final = 8
@@ -51,7 +51,7 @@ def tile_rows(rows: int, *, again: bool) -> int:
 def slice_tokens(rows: int, tokens: int, logits: int) -> int:
     """Return how many tokens S takes at a time to form A; 0: it takes tiles of rows instead.
 
-    Slices are about equal, and none is a small rest, for which all of W would be read again.
+    Slices are about equal, and none is a small rest, for which all of M would be read again.
 
     Args:
         rows: v, at least 1.

@@ -10,9 +10,9 @@ and tokens the second, so that two of the three products read the large matrices
 order.
 
 The naive treatment is the textbook's softmax, with a barrier wherever it needs all shards: S forms
-the logits, C1 takes their maximum m over ranks, E forms the exponentials relative to m, C2 sums
-them over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. The
-other treatments are compared with this one.
+the logits, C1 takes their maximum over ranks, E forms the exponentials relative to it, C2 sums them
+over ranks, T forms both gradients as in Algorithm 1, and C3 reduces the input gradient. The other
+treatments are compared with this one.
 
 Shapes and types: as in ``megatron.kernels.face``; k tiles.
 """
@@ -230,7 +230,7 @@ def _initial_state(
     options: LossOptions,
     tiles: int,
 ) -> tuple[TiledState, Tensor]:
-    """Return the state before the first of k kept ``tiles``, and the targets' rows of W [n, h]."""
+    """Return the state before the first of k kept ``tiles``, and the targets' rows of M [n, h]."""
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
     statistics_4n[0] = -torch.inf
@@ -249,7 +249,7 @@ def _initial_state(
 
 
 def target_rows(weight_vh: Tensor, row_n: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the targets' rows of W [n, h]: any row for another shard's target, 0 for empty W."""
+    """Return the targets' rows of M [n, h]: any row for another shard's target, 0 for empty M."""
     if not len(weight_vh):
         return weight_vh.new_zeros((len(row_n), weight_vh.shape[1]), dtype=dtype)
     return rows_of(weight_vh, row_n).to(dtype)
@@ -268,7 +268,7 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
 def target_gradient(
     state: TiledState, target_nh: Tensor, weight_vh: Tensor, options: LossOptions
 ) -> Tensor:
-    """Return D: the targets' weighted rows of W, and without a cap label smoothing's part.
+    """Return D: the targets' weighted rows of M, and without a cap label smoothing's part.
 
     Args:
         state: state of the microbatch.

@@ -1,14 +1,14 @@
 """The output layer after its barrier, pass T (arXiv 2411.05288, section 4).
 
 The statistics of the whole vocabulary give a factor per token and tile. This factor turns the
-exponentials that S left into the gradient of the logits. It scales the rows of X and of the
+exponentials that S left into the gradient of the logits. It scales the rows of H and of the
 products, never the [v, n] matrix.
 
 Where S has kept no exponentials, T forms the logits again, a tile at a time. Then only a few
 numbers per token are kept between S and T, and no pass has all logits of a shard in memory. The
-price is one more product. The maximum m over all shards is known by now, so all exponentials are
-relative to m at once, and tiles need no factors of their own. Both gradients take their part from a
-tile while it is in memory.
+price is one more product. The maximum over all shards is known by now, so all exponentials are
+relative to it at once, and tiles need no factors of their own. Both gradients take their part from
+a tile while it is in memory.
 
 Shapes and types: as in ``megatron.kernels.face``; k tiles.
 """
@@ -180,7 +180,7 @@ def _subtract_spread(
     Args:
         gradient_th: weight gradient of the tile's rows.
         slope_tn: derivative of the soft-capping.
-        weighted_nh: g X.
+        weighted_nh: g H.
         options: form of the loss.
     """
     gradient_th -= slope_tn @ (options.spread * weighted_nh).to(slope_tn.dtype)

@@ -24,7 +24,8 @@ class TiledState(ShardState):
         target_row_n: row of the target in this shard; any row if another shard has the target.
         target_slope_n: derivative of the soft-capping at the target (1 without soft-capping); 0 if
             another shard has the target.
-        target_gradient_nh: D = G W, the part that the targets subtract (Algorithm 2 only).
+        target_gradient_nh: D, the targets' rows of M, which the targets subtract (Algorithm 2
+            only).
     """
 
     slope_tiles: list[Tensor]

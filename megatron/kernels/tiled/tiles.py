@@ -60,26 +60,26 @@ class TileOperations(Accumulation):
     def carry_input_gradient_(
         self, total_nh: Tensor, shrink_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """``total = total * shrink + Eᵀ W``: A of Algorithm 2, one tile at a time.
+        """``total = total * shrink + expᵀ M``: A of Algorithm 2, one tile at a time.
 
         Args:
             total_nh: statistics.
             shrink_n: result of ``exponentials_`` for these rows.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+            exp_tn: exponentials, contiguous activations.
+            weight_th: the same rows of M, activations.
         """
         total_nh.mul_(shrink_n.unsqueeze(1)).add_(exp_tn.T @ weight_th)
 
     def add_input_gradient_(
         self, gradient_nh: Tensor, factor_n: Tensor, exp_tn: Tensor, weight_th: Tensor
     ) -> None:
-        """``gradient += factor * Eᵀ W``: the softmax part of Algorithm 1's input gradient.
+        """``gradient += factor * expᵀ M``: the softmax part of Algorithm 1's input gradient.
 
         Args:
             gradient_nh: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            weight_th: the same rows of W, activations.
+            factor_n: factor from the exponentials to the gradient of the logits, statistics.
+            exp_tn: exponentials, contiguous activations.
+            weight_th: the same rows of M, activations.
         """
         product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
@@ -87,13 +87,13 @@ class TileOperations(Accumulation):
     def add_weight_gradient_(
         self, gradient_th: Tensor, factor_n: Tensor, exp_tn: Tensor, x_nh: Tensor
     ) -> None:
-        """``gradient += E (factor * X)``: the softmax part of the weight gradient.
+        """``gradient += exp (factor * H)``: the softmax part of the weight gradient.
 
         Args:
             gradient_th: statistics.
-            factor_n: factor from E to the gradient of the logits, statistics.
-            exp_tn: E, contiguous activations.
-            x_nh: input of the output layer, contiguous activations.
+            factor_n: factor from the exponentials to the gradient of the logits, statistics.
+            exp_tn: exponentials, contiguous activations.
+            x_nh: H, contiguous activations.
         """
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
         self.accumulate_product_(gradient_th, exp_tn, scaled_nh)

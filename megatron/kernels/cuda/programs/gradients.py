@@ -77,7 +77,7 @@ def input_gradient(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scale A by the merged statistics, and subtract the targets' rows of W.
+    """Scale A by the merged statistics, and subtract the targets' rows of M.
 
     With MERGES it is C1 of Algorithm 2, which merges the statistics of all shards before; else T of
     Algorithm 1, with the maximum and the sum that are merged. With SPREAD also ``spread`` times
@@ -96,7 +96,7 @@ def input_gradient(
     place = token.to(tl.int64) * h + channel
     value = factor * tl.load(raw_nh + place, mask=inside, other=0.0)
     target = tl.load(targets_n + token) - first_row
-    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of W that is here
+    here = tl.where((target >= 0) & (target < v), h, 0)  # channels of a row of M that is here
     row = tl.load(weight_vh + target * h + channel, mask=channel < here, other=0.0).to(tl.float32)
     slope = slope_of(tl.load(target_logits_n + token), cap, CAPPED)
     value -= weight * pull * slope * row
@@ -121,7 +121,7 @@ def scale_rows(
     Z_LOSS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """T: scale X, so that its product with the exponentials is the gradient's softmax part."""
+    """T: scale H, so that its product with the exponentials is the gradient's softmax part."""
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < h
@@ -148,7 +148,7 @@ def subtract_targets(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """T: subtract every token's row of X from its target's row; several may have the same."""
+    """T: subtract every token's row of H from its target's row; several may have the same."""
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = tl.load(targets_n + token) - first_row
