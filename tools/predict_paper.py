@@ -45,6 +45,8 @@ ERRORS: Final = (
 )
 SIGNED: Final = "| schedule and method | 8 GPUs | 16 | 24 | 32 |"
 NUMBERS: Final = (8, 16, 24, 32)
+FITTED: Final = (8, 2048)
+"""GPUs and sequence of the runs whose pass times the constants were fitted to."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Compared:
         return 100 * (self.gib / self.cell.peak_gib - 1)
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether constants follow from pass times of this run's kind (``calibrate.py``)."""
+        return (self.cell.gpus, self.cell.seq_length) == FITTED
+
+    @property
     def kind(self) -> RunClass:
         """The class of runs to which the cell belongs."""
         return RunClass("A100", shared=False, across=self.cell.gpus > MACHINE)
@@ -108,7 +115,10 @@ def error_rows(found: Sequence[Compared]) -> Iterator[str]:
     for own in found:
         if own.cell.mfu is not None:
             title = f"{own.cell.schedule}, {own.cell.gpus} GPUs"
-            for name in (title, own.cell.schedule, str(own.kind), "all"):
+            names = [title, own.cell.schedule, str(own.kind), "all"]
+            if not (own.is_fitted or own.kind.across):
+                names.append(f"{own.kind}, not fitted")
+            for name in names:
                 groups.setdefault(name, []).append(own)
     for name in sorted(groups, key=lambda name: ("GPUs" not in name, name == "all")):
         each = groups[name]

@@ -3,8 +3,9 @@
 
 python tools/predict_published.py docs/reference
 
-Each row of the first table is a run of Megatron-LM. Every third row was kept out of the calibration
-of the constants (``tools/predictions/calibrate.py``). Two tables follow: the passes that 8 A100s
+Each row of the first table is a run of Megatron-LM. Constants were fitted to eleven rows
+(``tools/predictions/calibrate.py``); every third row was kept out. All rows were seen while the
+model was made. Two tables follow: the passes that 8 A100s
 were measured at, and this project's own iterations on one GPU. ``--update`` writes all tables into
 the page that has them, docs/predictions.md.
 """
@@ -27,12 +28,19 @@ from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
 from tools.predictions.published import Prediction, predict
-from tools.predictions.published_runs import MACHINE, PublishedRun, is_kept_out, read_published
+from tools.predictions.published_runs import (
+    MACHINE,
+    PublishedRun,
+    is_fitted,
+    is_kept_out,
+    read_published,
+)
 
 HEADING: Final = (
     "| row | run | GPUs | t, p, d | micro batch, chunks | measured s | predicted s | error | |"
 )
 CLASSES: Final = "| class | rows | mean | largest |"
+NEITHER: Final = "neither fitted nor kept out"
 PUBLISHED: Final = "published_runs.csv"
 OWN_RUNS: Final = "own_runs.csv"
 
@@ -63,9 +71,14 @@ def line(index: int, found: Sequence[Prediction]) -> str:
         f"{run.seconds:.2f}",
         f"{best.seconds:.2f}",
         f"{best.error:+.1%}{tried}",
-        "kept out" if is_kept_out(index) else "",
+        use_of(index, run),
     ]
     return f"| {' | '.join(words)} |".replace("%", " %")
+
+
+def use_of(index: int, run: PublishedRun) -> str:
+    """Return what the calibration did with the row of that index; empty: nothing."""
+    return "fitted" if is_fitted(index, run) else "kept out" if is_kept_out(index) else ""
 
 
 def class_of(run: PublishedRun) -> RunClass:
@@ -74,10 +87,13 @@ def class_of(run: PublishedRun) -> RunClass:
 
 
 def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """Yield the errors of rows used in the calibration, of rows kept out, and of every class."""
-    groups: dict[str, list[float]] = {"calibrated": [], "kept out": []}
+    """Yield the errors by use of the rows, and for every class of rows that were not fitted to."""
+    groups: dict[str, list[float]] = {"fitted": [], "kept out": [], NEITHER: []}
     for index, each in enumerate(predictions):
-        names = ("kept out" if is_kept_out(index) else "calibrated", str(class_of(each.run)))
+        use = use_of(index, each.run)
+        names = [use or NEITHER]
+        if use != "fitted":
+            names.append(f"{class_of(each.run)}, not fitted")
         for name in names:
             groups.setdefault(name, []).append(abs(each.error))
     for name, errors in groups.items():

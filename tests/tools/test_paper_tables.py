@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from megatron.simulator.costs.accuracy import PAPER
+from megatron.simulator.costs.accuracy import PAPER, PAPER_NOT_FITTED, RunClass
 from tools.predict_paper import ERRORS, HEADING, Compared, compared, line
 from tools.predictions.paper_tables import TABLES, Cell, read_cells
 
@@ -18,6 +18,7 @@ CELLS = [
 ]
 SETUPS = [("1f1b", 8), ("1f1b", 16), ("1f1b", 32), ("v-half", 16), ("v-half", 24), ("v-half", 32)]
 QUICK = ("1f1b", 8)
+APART = "A100, t = 1, one machine, not fitted"
 
 
 def cells_of(schedule: str, gpus: int) -> list[Cell]:
@@ -51,10 +52,22 @@ def test_peaks_are_within_two_percent_but_for_split_vocabularies_in_v_half() -> 
 
 
 def test_what_a_dry_run_may_say_of_the_paper_is_what_the_docs_say() -> None:
-    for kind, own in PAPER.items():
-        cells = table(ERRORS)[str(kind)]
+    one_machine = RunClass("A100", shared=False, across=False)
+    named = {str(kind): own for kind, own in PAPER.items()}
+    for name, own in (named | {APART: PAPER_NOT_FITTED[one_machine]}).items():
+        cells = table(ERRORS)[name]
         assert int(cells[0]) == own.runs
         assert [float(cell.removesuffix(" %")) for cell in cells[3:5]] == [own.mean, own.most]
+    assert PAPER_NOT_FITTED == PAPER | {one_machine: PAPER_NOT_FITTED[one_machine]}
+
+
+def test_runs_like_those_whose_passes_were_fitted_are_no_check() -> None:
+    """The 20 others of one machine, by the page's own cells, whose MFU has one decimal."""
+    times = [abs(own.time) for own in said(8) if not own.is_fitted]
+    assert len(times) == 20
+    assert {own.cell.seq_length for own in said(8) if own.is_fitted} == {2048}
+    assert mean(times) == pytest.approx(float(table(ERRORS)[APART][3].split()[0]), abs=0.15)
+    assert max(times) == pytest.approx(float(table(ERRORS)[APART][4].split()[0]), abs=0.3)
 
 
 def said(gpus: int | None = None) -> list[Compared]:

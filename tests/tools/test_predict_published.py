@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tools.predict_published as predict_published
-from megatron.simulator.costs.accuracy import ITERATIONS
-from tools.predict_published import CLASSES, HEADING, class_of, line, update
+from megatron.simulator.costs.accuracy import FITTED, ITERATIONS, PAPER
+from tools.predict_published import CLASSES, HEADING, NEITHER, class_of, line, update, use_of
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows
@@ -52,16 +52,31 @@ def _class_errors() -> dict[str, tuple[float, float]]:
 
 def test_errors_stay_within_what_is_promised() -> None:
     errors = _class_errors()
-    for name, promised in (("calibrated", (5.0, 12.0)), ("kept out", (7.0, 15.0))):
+    for name, promised in (("fitted", (5.0, 12.0)), ("kept out", (7.0, 15.0))):
         assert all(error <= most for error, most in zip(errors[name], promised, strict=True))
 
 
 def test_what_a_dry_run_may_say_of_a_class_is_what_the_docs_say() -> None:
+    """Only of rows that no constant was fitted to."""
     errors = _class_errors()
+    apart = [class_of(run) for index, run in enumerate(RUNS) if use_of(index, run) != "fitted"]
     for kind, own in ITERATIONS.items():
-        assert errors[str(kind)] == (own.mean, own.most)
-        assert own.runs == sum(class_of(run) == kind for run in RUNS)
-    assert {class_of(run) for run in RUNS} == set(ITERATIONS)
+        assert errors[f"{kind}, not fitted"] == (own.mean, own.most)
+        assert own.runs == apart.count(kind)
+    assert set(apart) == set(ITERATIONS)
+    assert {class_of(run) for run in RUNS} - set(apart) - set(PAPER) == FITTED
+
+
+def test_rows_that_constants_were_fitted_to() -> None:
+    """Nine of A100s (docs/predictions.md, Constants), and two of H100s; of the others eight kept."""
+    uses = {run.number: use_of(index, run) for index, run in enumerate(RUNS)}
+    fitted = {number for number, use in uses.items() if use == "fitted"}
+    assert fitted == {1, 4, 12, 13, 15, 16, 18, 19, 22, 24, 25}
+    assert {number for number, use in uses.items() if not use} == {21, 27, 28, 33, 34, 36}
+    assert len(uses) == 25
+    rows = PAGE.read_text(encoding="utf-8")
+    assert "fitted | 11 |" in rows
+    assert f"{NEITHER} | 6 |" in rows
 
 
 def test_measured_seconds_follow_from_tflops_as_their_source_counts_them() -> None:

@@ -23,13 +23,9 @@ from tools.predictions.measured import MeasuredRun, read_measured
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import measured_times, predicted_times
 from tools.predictions.published import Prediction
-from tools.predictions.published_runs import PublishedRun, is_kept_out, read_published
+from tools.predictions.published_runs import FIT_ROWS, PublishedRun, is_fitted, read_published
 
 PUBLISHED: Final = "published_runs.csv"
-ROWS: Final = range(12, 29)
-SHORT: Final = 20
-"""Rows by their id, and pipeline ranks from which on a simulation takes too long to be repeated."""
-
 LARGE: Final = (128_000, 256_000)
 
 GRID: Final[Mapping[str, tuple[float, ...]]] = {
@@ -83,7 +79,7 @@ def read_data(reference: Path) -> Data:
     runs = [
         run
         for index, run in enumerate(read_published(reference / PUBLISHED))
-        if run.number in ROWS and run.pipeline < SHORT and not is_kept_out(index)
+        if run.number in FIT_ROWS and is_fitted(index, run)
     ]
     passes = [run for run in read_measured(reference / MEASURED) if run.method == "baseline"]
     return Data(tuple(runs), tuple(passes))

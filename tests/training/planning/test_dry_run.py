@@ -125,8 +125,8 @@ def test_what_predictions_were_off_by_is_said() -> None:
     assert f"off by {errors.mean:g}% in the mean, {errors.most:g}% at most" in line
 
 
-def test_runs_of_this_code_are_named_where_they_are_alike() -> None:
-    """They had one H200; for several in a machine they are only the nearest."""
+def test_runs_of_this_code_are_always_named() -> None:
+    """They had one H200: alike for one H200, else beside the others or the nearest."""
     errors = OWN[RunClass("H200", shared=False, across=False)]
     words = (
         f"{errors.runs} runs of this code on one H200, for seconds, were off by {errors.mean:g}% "
@@ -135,7 +135,20 @@ def test_runs_of_this_code_are_named_where_they_are_alike() -> None:
     alone, two = (few(config(ranks, "none")) for ranks in (1, 2))
     assert f"checked: {words}" in report(alone, "H200")
     assert f"measured; the nearest: {words}" in report(two, "H200")
-    assert "runs of this code" not in report(alone, "A100")
+    assert f"; {words}" in report(alone, "A100")
+
+
+def test_a_run_that_the_model_was_fitted_to_is_no_check() -> None:
+    """The only measured H100s with t = 1 across machines gave ``HOPPER_PRODUCTS``."""
+    kind = RunClass("H100", shared=False, across=True)
+    assert kind not in PUBLISHED
+    run = few(config(4, "none"))
+    placed = replace(run.parallel, ranks_per_machine=2)
+    text = report(replace(run, parallel=placed), "H100")
+    assert f"nothing like this ({kind}) was measured but for runs to which the model was" in text
+    assert (
+        "1 run of Megatron-LM that others published (H100, t > 1, across machines) was off" in text
+    )
 
 
 def test_the_speed_of_products_in_8_bits_is_that_of_the_gpu() -> None:
