@@ -58,7 +58,7 @@ def test_what_a_dry_run_may_say_of_the_paper_is_what_the_docs_say() -> None:
         cells = table(ERRORS)[name]
         assert int(cells[0]) == own.runs
         assert [float(cell.removesuffix(" %")) for cell in cells[3:5]] == [own.mean, own.most]
-    assert PAPER_NOT_FITTED == PAPER | {one_machine: PAPER_NOT_FITTED[one_machine]}
+    assert {**PAPER, one_machine: PAPER_NOT_FITTED[one_machine]} == PAPER_NOT_FITTED
 
 
 def test_runs_like_those_whose_passes_were_fitted_are_no_check() -> None:

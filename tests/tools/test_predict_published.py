@@ -68,7 +68,7 @@ def test_what_a_dry_run_may_say_of_a_class_is_what_the_docs_say() -> None:
 
 
 def test_rows_that_constants_were_fitted_to() -> None:
-    """Nine of A100s (docs/predictions.md, Constants), and two of H100s; of the others eight kept."""
+    """Nine of A100s and two of H100s (docs/predictions.md, Constants)."""
     uses = {run.number: use_of(index, run) for index, run in enumerate(RUNS)}
     fitted = {number for number, use in uses.items() if use == "fitted"}
     assert fitted == {1, 4, 12, 13, 15, 16, 18, 19, 22, 24, 25}

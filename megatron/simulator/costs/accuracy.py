@@ -63,7 +63,7 @@ PAPER: Final[Mapping[RunClass, TimeErrors]] = {
     RunClass("A100", shared=False, across=False): TimeErrors(40, 3.4, 13.8),
     RunClass("A100", shared=False, across=True): TimeErrors(122, 4.6, 15.9),
 }
-"""Errors of ``tools/predict_paper.py``. Most of these runs split the vocabulary. Some constants were
+"""Errors of ``tools/predict_paper.py``. Most of these runs split the vocabulary. Constants were
 fitted to pass times of runs like half of those in one machine."""
 
 PAPER_NOT_FITTED: Final[Mapping[RunClass, TimeErrors]] = {
