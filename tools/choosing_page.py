@@ -89,10 +89,14 @@ The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a
 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. There are three
 ways to treat the vocabulary: whole on the first and the last stage (`none`); whole on these two
 stages, with layers moved away from them (`redis`); or split over all ranks (`vocab-2`).
+<!-- figures: the memory of a data sheet -->
 
 A ● in a table, and a name in a picture, is on the Pareto front: no other row takes as little time
 and as little memory. A ≈ marks rows that tie with the fastest.
 """
+
+RUN: Final = "run: python tools/choosing_page.py"
+"""The mark of figures that this tool writes (``tools/figures.py``)."""
 
 SPLITTING: Final = "## When does splitting the vocabulary pay?"
 """Heading from which on other tools write the tables of the page."""
@@ -304,6 +308,7 @@ def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
     yield f"## V = {name}"
     yield ""
     yield advice(found)
+    yield f"<!-- {RUN} -->"
     yield ""
     yield f"![Predicted time against memory](../images/{picture_of(name).name})"
     yield ""
@@ -315,6 +320,8 @@ def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
     for one in found:
         marks = f"{'●' if one in best else ''}{'≈' if _ties(one, best[0]) else ''}"
         yield f"| {marks} {one.row}"
+    yield ""
+    yield f"<!-- {RUN} -->"
     yield ""
 
 
