@@ -18,7 +18,7 @@ behind an empty line after it:
 
 Files of *from* are sought beside the page, and in the repository. They, or their sections whose
 anchors begin so, must have every figure of the block, with as many digits or up to three more.
-*run* names the command that prints the figures; *above* and *below* are the next block of code.
+*run* names the command that prints the figures; *above* and *below* are the next one on the page.
 *figures* gives the reason why these figures, or all of the block, have no such source. What a tool
 writes between its own marks counts as run.
 """
@@ -133,7 +133,7 @@ def commands(page: Path) -> Iterator[tuple[int, str]]:
                 continue
             beside = found[index:] if content == "below" else found[index::-1]
             if content in ("above", "below"):
-                code = next((own.text for own in beside if own.is_code), "")
+                code = next((own.text for own in beside if own.is_command), "")
                 content = "\n".join(line.strip() for line in code.splitlines())
             yield block.line, re.sub(r"\s*\\\n\s*", " ", content).split("\n")[0]
 

@@ -29,11 +29,16 @@ HELD: Final = (
     "docs/clusters.md",
     "docs/coming-from.md",
     "docs/data.md",
+    "docs/dry-run.md",
+    "docs/eight-bits.md",
+    "docs/experts.md",
     "docs/data-options.md",
     "docs/explorer.md",
     "docs/extending.md",
     "docs/from-text-to-model.md",
+    "docs/glossary.md",
     "docs/gpus.md",
+    "docs/how-it-works.md",
     "docs/hugging-face.md",
     "docs/index.md",
     "docs/latent-attention.md",
@@ -42,6 +47,8 @@ HELD: Final = (
     "docs/metrics.md",
     "docs/offload.md",
     "docs/predictions.md",
+    "docs/recomputation.md",
+    "docs/running.md",
 )
 """Pages whose figures all name a source."""
 
@@ -49,13 +56,6 @@ NOT_HELD: Final[Mapping[str, str]] = {
     "LOG.md": "it is the record of what was measured, with its commands, and a source of others",
     "flags.md": "tools/flags_page.py writes it from the declarations, and a test holds it current",
     "launch-lines.md": "tools/launch_lines_page.py writes it, and a test holds it current",
-    "how-it-works.md": "it is being written anew; its figures get marks after that",
-    "running.md": "it is being written anew; its figures get marks after that",
-    "experts.md": "it is being written anew; its figures get marks after that",
-    "glossary.md": "it is a part of pages that are being written anew",
-    "eight-bits.md": "it is a part of running.md, which is being written anew",
-    "recomputation.md": "it is a part of running.md, which is being written anew",
-    "dry-run.md": "it is a part of running.md, which is being written anew",
 }
 """Pages of docs/ whose figures need no mark, or none yet, with the reason."""
 

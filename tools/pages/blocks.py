@@ -112,6 +112,11 @@ class Block:
         return self.text.startswith(("    ", "```"))
 
     @property
+    def is_command(self) -> bool:
+        """Whether it is code that begins with a command of Python."""
+        return self.is_code and self.text.lstrip("` \n").startswith("python ")
+
+    @property
     def figures(self) -> list[Figure]:
         """Its figures, in their order."""
         if self.is_code:
