@@ -12,13 +12,14 @@ behind an empty line after it:
 
     <!-- from: benchmarks/2026-11-26-two-cores/report.md LOG.md#2026-11-26-evening -->
     <!-- run: python tools/simulate.py -p 4 -m 8 -->
-    <!-- run: above -->
+    <!-- run 2.61, 44.0: above -->
     <!-- figures 455, 624: arithmetic over the report's times, 137 GFLOP -->
     <!-- figures: sizes of buffers in NCCL's documentation -->
 
 Files of *from* are sought beside the page, and in the repository. They, or their sections whose
 anchors begin so, must have every figure of the block, with as many digits or up to three more.
-*run* names the command that prints the figures; *above* and *below* are the next one on the page.
+*run* names the command that makes the figures; *above* and *below* are the next one on the page.
+Figures that stand before its colon are printed by this very command: a test runs it, and compares.
 *figures* gives the reason why these figures, or all of the block, have no such source. What a tool
 writes between its own marks counts as run.
 """
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag
-from tools.pages.blocks import NUMBER, Block, Number, blocks, digits_of
+from tools.pages.blocks import NUMBER, Block, Figure, Number, blocks, digits_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -56,7 +57,13 @@ def numbers_of(path: Path, section: str = "") -> tuple[Number, ...]:
     if section:
         parts = re.split(r"^#+ (?=.*$)", text, flags=re.MULTILINE)
         text = "\n".join(part for part in parts if anchor(part.split("\n")[0]).startswith(section))
-    return tuple((float(own.replace(",", "")), digits_of(own)) for own in re.findall(NUMBER, text))
+    return numbers_in(text)
+
+
+def numbers_in(text: str) -> tuple[Number, ...]:
+    """Return all numbers of a text."""
+    found = re.findall(NUMBER, text)
+    return tuple((float(own.replace(",", "")), digits_of(own)) for own in found)
 
 
 def anchor(heading: str) -> str:
@@ -92,17 +99,22 @@ def sources_of(page: Path, block: Block) -> tuple[list[Number], list[str]]:
     return numbers, wrong
 
 
+def words_of(detail: str) -> set[str]:
+    """Return the figures that stand before the colon of a mark."""
+    return set(re.findall(NUMBER, detail))
+
+
 def reasons_of(block: Block) -> tuple[set[str], bool, list[str]]:
     """Return the figures that have a reason, whether all have one, and the faults of reasons."""
     named: set[str] = set()
+    known = {own.text for own in block.figures}
     all_have, wrong = bool(block.tool), []
     for kind, detail, said in block.marks:
         all_have = all_have or kind == "run" or (kind == "figures" and not detail.strip())
+        wrong += [f"{own} of the mark is no figure here" for own in words_of(detail) - known]
         if kind == "figures":
-            named |= set(re.findall(NUMBER, detail))
+            named |= words_of(detail)
             wrong += [] if len(said.split()) >= 3 else [f"'{said}' is no reason"]
-    known = {own.text for own in block.figures}
-    wrong += [f"{own} of the mark is no figure here" for own in sorted(named - known)]
     return named, all_have, wrong
 
 
@@ -124,18 +136,20 @@ def faults(page: Path) -> list[str]:
     return [f"{page.name}:{own.line}: {fault}" for own in found for fault in faults_of(page, own)]
 
 
-def commands(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield the commands that marks of a page name, with the lines of their blocks."""
+def commands(page: Path) -> Iterator[tuple[str, frozenset[Figure]]]:
+    """Yield the commands that marks of a page name, with the figures that they print."""
     found = blocks(page.read_text(encoding="utf-8"))
     for index, block in enumerate(found):
-        for kind, _, content in block.marks:
+        for kind, detail, content in block.marks:
             if kind != "run":
                 continue
+            printed = words_of(detail)
             beside = found[index:] if content == "below" else found[index::-1]
             if content in ("above", "below"):
                 code = next((own.text for own in beside if own.is_command), "")
                 content = "\n".join(line.strip() for line in code.splitlines())
-            yield block.line, re.sub(r"\s*\\\n\s*", " ", content).split("\n")[0]
+            told = re.sub(r"\s*\\\n\s*", " ", content).split("\n")[0]
+            yield told, frozenset(own for own in block.figures if own.text in printed)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pytest
+from harness.marks import full
 
 import megatron.flags.command as command_module
 from megatron.config.command_line import parse
 from megatron.flags.command import reading
-from tools.figures import ROOT, commands, faults, main
+from tools.figures import ROOT, commands, faults, main, numbers_in
 from tools.pages.blocks import Figure, blocks
 
 HELD: Final = (
@@ -105,8 +106,12 @@ def parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             module.main(*[given] * len(inspect.signature(module.main).parameters))
 
 
-COMMANDS: Final = sorted(
-    {command for page in HELD for _, command in commands(ROOT / page)},
+MADE: Final = {one for page in HELD for one in commands(ROOT / page)}
+COMMANDS: Final = sorted({command for command, _ in MADE})
+PRINTED: Final = sorted(
+    (command, tuple(sorted(figures, key=lambda own: own.text)))
+    for command, figures in MADE
+    if figures
 )
 
 
@@ -116,6 +121,23 @@ def test_a_command_beside_figures_is_read_by_its_program(
 ) -> None:
     monkeypatch.chdir(ROOT)
     parsed(command, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("command", "figures"),
+    [one if "tools/simulate.py" in one[0] else full(*one) for one in PRINTED],
+)
+def test_a_command_prints_the_figures_that_its_mark_names(
+    command: str, figures: tuple[Figure, ...]
+) -> None:
+    program, *words = shlex.split(command)
+    assert program == "python"
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    numbers = numbers_in(done.stdout)
+    assert not [own for own in figures if not own.is_among(numbers)], done.stdout
 
 
 def test_a_command_with_a_flag_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +192,8 @@ def test_a_figure_without_a_mark_is_found(tmp_path: Path) -> None:
         ("figures: so", "'so' is no reason"),
         ("figures 9: a limit of the code", "9 of the mark is no figure here"),
         ("figures 3: a limit of the code", ""),
+        ("run 3: python tools/simulate.py", ""),
+        ("run 4: python tools/simulate.py", "4 of the mark is no figure here"),
         ("figures: a limit of the code", ""),
         ("from: long.md", "long.md is long"),
         ("from: long.md#part", ""),
