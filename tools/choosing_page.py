@@ -83,7 +83,7 @@ times of runs like half of these; the other half was {_APART.mean:.1f}% off on a
 {_OWN.mean:.1f}% off on average, and {_OWN.most:.1f}% at most. No run on 8 H100s was compared.
 Times that differ by less than {ERROR:.1%} are called a tie here. That is a convention: times that
 differ by more may also be in the other order on a machine.
-<!-- from: predictions.md -->
+<!-- from: predictions.md#predictions predictions.md#the-papers-tables -->
 
 The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. There are three

@@ -17,7 +17,7 @@ behind an empty line after it:
     <!-- figures: sizes of buffers in NCCL's documentation -->
 
 Files of *from* are sought beside the page, and in the repository. They, or their sections whose
-anchors begin so, must have every figure of the block, with as many digits or up to three more.
+anchors begin so, must have every figure of the block, with as many digits or up to two more.
 *run* names the command that makes the figures; *above* and *below* are the next one on the page.
 Figures that stand before its colon are printed by this very command: a test runs it, and compares.
 *figures* gives the reason why these figures, or all of the block, have no such source. What a tool
@@ -36,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag
-from tools.pages.blocks import NUMBER, Block, Figure, Number, blocks, digits_of
+from tools.pages.blocks import NUMBER, Block, Figure, Number, blocks, numbers_in
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-_LARGE: Final = 100_000
+_LARGE: Final = 30_000
 """Bytes of a file of which a section must be named."""
 
 
@@ -58,12 +58,6 @@ def numbers_of(path: Path, section: str = "") -> tuple[Number, ...]:
         parts = re.split(r"^#+ (?=.*$)", text, flags=re.MULTILINE)
         text = "\n".join(part for part in parts if anchor(part.split("\n")[0]).startswith(section))
     return numbers_in(text)
-
-
-def numbers_in(text: str) -> tuple[Number, ...]:
-    """Return all numbers of a text."""
-    found = re.findall(NUMBER, text)
-    return tuple((float(own.replace(",", "")), digits_of(own)) for own in found)
 
 
 def anchor(heading: str) -> str:

@@ -20,8 +20,8 @@ from harness.marks import full
 import megatron.flags.command as command_module
 from megatron.config.command_line import parse
 from megatron.flags.command import reading
-from tools.figures import ROOT, commands, faults, main, numbers_in
-from tools.pages.blocks import Figure, blocks
+from tools.figures import ROOT, commands, faults, main
+from tools.pages.blocks import Figure, blocks, numbers_in
 
 HELD: Final = (
     "README.md",

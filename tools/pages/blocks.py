@@ -4,57 +4,63 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 NUMBER: Final = r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
-_BYTES: Final = ("kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
-_UNITS: Final = (
-    *(
-        "s",
-        "ms",
-        "us",
-        "seconds",
-        "second",
-        "minutes",
-        "minute",
-        "hours",
-        "hour",
-        "CPU s",
-        "CPU seconds",
-        "CPU second",
-        "points",
-        "point",
-    ),
-    *(*_BYTES, "%", "TFLOP/s", "GFLOP", "GB/s", "TB/s", "Gb/s", "tokens/s", "times"),
-    *("layouts", "tests", "cases", "passed", "failed", "skipped"),
-)
-_UNIT: Final = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
+UNITS: Final[Mapping[str, tuple[str, float]]] = {
+    **dict.fromkeys(("s", "second", "seconds", "CPU s", "CPU seconds"), ("seconds", 1.0)),
+    **{"ms": ("seconds", 1e-3), "us": ("seconds", 1e-6)},
+    **dict.fromkeys(("minute", "minutes"), ("seconds", 60.0)),
+    **dict.fromkeys(("hour", "hours"), ("seconds", 3600.0)),
+    **{f"{own}B": ("bytes", 1e3**power) for power, own in enumerate("kMGT", 1)},
+    **{f"{own}iB": ("bytes", 1024.0**power) for power, own in enumerate("KMGT", 1)},
+    **{"GB/s": ("rate", 1e9), "TB/s": ("rate", 1e12), "Gb/s": ("rate", 1e9 / 8)},
+    **dict.fromkeys(("point", "points"), ("points", 1.0)),
+    **{unit: (unit, 1.0) for unit in ("%", "TFLOP/s", "GFLOP", "tokens/s", "times")},
+    **dict.fromkeys(("layouts", "tests", "cases", "passed", "failed", "skipped"), ("count", 1.0)),
+}
+"""What a unit measures, and its size."""
+
+_UNIT: Final = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
 _FIGURE: Final = re.compile(
     rf"(?<![\w.,/^-])(?P<more>(?:[-+]?{NUMBER}(?:%| %)?(?:, | to | and | or |, and ))*)"
     rf"[-+]?(?P<last>{NUMBER})[ -]?(?P<unit>{_UNIT})(?![\w/])"
 )
+_NUMBER: Final = re.compile(rf"(?P<last>{NUMBER})(?:[ -]?(?P<unit>{_UNIT})(?![\w/]))?")
 _SMALL: Final = re.compile(r"(?<![\w.])\d(?:\.\d+)?e-\d+")
 _DECIMAL: Final = re.compile(r"(?<![\w.,/])\d[\d,]*\.\d+(?![\w.]*\d)")
 _HIDDEN: Final = re.compile(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\$[^$]*\$", re.DOTALL)
 _MARK: Final = re.compile(r"<!-- (from|run|figures)\b([^:]*): (.*?) -->", re.DOTALL)
 _WRITTEN: Final = re.compile(r"<!-- (\w+\.py): (begin|end) -->")
 _SCALES: Final = {
-    **dict.fromkeys(("s", "ms", "us", "seconds"), (1.0, 1e3, 1e-3)),
-    **dict.fromkeys(_BYTES, (1.0, 1e3, 1e-3, 1024.0, 1 / 1024)),
+    "seconds": (1.0, 1e-3),
+    "bytes": (1.0, 1e-3, 1 / 1024),
     "%": (1.0, 100.0),
-    "TB/s": (1.0, 1e-3),
+    "rate": (1.0, 1e-3),
     "": (1.0, 1e-3),
 }
-"""Factors between the units in which a source and a page may have a number. Tables of pages have
-their units in their heads, and seconds where a report has milliseconds."""
+"""Factors of numbers of a source that have no unit. Tables have units in their heads, and a report
+has milliseconds where a page has seconds."""
 
-_ROUNDED: Final = 3
+_ROUNDED: Final = 2
 """Digits that a page may drop. A long number rounds to too many short ones to be their source."""
 
-Number = tuple[float, int]
-"""A number of a source, and its digits there."""
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a source.
+
+    Attributes:
+        value: as it is written.
+        digits: significant digits that are written.
+        unit: behind it; empty: none, or one that is not known.
+    """
+
+    value: float
+    digits: int
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,18 +82,33 @@ class Figure:
         digits = len(mantissa.partition(".")[2])
         most = digits_of(self.text) + _ROUNDED
         room = 0.5 * 10.0 ** (int(power or 0) - digits) * (1 + 1e-6)
-        scales = _SCALES.get(self.unit, (1.0,))
         return any(
-            abs(float(plain) - value * scale) <= room
-            for value, written in numbers
-            for scale in scales
-            if written <= most
+            abs(float(plain) - one.value * scale) <= room
+            for one in numbers
+            if one.digits <= most
+            for scale in self._scales(one.unit)
         )
+
+    def _scales(self, unit: str) -> tuple[float, ...]:
+        """Return the factors from a number with a unit of the source to this figure's unit."""
+        kind, own = UNITS.get(self.unit, ("", 1.0))
+        if not unit:
+            return _SCALES.get(kind, (1.0,))
+        its, size = UNITS[unit]
+        return (size / own,) if its == kind else (1.0,) if not kind else ()
 
 
 def digits_of(number: str) -> int:
     """Return the significant digits of a number as it is written."""
     return len(re.sub(r"e.*|[,.]", "", number).lstrip("0")) or 1
+
+
+def numbers_in(text: str) -> tuple[Number, ...]:
+    """Return all numbers of a text."""
+    return tuple(
+        Number(float(own["last"].replace(",", "")), digits_of(own["last"]), own["unit"] or "")
+        for own in _NUMBER.finditer(text.replace("x,", " times,").replace("x |", " times |"))
+    )
 
 
 @dataclass
