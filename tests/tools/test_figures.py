@@ -147,7 +147,7 @@ def test_a_command_with_a_flag_that_is_gone_is_found(monkeypatch: pytest.MonkeyP
         parsed("python tools/gone.py", monkeypatch)
 
 
-SOURCE: Final = "| time, ms |\n|--:|\n| 21,326 |\n\nIdle 4.9%, 1.59x, 0.1234567 s, 2.5e-03.\n"
+SOURCE: Final = "| time, ms |\n|--:|\n| 21,326 |\n\nIdle 4.9%, 1.59x, 0.1234567 s, 2.5e-03, 3,072 MiB.\n"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,10 @@ SOURCE: Final = "| time, ms |\n|--:|\n| 21,326 |\n\nIdle 4.9%, 1.59x, 0.1234567 
         ("It was 1.6 times as fast.", True),
         ("It was 1.69 times as fast.", False),
         ("It took 0.12 s.", False),  # of a number so long that it could be any
-        ("It took 0.1235 s.", True),
+        ("It took 0.12346 s, 123.46 ms.", True),
+        ("It took 4.9 s.", False),  # the source has 4.9 %
+        ("It held 3.0 GiB, 3,072 MiB.", True),
+        ("It held 3.0 GB.", False),
         ("The losses agree to 2.5e-3.", True),
         ("The losses agree to 2.4e-3.", False),
         ("It took 4.9 to 21.4 s.", False),
