@@ -147,7 +147,9 @@ def test_a_command_with_a_flag_that_is_gone_is_found(monkeypatch: pytest.MonkeyP
         parsed("python tools/gone.py", monkeypatch)
 
 
-SOURCE: Final = "| time, ms |\n|--:|\n| 21,326 |\n\nIdle 4.9%, 1.59x, 0.1234567 s, 2.5e-03, 3,072 MiB.\n"
+SOURCE: Final = (
+    "| time, ms |\n|--:|\n| 21,326 |\n\nIdle 4.9%, 1.59x, 0.1234567 s, 2.5e-03, 3,072 MiB.\n"
+)
 
 
 @pytest.mark.parametrize(
