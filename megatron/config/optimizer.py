@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.train import TrainFlags, iterations
+from megatron.config.train import TrainFlags, batch_sizes, iterations
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag, option_of, required
 from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import (
@@ -134,15 +134,22 @@ class Spans(NamedTuple):
 
 
 def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
-    """Return the spans of the learning rate in samples; flags give samples or iterations."""
-    length = iterations(train)
-    batch = length.batch
-    decay = flags.lr_decay_samples or (flags.lr_decay_iters or 0) * batch
+    """Return the spans of the learning rate in samples; flags give samples or iterations.
+
+    A span in iterations ends where these iterations end. Batches may grow, so their samples are
+    added up batch by batch.
+    """
+    sizes, length = batch_sizes(train), iterations(train)
+    decay_iterations = flags.lr_decay_iters or length.total
+    decay = flags.lr_decay_samples or sizes.samples_of(flags.lr_decay_iters or 0)
     decay = decay or train.train_samples or length.samples
-    warmup: float = flags.lr_warmup_samples or flags.lr_warmup_iters * batch
+    warmup: float = flags.lr_warmup_samples or sizes.samples_of(flags.lr_warmup_iters)
     if flags.lr_warmup_fraction:
         warmup = flags.lr_warmup_fraction * decay
-    annealing = flags.lr_wsd_decay_samples or (flags.lr_wsd_decay_iters or 0) * batch
+    annealing = flags.lr_wsd_decay_samples or 0
+    if flags.lr_wsd_decay_iters:
+        before = max(0, decay_iterations - flags.lr_wsd_decay_iters)
+        annealing = sizes.samples_of(decay_iterations) - sizes.samples_of(before)
     return Spans(decay, warmup, annealing)
 
 
@@ -209,13 +216,24 @@ def _warmup(flags: Flags) -> Iterator[str]:
 
 
 def _annealing(flags: Flags) -> Iterator[str]:
-    optimizer = flags[OptimizerFlags]
+    optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
+    if optimizer.lr_decay_style != "WSD" or _in_wrong_unit(flags):
+        return
     spans = (optimizer.lr_wsd_decay_iters, optimizer.lr_wsd_decay_samples)
-    if optimizer.lr_decay_style == "WSD" and spans == (None, None):
-        _, unit = _units_of_spans(flags)
+    _, unit = _units_of_spans(flags)
+    if spans == (None, None):
         yield (
             f"--lr-decay-style WSD needs the span at the end in which the rate falls: give "
             f"--lr-wsd-decay-{unit}"
+        )
+    decay, words = optimizer.lr_decay_iters or train.train_iters, "iterations"
+    if unit == "samples":
+        decay, words = optimizer.lr_decay_samples or train.train_samples, "samples"
+    annealing = spans[unit == "samples"] or 0
+    if decay is not None and annealing > decay:
+        yield (
+            f"--lr-wsd-decay-{unit} {annealing} is longer than the decay of {decay} {words}: "
+            f"shorten it, or lengthen --lr-decay-{unit}"
         )
 
 

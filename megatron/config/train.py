@@ -1,14 +1,14 @@
 """The length of a run, and its batches, which may grow in size: flags, rules, configuration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 
-from megatron.data.batch_sizes import BatchSizes, Growth, Rampup, SizeSteps
+from megatron.config.batch_growth import parse_rampup, parse_size_steps
+from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import EvaluationSet
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
 from megatron.flags.groups import Flags, faults_of
@@ -67,79 +67,6 @@ class TrainFlags:
 # fmt: on
 
 
-def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
-    """Read START, INCREMENT and SAMPLES, the words behind ``--rampup-batch-size``.
-
-    Args:
-        words: the words behind the flag; empty: batches do not grow.
-        last: samples of the last batch.
-        unit: samples of a microbatch.
-
-    Raises:
-        ValueError: the words describe no growth to ``last``. The message begins with the flag.
-    """
-    if not words:
-        return None
-    given = f"--rampup-batch-size {' '.join(words)}"
-    try:
-        start, increment, samples = map(int, words)
-    except ValueError as error:
-        raise ValueError(
-            f"{given}: give three whole numbers: samples of the first batch, samples by which "
-            "batches grow at a time, and samples over which they grow"
-        ) from error
-    if min(start, increment, samples) < 1:
-        raise ValueError(f"{given}: all three must be at least 1")
-    if start >= last or (last - start) % increment:
-        raise ValueError(
-            f"{given}: batches do not come from {start} to --global-batch-size {last} by steps of "
-            f"{increment}: make the difference a multiple of the second number"
-        )
-    made = Rampup(start, increment, samples)
-    if not made.are_multiples(unit):
-        raise ValueError(
-            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
-            f"make the first two numbers multiples of {unit}"
-        )
-    return made
-
-
-def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | None:
-    """Read pairs BEGIN:SIZE, the words behind ``--batch-size-steps``.
-
-    One word may hold several pairs, with spaces or commas between them. Arguments and errors are as
-    in ``parse_rampup``.
-    """
-    if not words:
-        return None
-    given = f"--batch-size-steps {' '.join(words)}"
-    entries = " ".join(words).replace(",", " ").split()
-    try:
-        steps = [(int(begin), int(size)) for begin, size in (e.split(":") for e in entries)]
-    except ValueError as error:
-        raise ValueError(
-            f"{given}: give pairs SAMPLES:SIZE of whole numbers, the samples after which batches "
-            "have that size"
-        ) from error
-    begins, sizes = tuple(zip(*steps, strict=True)) or ((), ())
-    rises = all(a < b for own in (begins, sizes) for a, b in pairwise(own))
-    if not steps or begins[0] != 0 or sizes[0] < 1 or not rises:
-        raise ValueError(
-            f"{given}: the first pair begins at 0 samples, and from pair to pair both numbers rise"
-        )
-    if sizes[-1] != last:
-        raise ValueError(
-            f"{given}: the last size is not --global-batch-size {last}: make the two the same"
-        )
-    made = SizeSteps(begins, sizes)
-    if not made.are_multiples(unit):
-        raise ValueError(
-            f"{given}: not every batch is made of microbatches of {unit} (--micro-batch-size): "
-            f"make all sizes multiples of {unit}"
-        )
-    return made
-
-
 class Iterations(NamedTuple):
     """How long a run is.
 
@@ -158,14 +85,19 @@ class Iterations(NamedTuple):
 
 def iterations(flags: TrainFlags) -> Iterations:
     """Return the run's length; samples are rounded down to whole iterations."""
-    batch = flags.global_batch_size or flags.micro_batch_size
-    try:
-        sizes = BatchSizes(batch, growth_of(flags))
-    except ValueError:  # a rule reports this mistake
-        sizes = BatchSizes(batch)
+    sizes = batch_sizes(flags)
     total = flags.train_iters or sizes.iterations(flags.train_samples or 0)
     last = min(total, flags.exit_interval or total)
-    return Iterations(batch, total, last, sizes.samples_of(total))
+    return Iterations(sizes.final, total, last, sizes.samples_of(total))
+
+
+def batch_sizes(flags: TrainFlags) -> BatchSizes:
+    """Return the sizes of all global batches; of a faulty growth, as if batches did not grow."""
+    batch = flags.global_batch_size or flags.micro_batch_size
+    try:
+        return BatchSizes(batch, growth_of(flags))
+    except ValueError:  # a rule reports this mistake
+        return BatchSizes(batch)
 
 
 def growth_of(flags: TrainFlags) -> Growth | None:
@@ -275,11 +207,13 @@ def _length(flags: Flags) -> Iterator[str]:
     if (train.train_iters is None) == (train.train_samples is None):
         given = "neither is given" if train.train_iters is None else "both are given"
         yield f"--train-iters or --train-samples: {given}; give one of them"
-    batch = train.global_batch_size or train.micro_batch_size
-    if train.train_samples is not None and train.train_samples < batch:
+    first = batch_sizes(train).at(0)
+    if train.train_samples is not None and train.train_samples < first:
+        growth = "--rampup-batch-size" if train.rampup_batch_size else "--batch-size-steps"
+        grows = train.rampup_batch_size or train.batch_size_steps
         yield (
-            f"--train-samples {train.train_samples} is less than one iteration of {batch} samples: "
-            "raise it, or lower --global-batch-size"
+            f"--train-samples {train.train_samples} is less than one iteration of {first} samples: "
+            f"raise it, or lower {growth if grows else '--global-batch-size'}"
         )
 
 

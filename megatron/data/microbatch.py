@@ -173,19 +173,22 @@ class MicrobatchLoader:
     def read_ahead(self, prepare: Callable[[list[Microbatch]], object]) -> None:
         """Do nothing; a subclass may start to read the batch that ``next_prepared`` returns."""
 
-    def global_batch(self, first: int, begin: int = 0, step: int = 1) -> list[Microbatch]:
+    def global_batch(
+        self, first: int, begin: int = 0, step: int = 1, size: int | None = None
+    ) -> list[Microbatch]:
         """Reads microbatches, with all their tokens, of the global batch from sample ``first``.
 
         Of the global batch's microbatches it reads number ``begin`` and then every ``step``-th.
+        The batch has ``size`` samples; ``None``: ``batch_size``.
 
         Raises:
             ValueError: as ``next_batch``.
         """
-        return [self._read(start) for start in self._starts(first, begin, step)]
+        return [self._read(start) for start in self._starts(first, begin, step, size)]
 
-    def _starts(self, first: int, begin: int, step: int) -> range:
+    def _starts(self, first: int, begin: int, step: int, size: int | None = None) -> range:
         """Return the first sample of each microbatch of ``global_batch``; raises its errors."""
-        end = first + self.batch_size
+        end = first + (size or self.batch_size)
         if end > len(self._dataset):
             raise ValueError(
                 f"the data ends at sample {len(self._dataset)}, within the global batch of samples "

@@ -70,15 +70,16 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
 def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
     """Return the digests of the data.
 
-    The first and the last training batch are hashed, and the first batch of every set that is
-    evaluated.
+    The first training batch is hashed, as many samples at the end of the training data, and the
+    first batch of every set that is evaluated.
 
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
         OSError: the data cannot be read.
     """
-    last = train.dataset_samples - train.global_batch_size
-    found = {"training data": _batches(data.train, (0, last))}
+    size = train.batches.at(0)  # a run may end before its batches have their full size
+    ends = (0, train.dataset_samples - size)
+    found = {"training data": _batches(data.train, ends, size)}
     for name, loader in data.validation.items():
         found[f"{name} data"] = _batches(loader, (0,))
     if data.test is not None:
@@ -171,12 +172,15 @@ def _text(program: Program) -> str:
     )
 
 
-def _batches(loader: MicrobatchLoader, firsts: Iterable[int]) -> str:
-    """Return the digest of the global batches that begin with the samples ``firsts``."""
+def _batches(loader: MicrobatchLoader, firsts: Iterable[int], size: int | None = None) -> str:
+    """Return the digest of the global batches that begin with the samples ``firsts``.
+
+    A batch has ``size`` samples; ``None``: as many as the loader's batches.
+    """
     return _digest(
         tensor.numpy().tobytes()
         for first in firsts
-        for microbatch in loader.global_batch(first)
+        for microbatch in loader.global_batch(first, size=size)
         for tensor in (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
     )
 

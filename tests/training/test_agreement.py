@@ -17,6 +17,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
+from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
 from megatron.layers.recompute import Part, Recomputation
@@ -133,9 +134,11 @@ class Numbers(SampleDataset):
         out[:] = self._tokens[index]
 
 
-def of_data(train: Numbers, valid: Numbers | None = None) -> dict[str, str]:
-    """Digests of two iterations of three microbatches of two samples."""
-    config = changed("train", micro_batch_size=2, global_batch_size=6, train_iters=2)
+def of_data(
+    train: Numbers, valid: Numbers | None = None, rampup: Rampup | None = None
+) -> dict[str, str]:
+    """Digests of two iterations of three microbatches of two samples, or of fewer at the start."""
+    config = changed("train", micro_batch_size=2, global_batch_size=6, train_iters=2, rampup=rampup)
     train_loader = MicrobatchLoader(train, 2, 3)
     evaluated = {} if valid is None else {"validation": MicrobatchLoader(valid, 2, 3)}
     found = data_digests(config.train, Data(train_loader, evaluated))
@@ -152,6 +155,13 @@ def test_other_data_differ(other: int) -> None:
     assert of_evaluation["training data"] == plain["training data"]
     assert of_evaluation["validation data"] != plain["validation data"]
     assert of_data(Numbers(12)).keys() == {"training data"}
+
+
+@pytest.mark.parametrize("other", [0, 1, 2, 3])
+def test_a_run_may_end_before_a_batch_has_its_full_size(other: int) -> None:
+    """Two iterations of 2 samples, where batches grow to 6: the data are these 4 samples."""
+    rampup = Rampup(2, 2, 8)
+    assert of_data(Numbers(4, other), rampup=rampup) != of_data(Numbers(4), rampup=rampup)
 
 
 @pytest.mark.parametrize(

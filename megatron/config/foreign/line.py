@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
+from megatron.config.batch_growth import parse_rampup, parse_size_steps
+from megatron.data.batch_sizes import BatchSizes, Growth
+
 
 @dataclass(frozen=True)
 class Line:
@@ -59,14 +62,36 @@ class Line:
         return max(1, self.number("--global-batch-size", self.number("--micro-batch-size", 1)))
 
     @property
+    def sizes(self) -> BatchSizes:
+        """The sizes of all batches; of a faulty growth, as if batches did not grow."""
+        try:
+            return BatchSizes(int(self.batch), self._growth())
+        except ValueError:
+            return BatchSizes(int(self.batch))
+
+    def _growth(self) -> Growth | None:
+        """Return how batches grow.
+
+        Raises:
+            ValueError: the words describe no growth.
+        """
+        last, unit = int(self.batch), max(1, int(self.number("--micro-batch-size", 1)))
+        steps = self.given.get("--batch-size-steps", ())
+        if in_tokens := self.given.get("--step-batch-size-schedule"):
+            steps = _steps_in_samples(self, in_tokens)
+        rampup = parse_rampup(self.given.get("--rampup-batch-size", ()), last, unit)
+        return rampup or parse_size_steps(steps, last, unit)
+
+    @property
     def samples(self) -> float:
         """The run's length in samples, without ``--train-tokens``; 0 if none is given."""
-        return self.number("--train-samples", self.number("--train-iters", 0) * self.batch)
+        iterations = int(self.number("--train-iters", 0))
+        return self.number("--train-samples", self.sizes.samples_of(max(0, iterations)))
 
     @property
     def last_iteration(self) -> float:
         """The last iteration that runs; 0 if no length is given."""
-        total = self.samples // self.batch
+        total = self.sizes.iterations(int(self.samples))
         return min(total, self.number("--exit-interval", total))
 
     def samples_of(self, tokens: float) -> int:
@@ -105,10 +130,14 @@ def _span(span: str, line: Line, _: Sequence[str]) -> str:
     samples = line.samples_of(line.number(f"--lr-{span}-tokens", 0))
     if "--train-iters" not in line.given or 0 < line.samples_of_tokens < line.samples:
         return f"--lr-{span}-samples {samples}"
-    return f"--lr-{span}-iters {int(samples // line.batch)}"
+    return f"--lr-{span}-iters {line.sizes.iterations(samples)}"
 
 
 def _size_steps(line: Line, values: Sequence[str]) -> str:
+    return f"--batch-size-steps {' '.join(_steps_in_samples(line, values))}"
+
+
+def _steps_in_samples(line: Line, values: Sequence[str]) -> list[str]:
     """Return thresholds in samples, rounded down, for thresholds in tokens.
 
     A word that is no number stays as it is, so that a rule reports it.
@@ -124,7 +153,7 @@ def _size_steps(line: Line, values: Sequence[str]) -> str:
             found.append(entry)
         else:
             found.append(f"{line.samples_of(tokens)}{colon}{size}")
-    return f"--batch-size-steps {' '.join(found)}"
+    return found
 
 
 def _moe_recompute(line: Line, _: Sequence[str]) -> str:

@@ -204,6 +204,9 @@ def test_conditions_on_a_line() -> None:
     assert Line(length | {"--exit-interval": ["5"]}).last_iteration == 5
     assert Line({"--train-iters": ["7"], "--exit-interval": ["9"]}).last_iteration == 7
     assert Line({"--train-iters": ["x"]}).last_iteration == 0
+    growing = length | {"--rampup-batch-size": ["2", "2", "24"]}
+    assert Line(growing).last_iteration == 17, "8 iterations have 28 samples, and 9 have 72"
+    assert Line({"--train-iters": ["10"]} | growing | {"--train-samples": []}).samples == 44
 
 
 @pytest.mark.parametrize(
@@ -319,6 +322,18 @@ def test_the_answer_depends_on_other_flags(
         (
             "--lr-warmup-tokens 6400 --seq-length 64 --train-iters 99 --global-batch-size 5",
             "--lr-warmup-iters 20 --seq-length 64 --train-iters 99 --global-batch-size 5",
+        ),
+        (
+            "--lr-warmup-tokens 112 --seq-length 4 --train-iters 99 --global-batch-size 8 "
+            "--rampup-batch-size 2 2 24",
+            "--lr-warmup-iters 8 --seq-length 4 --train-iters 99 --global-batch-size 8 "
+            "--rampup-batch-size 2 2 24",
+        ),
+        (
+            "--lr-decay-tokens 128 --seq-length 4 --train-iters 99 --global-batch-size 8 "
+            "--step-batch-size-schedule 0:2,96:8",
+            "--lr-decay-iters 13 --seq-length 4 --train-iters 99 --global-batch-size 8 "
+            "--batch-size-steps 0:2 24:8",
         ),
         (
             "--schedule-timer-start 5 --schedule-timer-end 8 --train-iters 9",
