@@ -27,6 +27,14 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
+def _is_loss_scale(value: object) -> bool:
+    """Return whether a value is the state of a loss scaler; ``None``: it counted nothing."""
+    if not isinstance(value, Mapping):
+        return value is None
+    is_counted = _is_count(value.get("samples_without_step"))
+    return is_counted and all(type(own) in (int, float) for own in value.values())
+
+
 _SOUND: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "iteration": (_is_count, "a whole number, 0 or more"),
     "consumed_samples": (_is_count, "a whole number, 0 or more"),
@@ -69,6 +77,8 @@ def read_checked_common(where: Path) -> dict[str, Any]:
             )
     if not _is_mapping(common.get("optimizer", {})):
         raise DamagedError(f"{path}: optimizer is not values by name")
+    if not _is_loss_scale(common.get("loss_scale")):
+        raise DamagedError(f"{path}: loss_scale is not the numbers of a loss scale by name")
     iteration, steps = common["iteration"], common["optimizer_steps"]
     if where != folder.folder_of(where.parent, iteration):
         raise DamagedError(f"{path} is of iteration {iteration}, and {where.name} of another one")

@@ -16,6 +16,8 @@ from megatron.optimizer.config import LossScaleConfig
 GROWTH: Final = 2.0
 BACKOFF: Final = 0.5
 
+_WITHOUT_STEP: Final = "samples_without_step"
+
 
 @dataclass(frozen=True)
 class LossScale:
@@ -26,8 +28,8 @@ class LossScale:
         good_steps: steps since the last overflow or growth.
         tolerance: number of overflows until the scale shrinks; from then on every overflow shrinks
             it. Only a growth resets the tolerance, so the overflows need not be consecutive.
-        samples_without_step: samples of all iterations that took no step. Megatron's rate schedules
-            do not count these samples.
+        samples_without_step: samples of all iterations that took no step, for whatever reason.
+            Megatron's rate schedules do not count these samples, with or without fp16.
     """
 
     scale: float
@@ -67,11 +69,9 @@ class LossScaler:
             samples: number of samples of the iteration.
         """
         config, state = self._config, self.state
-        if config is None:
-            return state
         if not finite:
-            state = replace(state, samples_without_step=state.samples_without_step + samples)
-        if config.constant is not None:
+            state = _without_step(state, samples)
+        if config is None or config.constant is not None:
             return state
         return _grown(state, config) if finite else _shrunk(state, config)
 
@@ -79,27 +79,42 @@ class LossScaler:
         """Count one more iteration; arguments as of ``after``."""
         self.state = self.after(finite, samples)
 
-    def saved(self) -> dict[str, float] | None:
-        """Return the state for a checkpoint; ``None`` if losses are not scaled."""
-        return asdict(self.state) if self.is_active else None
+    def pass_over(self, samples: int) -> None:
+        """Count the samples of an iteration that is skipped: it says nothing about the scale."""
+        self.state = _without_step(self.state, samples)
 
-    def load(self, saved: Mapping[str, float] | None) -> None:
+    def saved(self) -> dict[str, float]:
+        """Return the state for a checkpoint; without a scale if losses are not scaled."""
+        if self.is_active:
+            return asdict(self.state)
+        return {_WITHOUT_STEP: self.state.samples_without_step}
+
+    def load(self, saved: Mapping[str, float] | None, *, with_scale: bool = True) -> None:
         """Continue from the state in a checkpoint; a constant scale does not change.
 
         Args:
-            saved: result of ``saved``, possibly of a run that scaled no losses.
+            saved: result of ``saved``, possibly of a run that scaled no losses; ``None``: of a run
+                that counted nothing.
+            with_scale: whether the scale and its counters are read too.
         """
-        if self._config is None or saved is None:
+        if saved is None:
+            return
+        if self._config is None or not with_scale or "scale" not in saved:
+            self.state = replace(self.state, samples_without_step=int(saved[_WITHOUT_STEP]))
             return
         loaded = LossScale(
             float(saved["scale"]),
             int(saved["good_steps"]),
             int(saved["tolerance"]),
-            int(saved["samples_without_step"]),
+            int(saved[_WITHOUT_STEP]),
         )
         if self._config.constant is not None:
             loaded = replace(loaded, scale=self._config.constant)
         self.state = loaded
+
+
+def _without_step(state: LossScale, samples: int) -> LossScale:
+    return replace(state, samples_without_step=state.samples_without_step + samples)
 
 
 def _shrunk(state: LossScale, config: LossScaleConfig) -> LossScale:

@@ -104,10 +104,9 @@ class CheckpointReader:
         if scales and state.delayed_scales is not None:
             state.delayed_scales.loaded()
         optimizer.loaded(int(common["optimizer_steps"]) if moments else 0)
-        if moments:
-            state.loss_scaler.load(common.get("loss_scale"))
         if weights_alone:
             return Progress()
+        state.loss_scaler.load(common.get("loss_scale"), with_scale=moments)
         known = {field.name for field in fields(Progress)} & common.keys()
         return Progress(**{name: common[name] for name in known})
 

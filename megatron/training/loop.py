@@ -7,6 +7,7 @@
 train. From here on all ranks go in step; rank 0 prints.
 """
 
+import math
 import time
 
 from megatron.checkpoint.lock import FolderLock
@@ -224,11 +225,12 @@ class _Loop:
         )
         self.meter.ended(iteration)
         scaler = self._state.loss_scaler
+        scaler.pass_over(len(samples))
         self.meter.report(
             Finished(
                 iteration,
                 0.0,
-                0.0,
+                math.nan,
                 end,
                 samples=samples,
                 is_skipped=True,

@@ -31,7 +31,7 @@ class Iteration:
         number: counted from 0.
         batch: its microbatches.
         rates: returns the rates of the step; its argument is the number of earlier samples that led
-            to no step because of an overflow.
+            to no step.
         consumed_samples: samples of this iteration and of all iterations before.
         loss_scale: factor that the weights of the losses contain.
     """
@@ -49,8 +49,9 @@ class Finished:
 
     Attributes:
         number: counted from 0.
-        loss: mean over the valid tokens.
-        grad_norm: norm of the whole model's gradient, before clipping.
+        loss: mean over the valid tokens; of an iteration that was passed over, 0.
+        grad_norm: norm of the whole model's gradient, before clipping; of an iteration that was
+            passed over, NaN.
         consumed_samples: samples of this iteration and of all iterations before.
         step_redone: whether its step was a wrong guess and was taken again.
         num_zeros: zero elements of the model's gradient; ``None``: they are not counted.
@@ -58,8 +59,8 @@ class Finished:
         samples: its samples, by their place in the order of training.
         is_skipped: whether it took no step.
         loss_scale: loss scale of the next iteration; ``None``: losses are not scaled.
-        samples_without_step: samples of all iterations so far that took no step because of an
-            overflow; rates do not count them.
+        samples_without_step: samples of all iterations so far that took no step; rates do not
+            count them.
         depth_losses: loss of every depth of multi-token prediction, mean over the tokens that count
             there; ``loss`` does not include them.
         layers: losses of layers and balance of experts; ``loss`` does not include them.
@@ -215,7 +216,7 @@ def sums_of_rank(
 def own_rates(state: TrainState, iteration: Iteration) -> Rates:
     """Return the rates of an iteration's step, when all iterations before are final.
 
-    As in Megatron, iterations that took no step because of an overflow do not count.
+    As in Megatron, iterations that took no step do not count.
     """
     return iteration.rates(state.loss_scaler.state.samples_without_step)
 

@@ -1,11 +1,12 @@
 """The loss scale changes by Megatron-LM's rule, which a few runs by hand show."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from megatron.optimizer.config import LossScaleConfig
-from megatron.optimizer.loss_scaler import LossScaler
+from megatron.optimizer.loss_scaler import LossScale, LossScaler
 
 SLOW = LossScaleConfig(initial=16, hysteresis=2, window=3)
 
@@ -66,12 +67,36 @@ def test_a_scaler_that_is_saved_goes_on_alike(cut: int) -> None:
     assert second.state == whole.state
 
 
-def test_without_fp16_nothing_is_scaled_counted_or_saved() -> None:
+def test_without_fp16_only_samples_without_a_step_are_counted() -> None:
     scaler = LossScaler(None)
-    before = scaler.state
     scaler.update(False, samples=3)
-    assert scaler.state == before
-    assert (before.scale, scaler.is_active, scaler.saved()) == (1.0, False, None)
+    scaler.update(True, samples=3)
+    assert not scaler.is_active
+    assert scaler.state == LossScale(1.0, 0, 1, samples_without_step=3)
+    assert scaler.saved() == {"samples_without_step": 3}
+    again = LossScaler(None)
+    again.load(scaler.saved())
+    assert again.state == scaler.state
+
+
+@pytest.mark.parametrize("config", [None, SLOW, LossScaleConfig(constant=7)])
+def test_an_iteration_that_is_passed_over_changes_no_scale(config: LossScaleConfig | None) -> None:
+    scaler = LossScaler(config)
+    before = scaler.state
+    scaler.pass_over(5)
+    assert scaler.state == replace(before, samples_without_step=5)
+
+
+def test_samples_are_counted_on_whether_or_not_a_run_scales_losses() -> None:
+    scaled, plain = LossScaler(SLOW), LossScaler(None)
+    scaled.update(False, samples=5)
+    plain.load(scaled.saved())
+    plain.pass_over(2)
+    assert plain.state == LossScale(1.0, 0, 1, samples_without_step=7)
+    for saved, with_scale, counted in ((plain.saved(), True, 7), (scaled.saved(), False, 5)):
+        scaler = LossScaler(SLOW)
+        scaler.load(saved, with_scale=with_scale)
+        assert scaler.state == replace(LossScaler(SLOW).state, samples_without_step=counted)
 
 
 def test_scales_are_loaded_where_they_change_only() -> None:
@@ -80,5 +105,5 @@ def test_scales_are_loaded_where_they_change_only() -> None:
     constant.load(changing.saved())
     assert (constant.state.scale, constant.state.samples_without_step) == (8, 5)
     before = changing.state
-    changing.load(None)  # of a run in bf16
+    changing.load(None)  # of a run that counted nothing
     assert changing.state == before

@@ -220,4 +220,6 @@ def test_an_iteration_without_a_step_leaves_the_weights_as_they_are(
     for done, finite in results:
         assert [iteration.is_skipped for iteration in done] == [False, True, False]
         assert [math.isfinite(iteration.loss) for iteration in done] == [True, False, True]
+        counted = [iteration.samples_without_step for iteration in done]
+        assert counted == [0, 3, 3], "rates do not count the samples of the second iteration"
         assert finite

@@ -3,6 +3,7 @@
 Pure functions from values to text. The loop decides when a line is printed, and on which rank.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from megatron.config.parallel_config import ParallelConfig
@@ -67,7 +68,11 @@ def vocabulary_words(vocab_size: int, added: int) -> str:
 
 
 def iteration_line(values: Interval) -> str:
-    """Return Megatron's training line, with one addition: the MFU behind the throughput."""
+    """Return Megatron's training line, with one addition: the MFU behind the throughput.
+
+    As in Megatron, the loss is missing where no iteration of the interval took a step, and the norm
+    where the last iteration took none.
+    """
     # Megatron prints one decimal, which is too coarse for a CPU core's third of a TFLOP/s.
     decimals = 1 if values.tflops_per_rank >= 10 else 3
     # Parsers look for the loss scale even of bf16 and fp32, which have none.
@@ -81,12 +86,12 @@ def iteration_line(values: Interval) -> str:
         f"MFU: {values.mfu:.1%}",
         f"learning rate: {values.learning_rate:.6E}",
         f"global batch size: {values.global_batch_size:5d}",
-        f"lm loss: {values.lm_loss:.6E}",
+        *([f"lm loss: {values.lm_loss:.6E}"] if math.isfinite(values.lm_loss) else []),
         *(f"mtp_{depth} loss: {own:.6E}" for depth, own in enumerate(values.mtp_losses, 1)),
         *(f"{name}: {own:.6E}" for name, own in values.layer_losses.items()),
         *_imbalance(values),
         f"loss scale: {scale:.1f}",
-        f"grad norm: {values.grad_norm:.3f}",
+        *([f"grad norm: {values.grad_norm:.3f}"] if math.isfinite(values.grad_norm) else []),
         *([] if values.num_zeros is None else [f"num zeros: {values.num_zeros:.1f}"]),
         *([] if values.params_norm is None else [f"params norm: {values.params_norm:.3f}"]),
         f"number of skipped iterations: {values.skipped:3d}",

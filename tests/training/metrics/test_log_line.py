@@ -52,6 +52,15 @@ def test_the_loss_scale_of_fp16() -> None:
     assert " | loss scale: 65536.0 | " in iteration_line(replace(VALUES, loss_scale=65536.0))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_or_norm_that_no_step_had_is_left_out_as_in_megatron(value: float) -> None:
+    line = iteration_line(VALUES)
+    without_norm = line.replace("grad norm: 1.234 | ", "")
+    assert iteration_line(replace(VALUES, grad_norm=value)) == without_norm
+    without_both = without_norm.replace("lm loss: 1.034567E+01 | ", "")
+    assert iteration_line(replace(VALUES, grad_norm=value, lm_loss=value)) == without_both
+
+
 @pytest.mark.parametrize(
     ("pattern", "value"),
     [
