@@ -144,6 +144,7 @@ def answer(model: InferenceModel, words: Words, args: GenerateFlags, how: Sampli
             args.max_new_tokens,
             end=words.end,
             cached=not args.no_cache,
+            first=begin,
         )
         if len(texts) == 1:
             stream(steps, words, texts[0], spoken=model.is_first)

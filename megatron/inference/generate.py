@@ -16,11 +16,13 @@ def generate(
     *,
     end: int | None = None,
     cached: bool = True,
+    first: int = 0,
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every prompt. All ranks take equally many steps.
 
     An answer ends after ``most_tokens`` tokens, or after the token ``end``. Without ``cached`` no
-    keys and values are kept, and every step runs all tokens again.
+    keys and values are kept, and every step runs all tokens again. ``first`` is the number of the
+    first prompt among all prompts, counted from 0: the number of a prompt decides what is drawn.
 
     Yields:
         A token for each prompt, or ``None`` for a prompt whose answer is complete. The last token
@@ -29,7 +31,7 @@ def generate(
     Raises:
         ValueError: a prompt is empty, or has a token that is not in the vocabulary.
     """
-    _check(prompts, model.config.vocab_size)
+    _check(prompts, model.config.vocab_size, first)
     longest = max(map(len, prompts))
     padding_b = torch.tensor([longest - len(prompt) for prompt in prompts])
     tokens_bs = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
@@ -39,7 +41,7 @@ def generate(
         if rows is None or not cached:
             rows, new_bs = model.start(padding_b, longest + most_tokens), tokens_bs
         logits_bv = model.logits(model.advance(rows, new_bs)[:, -1])
-        chosen_b = choose_tokens(logits_bv, model.first_row, model.column, how, step).cpu()
+        chosen_b = choose_tokens(logits_bv, model.first_row, model.column, how, step, first).cpu()
         yield [int(token) if on else None for token, on in zip(chosen_b, running, strict=True)]
         running = [on and int(token) != end for token, on in zip(chosen_b, running, strict=True)]
         if not any(running):
@@ -58,8 +60,8 @@ def answers(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
     return found
 
 
-def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    for number, prompt in enumerate(prompts, 1):
+def _check(prompts: Sequence[Sequence[int]], vocab_size: int, first: int) -> None:
+    for number, prompt in enumerate(prompts, first + 1):
         if not prompt:
             raise ValueError(f"prompt {number} has no tokens: a model goes on from at least one")
         wrong = [token for token in prompt if not 0 <= token < vocab_size]

@@ -103,10 +103,13 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         return sum(self._scored(row, count).total for row, count in rows)
 
     def generate_until(self, requests: Sequence[Request]) -> list[str]:
-        """Return for each (context, options) the answer up to the first stop word."""
-        return [self._answer(*request.args) for request in requests]
+        """Return for each (context, options) the answer up to the first stop word.
 
-    def _answer(self, context: str, options: dict[str, Any]) -> str:
+        The number of a request decides what is drawn, so repeated requests have other answers.
+        """
+        return [self._answer(number, *request.args) for number, request in enumerate(requests)]
+
+    def _answer(self, number: int, context: str, options: dict[str, Any]) -> str:
         stops = options.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
         most = min(int(options.get("max_gen_toks", 256)), self.max_length - 1)
@@ -114,9 +117,8 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         how = Sampling(float(options.get("temperature", 0.0)) if options.get("do_sample") else 0.0)
         found: list[int] = []
         text = ""
-        rest = generate(
-            self._model, [prompt[-(self.max_length - most) :]], how, most, end=self._words.end
-        )
+        context_tokens = prompt[-(self.max_length - most) :]
+        rest = generate(self._model, [context_tokens], how, most, end=self._words.end, first=number)
         for [token] in rest:
             assert token is not None, "the only answer is not complete"
             found.append(token)

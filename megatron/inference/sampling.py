@@ -4,7 +4,8 @@ A token is drawn by the Gumbel-max trick: the id with the largest ``logit / temp
 a sample of the softmax. Each rank finds the largest sum of its shard, and the ranks exchange only
 these numbers. Top-k and top-p drop the logits below a threshold; to find the threshold, the ranks
 exchange their largest logits, the candidates. The noise of an id depends on the seed, the step, the
-row and the id alone, so any number of ranks chooses the same tokens.
+number of the prompt and the id alone. So any number of ranks chooses the same tokens, in batches of
+any size.
 
 Shapes: b rows, v logits of the shard, p ranks, k candidates of a rank, c = p k candidates.
 """
@@ -57,7 +58,12 @@ class Sampling:
 
 
 def choose_tokens(
-    logits_bv: Tensor, first_row: int, axis: ConnectedAxis, how: Sampling, step: int
+    logits_bv: Tensor,
+    first_row: int,
+    axis: ConnectedAxis,
+    how: Sampling,
+    step: int,
+    first_prompt: int = 0,
 ) -> Tensor:
     """Return the next token of every row [b], the same on every rank.
 
@@ -67,13 +73,17 @@ def choose_tokens(
         axis: the ranks that share the vocabulary.
         how: rule of the choice.
         step: number of tokens that were chosen before in each row.
+        first_prompt: number of the prompt of the first row; the prompts of the rows are in order.
     """
     if how.temperature == 0:
         return _largest(logits_bv, first_row, axis)
     scaled_bv = logits_bv / how.temperature
     threshold_b = _threshold(scaled_bv, axis, how)
     dropped_bv = scaled_bv < threshold_b[:, None]
-    noise_bv = _gumbel(scaled_bv, first_row, how.seed, step)
+    prompts = range(first_prompt, first_prompt + len(scaled_bv))
+    noise_bv = torch.stack(
+        [_gumbel(scaled_bv.shape[1], first_row, (how.seed, step, prompt)) for prompt in prompts]
+    ).to(scaled_bv)
     return _largest((scaled_bv + noise_bv).masked_fill(dropped_bv, -math.inf), first_row, axis)
 
 
@@ -143,14 +153,13 @@ def _nucleus(candidate_bc: Tensor, total_b: Tensor, top_p: float) -> tuple[Tenso
     return candidate_bc.gather(1, last_b[:, None])[:, 0], reached
 
 
-def _gumbel(like_bv: Tensor, first_row: int, seed: int, step: int) -> Tensor:
-    """Return the noise of a shard's ids [b, v], drawn on the host in blocks of ids."""
-    rows, width = like_bv.shape
-    noise_bv = torch.empty(rows, width, dtype=torch.float64)
+def _gumbel(width: int, first_row: int, key: tuple[int, ...]) -> Tensor:
+    """Return the noise of a shard's ids for a prompt [v], drawn on the host in blocks of ids."""
+    noise_v = torch.empty(width, dtype=torch.float64)
     for block in range(first_row // _BLOCK, -(-(first_row + width) // _BLOCK)):
-        generator = torch.Generator().manual_seed(stable_seed(seed, "token", step, block))
-        uniform_br = torch.rand(rows, _BLOCK, generator=generator, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(stable_seed("token", *key, block))
+        uniform_r = torch.rand(_BLOCK, generator=generator, dtype=torch.float64)
         begin, end = max(block * _BLOCK, first_row), min((block + 1) * _BLOCK, first_row + width)
-        drawn_br = uniform_br[:, begin - block * _BLOCK : end - block * _BLOCK]
-        noise_bv[:, begin - first_row : end - first_row] = -torch.log(-torch.log(drawn_br))
-    return noise_bv.to(like_bv)
+        drawn_r = uniform_r[begin - block * _BLOCK : end - block * _BLOCK]
+        noise_v[begin - first_row : end - first_row] = -torch.log(-torch.log(drawn_r))
+    return noise_v

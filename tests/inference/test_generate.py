@@ -110,6 +110,35 @@ def test_prompts_of_a_file_may_begin_with_a_mark_of_byte_order(
     assert [text[: len(line)] for text, line in zip(found, lines, strict=True)] == lines
 
 
+@pytest.mark.parametrize("how", ["--temperature 1", "--temperature 2 --top-k 9", "--top-p 0.9"])
+def test_answers_do_not_depend_on_the_size_of_batches(
+    how: str, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal prompts have noise of their own, whose key is their number in the file."""
+    how = how if "--temperature" in how else f"--temperature 1 {how}"
+    file, lines = tmp_path / "prompts", ["5 17 33"] * 3 + ["7 8"] + ["5 17 33"] * 6
+    file.write_text("\n".join(lines))
+    flags = [str(gpt2), "--ids", "--max-new-tokens", "6", "--seed", "1", *how.split()]
+    capsys.readouterr()
+    by_size = []
+    for size in (1, 3, 8, 16):
+        main([*flags, "--prompts-file", str(file), "--batch-size", str(size)])
+        by_size.append(capsys.readouterr().out.splitlines())
+    assert by_size[1:] == by_size[:1] * 3
+    assert len(set(by_size[0])) == len(lines)
+    alone = [*flags, "--prompt", lines[0]]
+    main(alone)
+    assert capsys.readouterr().out.strip() == by_size[0][0]
+
+
+def test_a_faulty_prompt_is_told_by_its_number_in_the_file(gpt2: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("5\n6\n7\n99\n")
+    flags = ["--ids", "--max-new-tokens", "2", "--prompts-file", str(file), "--batch-size", "3"]
+    with pytest.raises(SystemExit, match="prompt 4 has the token 99"):
+        main([str(gpt2), *flags])
+
+
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [

@@ -81,6 +81,11 @@ def test_it_answers_as_the_model_does(adapter: Any, tmp_path: Path) -> None:
     [(_, greedy)] = model.loglikelihood([request(words[0], f" {answer}")])
     assert greedy, "what it says is what it finds likeliest"
 
+    draws = request(words[0], {"max_gen_toks": 5, "do_sample": True, "temperature": 5.0})
+    drawn = model.generate_until([draws] * 4)
+    assert len(set(drawn)) == 4, "each request has its own noise"
+    assert model.generate_until([draws] * 2) == drawn[:2]
+
     text = [int(i * 7 % 90) for i in range(60)]  # longer than a row
     [total] = model.loglikelihood_rolling([request(" ".join(map(str, text)))])
     assert total == pytest.approx(rolling(theirs, [98, *text], 24), abs=1e-2)

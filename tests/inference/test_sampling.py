@@ -72,6 +72,14 @@ def test_seed_and_step_change_what_is_drawn() -> None:
     assert len(drawn) == 4
 
 
+def test_the_noise_of_a_row_is_that_of_its_prompt() -> None:
+    logits_bv, how = logits(3000).expand(9, -1), Sampling(1.0)
+    together = choose_tokens(logits_bv, 0, ALONE, how, 2, 5).tolist()
+    apart = [choose_tokens(logits_bv[:1], 0, ALONE, how, 2, 5 + row).tolist() for row in range(9)]
+    assert [[token] for token in together] == apart
+    assert len(set(together)) > 5
+
+
 def chosen_on_rank(rank: int, world_size: int, *, width: int, how: Sampling) -> list[int]:
     """What one of several ranks chooses; the last one's shard may be short, or empty."""
     import torch.distributed as dist
