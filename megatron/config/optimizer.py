@@ -80,8 +80,8 @@ class OptimizerFlags:
         unset="required, except with --weight-decay-incr-style constant")
     optimizer: Literal["adam", "sgd", "muon"] = flag("adam",
         "adam: Adam with decoupled weight decay. sgd: SGD with momentum; the weight decay is "
-        "added to the gradient. muon: Muon for the matrices of the layers, Adam for all other "
-        "weights.")
+        "added to the gradient. muon: Muon for the matrices of the layers and for learned "
+        "positions, Adam for all other weights.")
     optimizer_impl: Literal["auto", "local", "apex", "torch"] = flag("auto",
         "Whose AdamW updates on GPUs. local: one Triton kernel of this project; apex: "
         "apex.optimizers.FusedAdam, if NVIDIA's package is installed; torch: PyTorch's. auto: the "

@@ -32,7 +32,9 @@ Implementation = Literal["local", "apex", "torch"]
 
 @dataclass(frozen=True)
 class MuonConfig:
-    """Muon for the matrices of the layers; the names are Megatron's, behind ``--muon-``.
+    """Muon, for all matrices but those of the vocabulary.
+
+    The names are Megatron's, behind ``--muon-``.
 
     Attributes:
         momentum: decay of the running mean of gradients in a step.
@@ -114,7 +116,8 @@ class OptimizerConfig:
         end_weight_decay: weight decay at the end, if it is not constant.
         weight_decay_incr_style: how the weight decay goes from its start to its end.
         weight_decay_samples: samples from the start of the weight decay to its end.
-        optimizer: the optimizer. Muon updates matrices of layers, and AdamW all other parameters.
+        optimizer: the optimizer. Muon updates matrices of layers and learned positions, and AdamW
+            all other parameters.
         adam_beta1: first-moment decay.
         adam_beta2: second-moment decay.
         adam_eps: added to the root of the second moment.

@@ -6,7 +6,7 @@ from functools import partial
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION, OwnedParameter
+from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS, OwnedParameter
 from megatron.optimizer.adamw import AdamW, keeps_16_bits
 from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
@@ -104,10 +104,10 @@ def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
 
 
 def takes_muon(owned: OwnedParameter) -> bool:
-    """Return whether Muon updates a parameter: it must be a matrix of a layer.
+    """Return whether Muon updates a parameter: it must be a matrix, and not of the vocabulary.
 
-    AdamW updates vocabulary and position tables, norms and biases. (In Megatron, Muon also updates
-    the position table.)
+    As in Megatron-Core, AdamW updates the input and the output layer, norms and biases, and Muon
+    updates the table of learned positions too.
     """
-    in_a_layer = owned.name.startswith((LAYERS, f"{MULTI_TOKEN_PREDICTION}."))
-    return in_a_layer and len(owned.global_shape) == 2
+    of_vocabulary = owned.name in (WORD_EMBEDDINGS, OUTPUT_LAYER)
+    return len(owned.global_shape) == 2 and not of_vocabulary

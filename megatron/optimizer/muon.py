@@ -1,4 +1,4 @@
-"""Muon: orthogonalized momentum as the update, for the matrices of the layers.
+"""Muon: orthogonalized momentum as the update, for all matrices but those of the vocabulary.
 
 An update has the singular vectors of the running mean of gradients, and singular values near 1
 (``newton_schulz``). An update therefore needs the whole matrix. Tensor-parallel ranks gather the

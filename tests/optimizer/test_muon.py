@@ -123,7 +123,7 @@ def test_lengths_of_updates(mode: ScaleMode, lengths: tuple[float, float]) -> No
     ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-6), (torch.bfloat16, 2**-6)]
 )
 def test_steps_follow_the_formulas(dtype: torch.dtype, tolerance: float, nesterov: bool) -> None:
-    """Fused matrices by their parts; AdamW for tables and biases; clipping and decay for all."""
+    """Fused matrices by their parts; AdamW for words and biases; clipping and decay for all."""
     muon = MuonConfig(momentum=0.8, nesterov=nesterov, fp32_matmul_prec="highest")
     config = OptimizerConfig(
         lr=0.1, weight_decay=0.3, optimizer="muon", muon=muon, clip_grad=1.0, adam_eps=1e-6

@@ -45,7 +45,7 @@ class PlainSGD:
 
 @dataclass
 class PlainMuon:
-    """Muon for the matrices of the layers, and AdamW by its formulas for the rest.
+    """Muon for the matrices but those of the vocabulary, and AdamW by its formulas for the rest.
 
     Attributes:
         qkv: rows of a group's queries, key and value, which are matrices of their own.
@@ -72,7 +72,7 @@ class PlainMuon:
         for name, weight in weights.items():
             if weight.dim() > 1:
                 weight.mul_(1 - learning_rate * self.weight_decay)
-            if weight.dim() > 1 and name.startswith(("decoder.layers", "mtp")):
+            if weight.dim() > 1 and not name.startswith(("embedding.word", "output_layer")):
                 weight.sub_(learning_rate * self._orthogonal(name, weight))
             else:
                 weight.sub_(learning_rate * self._adaptive(name, weight))

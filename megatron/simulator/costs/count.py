@@ -187,8 +187,8 @@ class Parameters:
     """Elements of a rank's parameters, in groups that an optimizer may treat differently.
 
     Attributes:
-        matrices: elements in matrices of layers.
-        others: elements in embeddings, norms and biases.
+        matrices: elements in matrices of layers, and in learned positions.
+        others: elements in embeddings of words, norms and biases.
         experts: elements in matrices of experts that are spread over ranks; other ranks have the
             same experts than have the same other parameters.
         sizes: name and elements of every parameter, but for the explorer's closed form. Equal

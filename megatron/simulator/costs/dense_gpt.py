@@ -75,8 +75,8 @@ def _of_slice(
         passes = {(kind, 0): PassCount.of(vocabulary[kind][2]) for kind in plan.treatment.passes}
         first, last = (plan.stages[end][0] == rank for end in (0, -1))
         vectors = v * (2 if sharded else first + last) + (2 - gpt.llama) * last
-        vectors += gpt.seq_length * (first and not gpt.llama)
-        parameters = count.Parameters(0, vectors * h)
+        positions = gpt.seq_length * (first and not gpt.llama)
+        parameters = count.Parameters(positions * h, vectors * h)
         for stage, (owner, chunk) in enumerate(plan.stages):
             if owner == rank:
                 parameters = parameters.with_more(layer.parameters, layers[stage])
