@@ -13,7 +13,7 @@ from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.kernels.eight_bits import E4M3
 from megatron.layers.eight_bit_config import BLOCKS
 from megatron.layers.gathered_weight import GatheredWeight
-from megatron.model.ownership import FINAL_NORM, LAYERS, OwnedParameter
+from megatron.model.ownership import LAYERS, WORD_EMBEDDINGS, OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import local_sum_of_squares
@@ -81,7 +81,7 @@ def _counted_apart(
     config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
 ) -> StepCount:
     kernels, recorder = counted_kernels(dtype), Recorder()
-    name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else f"{FINAL_NORM}.weight"
+    name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else WORD_EMBEDDINGS
     weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META))
     entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
     with recorder:
