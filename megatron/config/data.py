@@ -41,7 +41,12 @@ class DataFlags:
     data_cache_path: Path | None = flag(None, "Folder where the indices of samples are kept.",
         unset="beside the data", idle_with="--mock-data")
     eod_mask_loss: bool = flag(False,
-        "Leave out the loss of a token whose input is the end of a document.")
+        "Leave out the loss of a token whose input is the end of a document. Every microbatch "
+        "keeps the same weight, whatever number of its tokens counts.")
+    calculate_per_token_loss: bool = flag(False,
+        "Divide the loss by the counted tokens of the global batch, so that every counted token "
+        "has the same weight. Otherwise the loss is the mean over the microbatches, and that of a "
+        "microbatch the mean over its own counted tokens.", idle_without="--eod-mask-loss")
 # fmt: on
 
 

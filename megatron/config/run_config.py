@@ -204,4 +204,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
         grouped_package=grouped_package(given),
         host_states=host_states(given),
+        calculate_per_token_loss=(
+            given[DataFlags].calculate_per_token_loss or not given[DataFlags].eod_mask_loss
+        ),
     )

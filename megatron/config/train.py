@@ -135,6 +135,8 @@ class TrainConfig:
         eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
         grouped_package: the package that multiplies experts; ``None``: the kernels do.
         host_states: the states of the optimizer that are on the host; ``None``: there are none.
+        calculate_per_token_loss: every token that counts has the same weight; otherwise every
+            microbatch has. If all tokens count, the two are the same.
     """
 
     micro_batch_size: int
@@ -162,6 +164,7 @@ class TrainConfig:
     grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
     host_states: HostStates | None = None
+    calculate_per_token_loss: bool = True
 
     @property
     def num_microbatches(self) -> int:

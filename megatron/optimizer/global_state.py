@@ -5,6 +5,7 @@ checked afterwards (``post_validation``) must give the same bits as a step that 
 
 Losses are weighted as if every token of the global batch counted. The number of tokens that really
 count is summed too. From this number follows one factor, which corrects loss, norm and gradients.
+(If every microbatch has the same weight, the factor corrects only the reported loss.)
 """
 
 import functools
@@ -32,6 +33,9 @@ class GlobalState:
         tokens: number of tokens in the batch, given by one rank of each replica; others give 0.
         valid_tokens: number of tokens that count.
         further: further sums, such as losses of layers; their maker knows what they mean.
+        by_microbatch: whether the gradients, and the losses of layers, are means over microbatches
+            already (``megatron.runtime.batch``), so that the number of tokens that count changes
+            nothing in them.
     """
 
     weighted_loss: float
@@ -39,12 +43,13 @@ class GlobalState:
     tokens: float = 0.0
     valid_tokens: float = 0.0
     further: tuple[float, ...] = ()
+    by_microbatch: bool = False
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "GlobalState":
+    def of(cls, values: Iterable[float], *, by_microbatch: bool = False) -> "GlobalState":
         """Return the state with these ``values``."""
         loss, squares, tokens, valid, *further = values
-        return cls(loss, squares, tokens, valid, tuple(further))
+        return cls(loss, squares, tokens, valid, tuple(further), by_microbatch)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -54,7 +59,8 @@ class GlobalState:
 
     def __add__(self, other: "GlobalState") -> "GlobalState":
         both = zip(self.values, other.values, strict=True)
-        return GlobalState.of(own + others for own, others in both)
+        summed = (own + others for own, others in both)
+        return GlobalState.of(summed, by_microbatch=self.by_microbatch)
 
     @property
     def is_finite(self) -> bool:
@@ -63,17 +69,22 @@ class GlobalState:
 
     @property
     def factor(self) -> float:
+        """The factor that gradients, and losses of layers, still need."""
+        return 1.0 if self.by_microbatch else self._all_by_counting
+
+    @property
+    def _all_by_counting(self) -> float:
         """The number of all tokens divided by the number that count; 1 if no token counts."""
         return self.tokens / self.valid_tokens if self.valid_tokens else 1.0
 
     @property
     def loss(self) -> float:
         """Mean loss over the tokens that count; 0 if no token counts."""
-        return self.factor * self.weighted_loss
+        return self._all_by_counting * self.weighted_loss
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the gradients of ``loss``, before clipping."""
+        """Norm of the gradients, before clipping."""
         return self.factor * math.sqrt(self.sum_of_squares)
 
 
@@ -112,9 +123,12 @@ def over_ranks(totals: torch.Tensor, axis: ConnectedAxis) -> torch.Tensor:
     return summed
 
 
-def add_up(totals: torch.Tensor, axis: ConnectedAxis) -> GlobalState:
+def add_up(
+    totals: torch.Tensor, axis: ConnectedAxis, *, by_microbatch: bool = False
+) -> GlobalState:
     """Return results of ``own_totals`` summed over ``axis``; the host waits for the device once."""
     by_rank = all_gather(totals, axis).tolist()
+    states = (GlobalState.of(own, by_microbatch=by_microbatch) for own in by_rank)
     # Not sum(): from Python 3.12 on it compensates rounding errors, unlike the sums of
     # ``post_validation``, which must have the same bits.
-    return functools.reduce(operator.add, map(GlobalState.of, by_rank))
+    return functools.reduce(operator.add, states)

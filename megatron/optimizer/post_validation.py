@@ -59,7 +59,7 @@ class PostValidatedStep:
         prefix = self._sum_so_far(own)
         pending = self._pass_on(prefix)
         stepped = prefix.is_finite if self._is_last else self._needs_no_clipping(prefix)
-        self._open = _OpenStep(rates, loss_scale, stepped, *pending)
+        self._open = _OpenStep(rates, loss_scale, stepped, own.by_microbatch, *pending)
         if stepped:
             if not self._is_last:
                 self._optimizer.save()
@@ -71,7 +71,8 @@ class PostValidatedStep:
         If a step was wrong, the caller must call ``correct``.
         """
         assert self._open is not None, "no step to validate"
-        full = GlobalState.of(self._open.full.wait().tolist())
+        values, mode = self._open.full.wait().tolist(), self._open.by_microbatch
+        full = GlobalState.of(values, by_microbatch=mode)
         if self._open.sent is not None:
             self._open.sent.wait()
         right = self._needs_no_clipping(full)
@@ -106,7 +107,7 @@ class PostValidatedStep:
             return own
         space = torch.empty(len(own.values), dtype=torch.float64)
         before = receive(space, hosts.rank - 1, hosts).wait()
-        return GlobalState.of(before.tolist()) + own
+        return GlobalState.of(before.tolist(), by_microbatch=own.by_microbatch) + own
 
     def _pass_on(self, prefix: GlobalState) -> "tuple[Transfer, Transfer | None]":
         """Start sending the full sum to all ranks, and the sum so far to the next rank."""
@@ -127,6 +128,7 @@ class _OpenStep:
         rates: of the step.
         loss_scale: factor in the gradients.
         stepped: whether the step was taken.
+        by_microbatch: see ``GlobalState``.
         full: transfer of the sums over all ranks.
         sent: transfer of the sums so far to the next rank; ``None`` on the last rank.
     """
@@ -134,5 +136,6 @@ class _OpenStep:
     rates: Rates
     loss_scale: float
     stepped: bool
+    by_microbatch: bool
     full: Transfer
     sent: Transfer | None

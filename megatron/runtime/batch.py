@@ -5,6 +5,10 @@ global batch, a number that every rank knows. The number of tokens that count is
 end of the iteration, after a sum over all replicas (``megatron.optimizer.global_state``). Losses
 and gradients are scaled then.
 
+Megatron-LM's default gives every microbatch the same weight instead: its loss is the mean over its
+own tokens that count. Every rank reads whole samples and knows these tokens, so g is the mask times
+the loss scale, divided by them and by the number of microbatches of the global batch.
+
 With multi-token prediction the output layer sees every sample again for every depth: depth k
 predicts the label that stands k positions later. As in Megatron, a depth's loss is the mean over
 the tokens of a microbatch whose label at that depth counts. All other tokens have weight 0.
@@ -85,6 +89,9 @@ class DeviceMicrobatch:
             is the sum that ``weight_n`` would have if the tokens that count were spread evenly
             over the ranks that share the samples.
         further: what follows parts of samples, as in ``HostMicrobatch``, with weights for the mask.
+        loss_factor: if every microbatch has the same weight, the factor that turns this one's
+            weighted loss into that with equal weights of all tokens; ``None``: all tokens have
+            equal weights.
     """
 
     tokens_n: Tensor
@@ -97,6 +104,7 @@ class DeviceMicrobatch:
     ahead_n: Tensor | None = None
     mean_weight: float = 0.0
     further: tuple[Tensor, Tensor, Tensor] | None = None
+    loss_factor: float | None = None
 
     @property
     def kept_by_layers(self) -> Iterator[Tensor]:
@@ -214,7 +222,13 @@ class HostStep:
         return cls(buffer, flat, places)
 
     def on(
-        self, buffer: Tensor, dtype: torch.dtype, *, replicas: int, loss_scale: float
+        self,
+        buffer: Tensor,
+        dtype: torch.dtype,
+        *,
+        replicas: int,
+        loss_scale: float,
+        by_microbatch: bool = False,
     ) -> list[DeviceMicrobatch]:
         """Return the microbatches with their tensors in ``buffer``, a copy of ``self.buffer``.
 
@@ -234,7 +248,24 @@ class HostStep:
             begin = (place - first) // tensor.itemsize
             found.append(weights[begin : begin + tensor.numel()].view(tensor.shape))
         scaled = [replace(m, mean_weight=m.mean_weight * scale) for m in self.microbatches]
-        return _with_tensors(scaled, found)
+        moved = _with_tensors(scaled, found)
+        return _weighed_alike(moved, loss_scale / replicas) if by_microbatch else moved
+
+
+def _weighed_alike(
+    microbatches: Sequence[DeviceMicrobatch], total: float
+) -> list[DeviceMicrobatch]:
+    """Return microbatches with equal weights of tokens with equal weights of microbatches instead.
+
+    A microbatch without a token that counts keeps its weights, which are 0. ``total`` is the sum of
+    the weights that these microbatches get.
+    """
+    each, found = total / len(microbatches), []
+    for own in microbatches:
+        factor = each / own.mean_weight if own.mean_weight else 1.0
+        weighed = rescaled([own], factor)[0]
+        found.append(replace(weighed, mean_weight=each, loss_factor=1.0 / factor))
+    return found
 
 
 def _on_host(microbatch: HostMicrobatch) -> DeviceMicrobatch:
@@ -306,6 +337,7 @@ def to_device(
     *,
     replicas: int = 1,
     loss_scale: float = 1.0,
+    by_microbatch: bool = False,
 ) -> list[DeviceMicrobatch]:
     """Move an iteration's microbatches to ``device`` and derive the loss weights in ``dtype``.
 
@@ -315,10 +347,14 @@ def to_device(
         dtype: of the weights.
         replicas: number of replicas; each has other tokens, and the same number of them.
         loss_scale: of fp16; the weights contain it, so that no other tensor needs scaling.
+        by_microbatch: give every microbatch the same weight, whatever number of its tokens counts;
+            otherwise every token that counts has the same weight.
     """
     step = HostStep.of(microbatches, device)
     moved = step.buffer.to(device, non_blocking=True)
-    return step.on(moved, dtype, replicas=replicas, loss_scale=loss_scale)
+    return step.on(
+        moved, dtype, replicas=replicas, loss_scale=loss_scale, by_microbatch=by_microbatch
+    )
 
 
 def rescaled(microbatches: Sequence[DeviceMicrobatch], factor: float) -> list[DeviceMicrobatch]:

@@ -68,7 +68,12 @@ class Feed:
             return Staged(step, self._buffers[place], place, self._stream.record_event())
 
     def take(
-        self, staged: Staged, *, replicas: int, loss_scale: float = 1.0
+        self,
+        staged: Staged,
+        *,
+        replicas: int,
+        loss_scale: float = 1.0,
+        by_microbatch: bool = False,
     ) -> list[DeviceMicrobatch]:
         """Return a batch for work of the current stream; the other arguments are of ``to_device``.
 
@@ -80,5 +85,9 @@ class Feed:
             self._taken = current.record_event()
             self._in_use.append(staged.place)
         return staged.step.on(
-            staged.buffer, torch.float32, replicas=replicas, loss_scale=loss_scale
+            staged.buffer,
+            torch.float32,
+            replicas=replicas,
+            loss_scale=loss_scale,
+            by_microbatch=by_microbatch,
         )

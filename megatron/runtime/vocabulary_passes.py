@@ -213,7 +213,11 @@ class VocabularyPasses:
         if self._tells_losses:
             losses_n = token_losses(merged, layer.options) * weight_n
             by_depth = losses_n.view(self._model.tensor.sequence_parts, 1 + self.depths, -1)
-            self.losses[i] = torch.stack([own.sum() for own in by_depth.unbind(1)])
+            losses = [own.sum() for own in by_depth.unbind(1)]
+            factor = self._batch[i].loss_factor
+            # The reported loss is a mean over tokens, however the gradients are weighted.
+            losses[0] = losses[0] if factor is None else losses[0] * factor
+            self.losses[i] = torch.stack(losses)
         if not self._training:
             return
         form_gradient = self._treatment.gradient_pass == "T"

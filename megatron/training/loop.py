@@ -204,6 +204,7 @@ class _Loop:
             iteration,
             observer,
             self._feed,
+            by_microbatch=not self._config.train.calculate_per_token_loss,
         )
         meter.ended(iteration)
         self._report(finished)

@@ -76,7 +76,9 @@ class PostValidatedTrainStep:
         sums, loads = sums_of_rank(state, iteration, loss)
         self._num_zeros = self._figures.num_zeros()
         self._step.guess(
-            own_rates(state, iteration), GlobalState.of(sums.tolist()), iteration.loss_scale
+            own_rates(state, iteration),
+            GlobalState.of(sums.tolist(), by_microbatch=iteration.by_microbatch),
+            iteration.loss_scale,
         )
         state.expert_biases.update(loads)
         self._open = iteration

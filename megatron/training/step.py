@@ -42,6 +42,11 @@ class Iteration:
     consumed_samples: int
     loss_scale: float = 1.0
 
+    @property
+    def by_microbatch(self) -> bool:
+        """Whether every microbatch has the same weight; otherwise every token that counts has."""
+        return self.batch[0].loss_factor is not None
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -163,7 +168,7 @@ class SynchronousTrainStep:
         loss = state.pipeline.train(iteration.batch, iteration.number, observer)
         assert loss is not None, "nothing stops the iteration"
         sums, loads = sums_of_rank(state, iteration, loss)
-        full = add_up(sums, state.groups.pipeline)
+        full = add_up(sums, state.groups.pipeline, by_microbatch=iteration.by_microbatch)
         if not full.is_finite:
             if self._ends_if_not_finite:
                 end_not_finite(state, iteration, full)

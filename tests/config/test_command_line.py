@@ -223,6 +223,23 @@ def test_learning_rate_spans_are_in_samples(
     assert (optimizer.lr_decay_samples, optimizer.lr_warmup_samples) == (decay, warmup)
 
 
+@pytest.mark.parametrize(
+    ("flags", "by_token", "notes"),
+    [
+        ("", True, 0),
+        ("--eod-mask-loss", False, 0),
+        ("--eod-mask-loss --calculate-per-token-loss", True, 0),
+        ("--calculate-per-token-loss", True, 1),
+    ],
+)
+def test_masked_microbatches_have_equal_weights_unless_tokens_are_asked_to(
+    run: Callable[..., Any], flags: str, by_token: bool, notes: int
+) -> None:
+    config = run(flags)
+    assert config.train.calculate_per_token_loss == by_token
+    assert sum("--calculate-per-token-loss changes nothing" in n for n in config.notes) == notes
+
+
 def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> None:
     config = run(
         "--bf16 --seed 7 --exit-interval 5 --eval-interval 4 --eval-iters 2 --eod-mask-loss "

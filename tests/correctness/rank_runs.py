@@ -171,7 +171,8 @@ def train_on_rank(
         assert Checkpoints(config, state, hosts, lambda text: None).load() is not None
     run = RankRun(initial=pieces(state, parameter_values))
     replica, kept = groups.replica, kept_tokens(config, groups.context.rank)
-    train, first = state.pipeline.train, to_device(batches[0], CPU)
+    by_microbatch = not config.train.calculate_per_token_loss
+    train, first = state.pipeline.train, to_device(batches[0], CPU, by_microbatch=by_microbatch)
 
     def watched(batch: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
         loss = train(batch, iteration, *args, **kwargs)
@@ -186,7 +187,15 @@ def train_on_rank(
     )
     step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):
-        run.note(run_iteration(step, config.optimizer, loader, state.groups, iteration))
+        finished = run_iteration(
+            step,
+            config.optimizer,
+            loader,
+            state.groups,
+            iteration,
+            by_microbatch=by_microbatch,
+        )
+        run.note(finished)
         run.after_steps.append(fingerprints(state))
         if iteration in evaluate_after:
             run.note(step.settle())
@@ -273,6 +282,8 @@ def parameter_values(parameter: torch.Tensor) -> torch.Tensor:
 
 def factor(batch: Sequence[DeviceMicrobatch]) -> float:
     """All tokens by those that count, which the passes do not know."""
+    if batch[0].loss_factor is not None:
+        return 1.0
     tokens, valid = token_counts(batch)
     return tokens / valid if valid else 1.0
 

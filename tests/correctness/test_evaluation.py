@@ -45,12 +45,16 @@ def run(ranks: RankPool, job: Job, layout: Layout, evaluate_after: tuple[int, ..
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> None:
-    """After the last iteration, so that the reference can evaluate the weights that came out."""
+    """After the last iteration, so that the reference can evaluate the weights that came out.
+
+    As in Megatron-LM, all tokens that count in an evaluation have the same weight.
+    """
     result = run(ranks, JOB, layout, evaluate_after=(JOB.iterations - 1,))
     weights = {name: value.double() for name, value in result.final.items()}
     first_two = JOB.batches(seed=1)[:2]  # eval_iters
-    losses = [loss_and_gradients(weights, batch, JOB.options)[0] for batch in first_two]
-    assert result.evaluations == pytest.approx([sum(losses) / 2], rel=1e-6)
+    together = [microbatch for batch in first_two for microbatch in batch]
+    expected, _ = loss_and_gradients(weights, together, JOB.options)
+    assert result.evaluations == pytest.approx([expected], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,29 @@ def test_weights_are_the_mask_over_the_tokens_of_the_global_batch(replicas: int)
         assert torch.equal(moved.targets_n, source.labels.flatten())
 
 
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 1), (3, 1), (4, 2)])
+def test_weights_of_equal_microbatches_are_the_mask_over_its_own_count(
+    replicas: int, ranks: int
+) -> None:
+    """Also for a rank with a part of the samples. Without a token that counts all weights are 0.
+
+    ``replicas`` counts the ranks that share samples too.
+    """
+    batch = [RandomMicrobatch.draw(10, 2, 8, seed, masked_out=seed == 1) for seed in range(4)]
+    kept = torch.arange(8 // ranks)
+    own = [Microbatch(m.tokens, m.labels, m.loss_mask).part(kept) for m in batch]
+    total = 4 * replicas // ranks  # microbatches of the global batch
+    moved = to_device(own, CPU, torch.float64, replicas=replicas, loss_scale=8, by_microbatch=True)
+    for source, found in zip(batch, moved, strict=True):
+        mask = source.loss_mask[:, kept].flatten().double()
+        count = max(float(source.loss_mask.sum()), 1.0)
+        torch.testing.assert_close(found.weight_n, 8 * mask / (count * total))
+        assert found.mean_weight == pytest.approx(8 / (total * ranks))
+        assert found.loss_factor is not None
+        equal = found.weight_n * found.loss_factor
+        torch.testing.assert_close(equal, 8 * mask / (replicas * 4 * 2 * len(kept)))
+
+
 def test_nothing_valid_gives_zero_weights_not_nan() -> None:
     batch = [RandomMicrobatch.draw(10, 2, 7, seed, masked_out=True) for seed in range(2)]
     on_device = to_device(batch, CPU)
