@@ -120,7 +120,7 @@ def _figures(found: RunForecast) -> str:
             f"rank {rank}: peak {MEMORY.write(peak)} (parameters, gradients and optimizer "
             f"{MEMORY.write(memory.always)}){verdict}"
         )
-    return "\n".join([*lines, *_communicators(found), _verdict(found)])
+    return "\n".join([*lines, *_communicators(found), *_messages(found), _verdict(found)])
 
 
 def _communicators(found: RunForecast) -> Iterator[str]:
@@ -130,6 +130,17 @@ def _communicators(found: RunForecast) -> Iterator[str]:
         yield (
             f"NCCL: up to {counted(most.communicators, 'communicator')} a rank, which take "
             f"{MEMORY.write(most.outside)} by estimate (measured over sockets only), beside peaks"
+        )
+
+
+def _messages(found: RunForecast) -> Iterator[str]:
+    """Yield a line on the memory of messages that PyTorch keeps, if ranks send messages."""
+    most = max(found.kept_messages, default=0.0)
+    if most:
+        yield (
+            f"messages: PyTorch may keep up to {MEMORY.write(most)} on rank "
+            f"{found.kept_messages.index(most)} while the host is ahead of the GPU, beside peaks; "
+            "it waits for this memory before it runs out"
         )
 
 

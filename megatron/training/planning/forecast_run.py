@@ -28,6 +28,7 @@ from megatron.training.planning.count.run import count_ranks
 from megatron.training.planning.host_room import HostUse, fullest_host
 from megatron.training.planning.host_share import host_shares
 from megatron.training.planning.host_step import host_steps
+from megatron.training.planning.message_memory import kept_messages
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_buckets import RankBuckets, run_buckets
 from megatron.training.planning.run_costs import cluster_of, crossing_of
@@ -51,6 +52,7 @@ class RunForecast:
         buckets: buckets of every pipeline rank, if there are replicas.
         model_flops: FLOPs of a replica's iteration, without repeated FLOPs.
         repeated_flops: FLOPs of a replica's iteration that recomputation repeats.
+        kept_messages: most bytes of messages that PyTorch may keep on every rank beside its peak.
     """
 
     config: RunConfig
@@ -65,6 +67,7 @@ class RunForecast:
     buckets: Sequence[RankBuckets] = ()
     model_flops: int = 0
     repeated_flops: int = 0
+    kept_messages: Sequence[float] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -156,6 +159,7 @@ def forecast_run(
         buckets,
         model_flops=model_flops,
         repeated_flops=_repeated_flops(config, counts, model_flops),
+        kept_messages=kept_messages(config, program),
     )
 
 

@@ -177,6 +177,14 @@ def test_communicators_are_counted_and_taken_off_what_tensors_can_use() -> None:
     assert f"{GPUS['H200'].usable / GIB:.1f} GiB" in alone
 
 
+def test_messages_that_pytorch_keeps_are_said_beside_the_peaks() -> None:
+    """A rank between two others has four messages of [2, 2048, 2048] in bf16 a microbatch."""
+    of_rank_1 = 4 * 8 * 2 * 2048 * 2048 * 2 / 2**20
+    text = report(config())
+    assert f"PyTorch may keep up to {of_rank_1:.1f} MiB on rank 1 while" in text
+    assert "PyTorch may keep" not in report(config(ranks=1, vocabulary="none"))
+
+
 def test_a_faster_gpu_is_faster() -> None:
     times = [
         float(re.findall(r"^iteration ([\d.]+) s", report(config(), name), re.MULTILINE)[0])

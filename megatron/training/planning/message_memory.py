@@ -1,0 +1,37 @@
+"""Memory of messages between stages that PyTorch keeps after a rank has dropped them.
+
+PyTorch notes the stream of a point-to-point transfer in the memory of the message. When the rank
+drops the message, PyTorch keeps the memory until that stream has come to the end of all transfers
+that it had been given by then. The host issues an iteration ahead of the GPU, so the memory of any
+number of messages may be waiting: eight messages in a row kept the memory of eight on an H200
+(docs/benchmarks/2026-11-26-h200). ``torch.cuda.max_memory_allocated`` does not show this memory;
+``max_memory_reserved`` does. PyTorch waits for it before an allocation fails, so it decides nothing
+about whether a plan fits.
+"""
+
+from megatron.config.run_config import RunConfig
+from megatron.schedules.lower import Program, Start
+
+
+def kept_messages(config: RunConfig, program: Program) -> list[float]:
+    """Return for every pipeline rank the most bytes of messages that PyTorch may keep.
+
+    These are all messages that the rank sends and receives in an iteration.
+
+    Args:
+        config: the run.
+        program: of an iteration.
+    """
+    parallel, train, model = config.parallel, config.train, config.model
+    parts = parallel.context_size
+    if parallel.sequence_parallel:
+        parts *= parallel.tensor_size
+    tokens = train.micro_batch_size * model.seq_length
+    size = 4 if train.wide_stream else train.dtype.itemsize
+    of_microbatch = tokens * model.hidden_size * size / parts
+    return [
+        of_microbatch
+        * sum(isinstance(step, Start) and step.comm.kind in ("X", "G") for step in row)
+        / program.plan.slices
+        for row in program.rows
+    ]
