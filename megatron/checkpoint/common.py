@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.folder import DamagedError
+from megatron.native.files import read_bytes
 
 COMMON: Final = "common.json"
 """File of all values that are not tensors."""
@@ -52,7 +53,7 @@ def read_common(where: Path) -> dict[str, Any]:
     """
     path = where / COMMON
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read ({error})") from error
     if not isinstance(content, dict):

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from blake3 import blake3
 
+from megatron.native.files import open_file
 from megatron.parallel.environment import cores_of_rank
 
 PART: Final = 1 << 16
@@ -122,6 +123,6 @@ def _pieces(path: Path, size: int) -> Iterator[memoryview]:
     The file is not mapped: if somebody shortened a mapped file, a signal would end the process.
     """
     memory = memoryview(bytearray(size))
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while count := file.readinto(memory):
             yield memory[:count]

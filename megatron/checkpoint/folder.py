@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.checkpoint.digests import PART, Digest, FileDigest, OlderDigest
-from megatron.native.files import atomic_path
+from megatron.native.files import atomic_path, read_bytes
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
+LARGEST_MANIFEST: Final = 1 << 28
+"""Bytes of the largest manifest that is read: it has room for two million files."""
+
 FORMAT: Final = 3
 """Format of the manifest and of the files that it lists."""
 
@@ -33,6 +36,7 @@ _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 _FOLDER: Final = re.compile(r"iter_(\d{7,})")
 _FILE: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)
 _ITERATION: Final = re.compile(r"[0-9]{1,18}")
+_LARGEST_POINTER: Final = 1 << 12
 
 
 class DamagedError(ValueError):
@@ -127,7 +131,7 @@ def pointed_to(root: Path) -> int | None:
     """Return the iteration that the pointer names, or ``None`` if there is no readable pointer."""
     path = root / POINTER
     try:
-        text = "" if path.is_fifo() else path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path, _LARGEST_POINTER).decode(errors="replace")
     except OSError:
         return None
     return int(text) if _ITERATION.fullmatch(text.strip()) else None
@@ -155,9 +159,7 @@ def read_manifest(folder: Path) -> dict[str, Digest]:
     """
     path = folder / MANIFEST
     try:
-        if path.is_fifo():  # reading it would wait for somebody to write to it
-            raise OSError("it is a pipe")
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path, LARGEST_MANIFEST))
         form, iteration, files = content["format"], content["iteration"], content["files"].items()
     except FileNotFoundError:
         raise DamagedError(

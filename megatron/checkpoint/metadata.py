@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from megatron.checkpoint import folder
 from megatron.checkpoint.digests import Digest
 from megatron.checkpoint.folder import DamagedError
+from megatron.native.files import read_bytes
 
 METADATA: Final = ".metadata"
 
@@ -68,8 +69,7 @@ def read_metadata(where: Path) -> Metadata:
             f"{where / folder.MANIFEST} does not list {METADATA}, so that nobody has checked it"
         )
     try:
-        with path.open("rb") as file:
-            metadata = unpickled(file)
+        metadata = unpickled(io.BytesIO(read_bytes(path)))
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check(name, saved, metadata.storage_data, files)

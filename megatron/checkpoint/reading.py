@@ -21,6 +21,7 @@ from torch.futures import Future
 
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.metadata import CheckedReader
+from megatron.native.files import open_file
 from megatron.parallel.box import Box, Shape
 
 _RECORD = "data/0"
@@ -70,7 +71,7 @@ class TensorReader(CheckedReader):
         for item in plan.items:
             by_file[self.storage_data[item.storage_index].relative_path].append(item)
         for name, items in by_file.items():
-            with (Path(self.path) / name).open("rb") as file:
+            with open_file(Path(self.path) / name) as file:
                 for item in sorted(items, key=self._place):
                     target = planner.resolve_tensor(item).detach()
                     self._read(file, item, target)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.native.files import replace_text, write_text
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.plan_file import load_any_plan, treatments_of
@@ -151,10 +152,16 @@ def _picture_file(text: str) -> Path:
     return path
 
 
-def write_picture(picture: Picture, path: Path) -> None:
+def write_picture(picture: Picture, path: Path, *, is_own_name: bool = False) -> None:
     """Write ``picture`` as SVG.
+
+    Args:
+        picture: the picture.
+        path: the file.
+        is_own_name: whether the command made the name up, so that a link of this name is replaced.
 
     Raises:
         OSError: if the file cannot be written.
     """
-    path.write_text(paint_svg(picture))
+    write = replace_text if is_own_name else write_text
+    write(path, paint_svg(picture))

@@ -22,6 +22,7 @@ from megatron.flags.command import read
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import told_as_error
+from megatron.native.files import replace_text
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import CommKind
@@ -151,9 +152,9 @@ def draw_recorded(path: Path, window: Window) -> None:
     """
     timeline = load_timeline(path)
     title = f"{path.stem}: time {total(timeline):.4g} s, idle {idle(timeline):.1%}"
-    picture = path.with_suffix(".svg")
-    write_picture(lay_out([Panel(title, timeline)], unit="s", window=window), picture)
-    print(picture)
+    picture = lay_out([Panel(title, timeline)], unit="s", window=window)
+    write_picture(picture, path.with_suffix(".svg"), is_own_name=True)
+    print(path.with_suffix(".svg"))
 
 
 def draw_gallery(folder: Path) -> None:
@@ -170,9 +171,9 @@ def draw_gallery(folder: Path) -> None:
         for name, panels in pictures().items()
     }
     for name, panels in drawn.items():
-        write_picture(draw(panels), folder / name)
+        write_picture(draw(panels), folder / name, is_own_name=True)
         print(folder / name)
-    (folder / "README.md").write_text(figures(drawn))
+    replace_text(folder / "README.md", figures(drawn))
     print(folder / "README.md")
 
 

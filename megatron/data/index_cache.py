@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.native.files import atomic_path, write_text
+from megatron.native.files import atomic_path, open_file, read_bytes, replace_text
 
 NAMES = ("documents", "samples", "shuffle")
 
@@ -46,7 +46,7 @@ class IndexCache:
             The arrays. ``None``: a file is missing or damaged; the log names a damaged file.
         """
         try:
-            expected = json.loads(self._checksums.read_bytes())
+            expected = json.loads(read_bytes(self._checksums))
         except (FileNotFoundError, NotADirectoryError):
             return None  # the save never finished, or an older version wrote no checksums
         except (OSError, ValueError, RecursionError) as error:
@@ -77,7 +77,7 @@ class IndexCache:
                 with temporary.open("wb") as file:
                     np.save(file, arrays[name])
                 checksums[name] = checksum(temporary)
-        write_text(self._checksums, json.dumps(checksums) + "\n")
+        replace_text(self._checksums, json.dumps(checksums) + "\n")
         return {name: _mapped(path) for name, path in self._paths.items()}
 
 
@@ -92,7 +92,7 @@ def checksum(path: Path) -> list[int]:
         OSError: the file cannot be read.
     """
     crc, size = 0, os.path.getsize(path)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return [size, crc]

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.native.files import open_file
+
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
@@ -105,7 +107,7 @@ def read_index(path: Path) -> Index:
         ValueError: the file is foreign, of another version, or its size contradicts its header.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(_HEADER.size)
     if not head.startswith(_MAGIC):
         raise ValueError(

@@ -2,16 +2,22 @@
 
 A reader never sees half a file, because writers work under a temporary name in the same folder and
 rename the file when done. A lock keeps processes from doing the same slow work twice.
+
+Folders come from strangers, too. So only regular files are read, and none without end; and a link
+that lies under a name that this program chose is not followed when the program writes.
 """
 
+import errno
 import fcntl
 import logging
 import os
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -27,7 +33,26 @@ _PAUSE: Final = 0.1
 """Seconds between two attempts to get a lock."""
 
 LARGEST_TEXT: Final = 1 << 30
-"""Bytes of the largest text file that is read; a larger file is neither a plan nor costs."""
+"""Bytes of the largest file that is read whole; a larger one is no plan, costs or manifest."""
+
+_KINDS: Final = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISLNK, "a link"),
+)
+
+
+class FileKindError(OSError):
+    """A path that leads to no regular file, or to a larger one than is read.
+
+    Args:
+        fault: the fault, as the rest of a sentence that begins with the name of the file.
+    """
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"it {fault}")
+        self.fault = fault
 
 
 def cache_root() -> Path:
@@ -86,7 +111,7 @@ def locked(path: Path) -> Iterator[None]:
         path: the lock file; it and its folder are made when missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    with open(path, "a+", opener=unlinked) as file:
         _lock(file, path)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -94,19 +119,47 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file, or a link to one, to read it; nothing is waited for.
+
+    Raises:
+        OSError: the file cannot be opened.
+        FileKindError: the path leads to a pipe, a folder or a device.
+    """
+    return open(path, "rb", opener=_regular)
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: path of the file; links are followed.
+        most: bytes of the largest file that is read; ``None``: ``LARGEST_TEXT``.
+
+    Raises:
+        OSError: the file cannot be read.
+        FileKindError: the file is not regular, or larger than ``most``.
+    """
+    most = LARGEST_TEXT if most is None else most
+    with open_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FileKindError(f"has more than {most:,} bytes")
+    return content
+
+
 def read_text(path: Path) -> str:
     """Return the content of a text file that a user has named.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is a pipe, too large or no text; the message is to follow its name.
+        ValueError: the file is not regular, too large or no text; the message is to follow its
+            name.
     """
-    if path.is_fifo():  # opening it waits for somebody to write to it, perhaps for ever
-        raise ValueError("is a pipe: give a file")
-    with path.open("rb") as file:
-        content = file.read(LARGEST_TEXT + 1)
-    if len(content) > LARGEST_TEXT:
-        raise ValueError(f"has more than {LARGEST_TEXT:,} bytes: give another file")
+    try:
+        content = read_bytes(path)
+    except FileKindError as error:
+        raise ValueError(f"{error.fault}: give another file") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -118,8 +171,56 @@ def read_text(path: Path) -> str:
     return text
 
 
+def unlinked(path: str, flags: int) -> int:
+    """Open a regular file to write to it, under a name that this program has chosen.
+
+    A link is not followed: its target belongs to somebody else. This function is an ``opener`` for
+    Python's ``open``, with a mode that truncates nothing.
+
+    Raises:
+        OSError: the file cannot be opened.
+        FileKindError: the path is a link, a pipe, a folder or a device.
+    """
+    assert not flags & os.O_TRUNC, "a file is truncated when it is known to be ours"
+    return _regular(path, flags | os.O_NOFOLLOW)
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a path as ``os.open`` does, if it leads to a regular file."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise FileKindError(_kind_in_words(stat.S_IFLNK)) from error
+        if error.errno in (errno.EISDIR, errno.ENXIO):  # to write to a folder; a socket or pipe
+            raise FileKindError(_kind_in_words(os.stat(path).st_mode)) from error
+        raise
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise FileKindError(_kind_in_words(mode))
+    return handle
+
+
+def _kind_in_words(mode: int) -> str:
+    kind = next((word for is_kind, word in _KINDS if is_kind(mode)), "a device")
+    return f"is {kind}, not a file"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file under a name that this program has chosen, as ``write_text`` does.
+
+    A link of this name is replaced by the file, and its target stays as it is.
+
+    Raises:
+        OSError: the file cannot be written; the message names ``path``.
+    """
+    with _named(path), atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; other processes find all of the new text, or the old file.
+    """Write a text file that a user has named; others find all of the new text, or the old file.
 
     A path that is no regular file, such as ``/dev/stdout``, is written to directly. A link stays a
     link.
@@ -127,12 +228,18 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written; the message names ``path``.
     """
-    try:
+    with _named(path):
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
-            return
-        with atomic_path(path.resolve()) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        else:
+            replace_text(path.resolve(), text)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error of the block name ``path`` instead of a temporary file."""
+    try:
+        yield
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise

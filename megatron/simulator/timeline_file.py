@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from megatron.native.files import read_text, write_text
+from megatron.native.files import read_text, replace_text, write_text
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.simulator.simulate import Span, Timeline
@@ -27,11 +27,16 @@ _ROUNDING: Final = 1e-6
 """Share of the whole time by which passes may overlap: GPUs tell times as numbers of 32 bits."""
 
 
-def save_timeline(timeline: Timeline, path: Path) -> None:
+def save_timeline(timeline: Timeline, path: Path, *, is_own_name: bool = False) -> None:
     """Write ``timeline`` as JSON: the number of ranks and a list of spans with named fields.
 
     Waits stand among the spans, in the lane ``wait``. If writing fails, the file stays as it was
     before.
+
+    Args:
+        timeline: the timeline.
+        path: the file.
+        is_own_name: whether the program chose the name, so that a link of this name is replaced.
 
     Raises:
         OSError: if the file cannot be written; the message names the file.
@@ -39,7 +44,8 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
     in_order = sorted((*timeline.spans, *timeline.waits), key=lambda s: (s.start, s.rank))
     spans = [_fields(span) for span in in_order]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
+    write = replace_text if is_own_name else write_text
+    write(path, json.dumps({"ranks": timeline.ranks, "spans": spans}, indent=0) + "\n")
 
 
 def load_timeline(path: Path) -> Timeline:

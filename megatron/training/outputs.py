@@ -4,14 +4,16 @@ If a file cannot be written later, because the disk is full, the run says so and
 not worth days of lost training.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
 from megatron.config.log import LogConfig
 from megatron.config.records import RecordConfig
-from megatron.native.files import temporary_name
+from megatron.native.files import FileKindError, temporary_name, unlinked
 from megatron.training.metrics.json_lines import check_json_lines
+from megatron.training.metrics.progress_file import FILE as PROGRESS
 
 PLANNED, TRACE = ".planned.json", ".trace.json"
 """Endings of the files that are written beside the file of ``--record-timeline``."""
@@ -36,6 +38,9 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
                 f"{flag} {path} cannot be written ({error}): give a path in a folder that this "
                 "user may write to"
             ) from error
+    progress = log.records.progress_folder
+    if rank == 0 and progress is not None:
+        _check_appended(progress / PROGRESS)
     if rank == 0 and log.records.log_jsonl is not None:
         check_json_lines(log.records.log_jsonl)
 
@@ -73,6 +78,22 @@ def _records(records: RecordConfig) -> Iterator[tuple[str, Path]]:
         yield "--tensorboard-dir", records.tensorboard_dir / "events"
     if records.wandb_project is not None and records.wandb_save_dir is not None:
         yield "--wandb-save-dir", records.wandb_save_dir / "run"
+
+
+def _check_appended(path: Path) -> None:
+    """Refuse a link or a pipe under the name of a file of ``--save`` to which lines are appended.
+
+    Raises:
+        ValueError: the file is refused.
+        OSError: the file cannot be written.
+    """
+    if os.path.lexists(path):
+        try:
+            open(path, "ab", opener=unlinked).close()
+        except FileKindError as error:
+            raise ValueError(
+                f"--log-progress: {path} {error.fault}: remove it, or leave the flag out"
+            ) from error
 
 
 def _check_file(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The on-disk format, byte for byte, and what a reader does with files that are not it."""
 
 import errno
+import os
 import struct
 from pathlib import Path
 
@@ -195,10 +196,10 @@ def test_a_file_that_may_not_be_read_is_named(
 ) -> None:
     write_by_hand(tmp_path / "x", [[1]])
 
-    def denied(self: Path, *_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+    def denied(path: str, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(ValueError, match=r"x\.idx cannot be read \(Permission denied\): let this"):
         IndexedDataset(tmp_path / "x")
 

@@ -78,11 +78,16 @@ def test_what_is_no_text_is_refused_and_nothing_is_waited_for(
     with pytest.raises(ValueError, match="is no text: there are zeros in it"):
         read_text(path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="is a pipe: give a file"):
+    with pytest.raises(ValueError, match="is a pipe, not a file: give another file"):
         read_text(tmp_path / "pipe")
-    monkeypatch.setattr(files, "LARGEST_TEXT", 10_000)
-    with pytest.raises(ValueError, match="has more than 10,000 bytes"):
+    with pytest.raises(ValueError, match="is a device, not a file: give another file"):
         read_text(Path("/dev/zero"))
+    monkeypatch.setattr(files, "LARGEST_TEXT", 10_000)
+    path.write_bytes(b"a" * 10_000)
+    assert read_text(path) == "a" * 10_000
+    path.write_bytes(b"a" * 10_001)
+    with pytest.raises(ValueError, match="has more than 10,000 bytes"):
+        read_text(path)
 
 
 def test_a_text_is_written_whole_or_not_at_all(

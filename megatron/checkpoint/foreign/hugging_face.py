@@ -28,6 +28,7 @@ from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from megatron.data.tokenizers.interface import TokenizerConfig
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.native.files import read_bytes
 from megatron.parallel.box import whole
 
 CONFIG: Final = "config.json"
@@ -293,7 +294,7 @@ def _texts(like: Path | None) -> dict[str, str]:
     found = {}
     for path in [like / name for name in _COPIED] if like is not None else []:
         try:
-            found[path.name] = path.read_text(encoding="utf-8")
+            found[path.name] = read_bytes(path).decode()
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:

@@ -33,6 +33,7 @@ from megatron.checkpoint.reading import read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.native.files import open_file, read_bytes
 from megatron.parallel.box import Box, Piece, Shape
 
 COMMON: Final = "common.pt"
@@ -40,6 +41,9 @@ COMMON: Final = "common.pt"
 _PICKLE: Final = "data.pkl"
 _LARGEST_PICKLE: Final = 1 << 28
 """Bytes; a pickle of arguments has a few thousand, with a small optimizer some millions."""
+
+_LARGEST_COMMON: Final = 1 << 29
+"""Bytes of the largest file of arguments; its table of contents alone could fill all memory."""
 
 _KNOWN: Final = {"argparse": {"Namespace"}, "collections": {"OrderedDict"}}
 """Harmless classes of which arguments consist."""
@@ -90,7 +94,7 @@ def _read_common(path: Path) -> dict[str, Any]:
     Raises:
         ForeignError: the archive holds code, or no pickle of a usual size.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(io.BytesIO(read_bytes(path, _LARGEST_COMMON))) as archive:
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if "constants.pkl" in entries or any(name.startswith("code/") for name in entries):
             raise ForeignError("it is an archive of TorchScript, which holds code")
@@ -164,8 +168,12 @@ class CoreReader(dcp.FileSystemReader):
         super().__init__(where)
         path = where / METADATA
         try:
-            with path.open("rb") as file:  # Megatron-Core keeps plans of its saves here, too
-                self.known: Metadata = unpickled(file, other=_Inert)
+            content = io.BytesIO(read_bytes(path))
+            # Megatron-Core keeps plans of its saves here, too.
+            self.known: Metadata = unpickled(content, other=_Inert)
+            for name in {place.relative_path for place in self.known.storage_data.values()}:
+                if (where / name).exists():  # a missing file is told when it is read
+                    open_file(where / name).close()
             self.tensors = {
                 name: saved
                 for name, saved in self.known.state_dict_metadata.items()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.data.tokenizers.files import library
-from megatron.native.files import sync, temporary_name
+from megatron.native.files import open_file, read_bytes, sync, temporary_name
 from megatron.parallel.box import Shape
 
 ONE_FILE: Final = "model.safetensors"
@@ -91,10 +91,10 @@ class TensorFiles:
 def _files(folder: Path) -> dict[Path, set[str]]:
     """Return the files of a folder, each with the tensors that the index places in it."""
     index = folder / INDEX
-    if not index.is_file():
+    if not index.exists():
         return {_only_file(folder): set()}
     try:
-        placed = json.loads(index.read_bytes())["weight_map"]
+        placed = json.loads(read_bytes(index))["weight_map"]
         files: dict[Path, set[str]] = {}
         for name, file in placed.items():
             if not isinstance(file, str) or Path(file).name != file:
@@ -138,8 +138,7 @@ def _described(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _safe_open(path: Path) -> Any:
-    if path.is_fifo():
-        raise OSError("it is a pipe")
+    open_file(path).close()  # refuses a pipe, which the package would wait for, and a device
     return _of_safetensors("safetensors").safe_open(path, framework="pt")
 
 

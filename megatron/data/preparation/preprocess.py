@@ -20,6 +20,7 @@ from megatron.data.preparation.text_files import Block, blocks
 from megatron.data.preparation.unfinished import State, Unfinished, held, read_state
 from megatron.data.preparation.workers import in_order
 from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.native.files import read_bytes
 
 SAVE_SECONDS: Final = 10.0
 """Seconds between two saved states from which a killed run can go on."""
@@ -233,5 +234,5 @@ def _settings(config: PreprocessConfig) -> Iterator[tuple[str, str]]:
 def _digest(path: Path) -> str:
     """Return a hash of a tokenizer's file, or of the JSON files in its folder."""
     files: Sequence[Path] = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    parts = [hashlib.sha256(read_bytes(file)).hexdigest() for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -20,7 +20,7 @@ import numpy as np
 from megatron.data.index_file import Sequences, map_bytes, write_index
 from megatron.data.indexed import bin_path, idx_path
 from megatron.data.preparation.encode import TOLD, Encoded, Tokens
-from megatron.native.files import sync, write_text
+from megatron.native.files import read_bytes, replace_text, sync, unlinked
 
 _STATE = "state.json"
 
@@ -99,8 +99,8 @@ def read_state(folder: Path) -> State | None:
     if not path.exists():
         return None
     try:
-        return State(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return State(**json.loads(read_bytes(path)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): start anew with --restart") from error
 
 
@@ -136,7 +136,8 @@ class Unfinished:
             self._sequences[key] = state.sizes.get(f"{number}.lengths", 0) // 4
 
     def _open(self, name: str) -> None:
-        file = self._stack.enter_context((self._folder / name).open("ab", buffering=1 << 20))
+        opened = open(self._folder / name, "ab", buffering=1 << 20, opener=unlinked)  # noqa: SIM115
+        file = self._stack.enter_context(opened)
         size = self._state.sizes.get(name, 0)
         if file.tell() < size:
             raise ValueError(
@@ -163,7 +164,7 @@ class Unfinished:
             file.flush()
             os.fsync(file.fileno())
             self._state.sizes[name] = file.tell()
-        write_text(self._folder / _STATE, json.dumps(asdict(self._state)))
+        replace_text(self._folder / _STATE, json.dumps(asdict(self._state)))
 
     def finish(self) -> None:
         """Write the indices and rename all files; a run that is killed meanwhile can go on."""

@@ -7,6 +7,7 @@ from sentencepiece import SentencePieceProcessor
 
 from megatron.data.tokenizers.files import needed
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.native.files import read_bytes
 
 _SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 _WHAT = "a sentencepiece .model file; tools/sample_data.py makes one"
@@ -119,7 +120,7 @@ def model_file(config: TokenizerConfig) -> Path:
 def _load(model: Path) -> SentencePieceProcessor:
     try:
         processor = SentencePieceProcessor()
-        processor.load_from_serialized_proto(model.read_bytes())
+        processor.load_from_serialized_proto(read_bytes(model))
     except (RuntimeError, OSError) as error:
         raise ValueError(
             f"--tokenizer-model {model} cannot be read as a sentencepiece model ({error}); "

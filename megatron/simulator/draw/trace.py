@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from megatron.native.files import write_text
+from megatron.native.files import replace_text
 from megatron.schedules.lower import lane
 from megatron.schedules.needs import (
     HOST_KINDS,
@@ -103,10 +103,12 @@ def save_chrome_trace(
 ) -> None:
     """Write the document of ``chrome_trace`` to ``path``, either completely or not at all.
 
+    A link of this name is replaced by the file, because a run makes the name up itself.
+
     Raises:
         OSError: if the file cannot be written; the message names the file.
     """
-    write_text(path, json.dumps(chrome_trace(plan, timeline, microseconds)))
+    replace_text(path, json.dumps(chrome_trace(plan, timeline, microseconds)))
 
 
 def _thread(plan: Plan, span: Span, item: Need) -> Thread:

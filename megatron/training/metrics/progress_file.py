@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from megatron.native.files import read_bytes, unlinked
 from megatron.training.metrics.records import Record, Saved, Sink, Started
 
 FILE: Final = "progress.txt"
@@ -62,7 +63,7 @@ class ProgressFile(Sink):
         flops = per_sample * record.consumed_samples
         tokens = record.consumed_samples * config.model.seq_length
         job = Origin(started.time, per_sample * started.consumed_samples)
-        text = self._path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(self._path).decode(errors="replace")
         first = origin(text.splitlines(), ranks, job)
         throughputs = (o.tflops_per_rank(record.time, flops, ranks) for o in (job, first))
         return [
@@ -80,7 +81,7 @@ class ProgressFile(Sink):
             f"Job ID: {os.getenv('SLURM_JOB_ID', '')}",
             f"# GPUs: {self._started.world_size}",
         )
-        with self._path.open("a", encoding="utf-8") as file:
+        with open(self._path, "a", encoding="utf-8", opener=unlinked) as file:
             file.write("\t".join((*head, *fields)) + "\n")
 
 

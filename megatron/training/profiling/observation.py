@@ -145,7 +145,7 @@ class Observation:
 
         def write() -> None:
             save_timeline(timeline, path)
-            save_timeline(planned, path.with_suffix(PLANNED))
+            save_timeline(planned, path.with_suffix(PLANNED), is_own_name=True)
             save_chrome_trace(state.plan, timeline, path.with_suffix(TRACE), 1e6)
 
         self._say(
