@@ -4,6 +4,9 @@ A job holds a lock of the kernel on a file in the folder. The kernel drops the l
 process ends, so a dead job blocks nobody. The content of the file only tells people who holds the
 lock.
 
+The folder may come from a stranger. A file of this name that is a link, or holds something else
+than the name of a job, is left as it is, and the job does not save there.
+
 Somebody may remove the folder while a job runs. Another job could then lock a new file of the same
 name. So before every save a job checks that the name still belongs to the file that it has locked.
 """
@@ -18,10 +21,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+from megatron.native.files import FileKindError, unlinked
 
 LOCK: Final = ".lock"
 """Name of the locked file."""
+
+_LARGEST: Final = 1 << 12
+"""Characters that are read of the file; a job writes a hundred."""
 
 PATIENCE: Final = 10.0
 """Seconds to wait for the lock: a launcher may start a job before the last job has ended."""
@@ -32,6 +40,10 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.E
 
 class InUseError(OSError):
     """Another job saves to the folder; the message says which."""
+
+
+class NoLockError(OSError):
+    """A path that cannot be a lock; the message names the path, the fault and the way out."""
 
 
 class FolderLock:
@@ -46,6 +58,7 @@ class FolderLock:
 
     Raises:
         InUseError: another job holds the lock.
+        NoLockError: there is something else under the name of the lock.
         OSError: the file cannot be written.
     """
 
@@ -59,6 +72,7 @@ class FolderLock:
 
         Raises:
             InUseError: another job has locked the folder meanwhile.
+            NoLockError: something else has been put under the name of the lock.
             OSError: the file cannot be written.
         """
         try:
@@ -76,9 +90,10 @@ class FolderLock:
 
     def _locked(self, patience: float) -> TextIO:
         self._root.mkdir(parents=True, exist_ok=True)
-        file = (self._root / LOCK).open("a+", encoding="utf-8")
+        file = _opened(self._root / LOCK)
         try:
             _acquire(file, patience)
+            _check_content(file, self._root / LOCK)
             _sign(file)
         except BlockingIOError:
             with file:
@@ -99,6 +114,35 @@ def held(root: Path, patience: float = PATIENCE) -> Iterator[FolderLock]:
         yield lock
     finally:
         lock.close()
+
+
+def _opened(path: Path) -> TextIO:
+    """Open the file of a lock, and make it if it is missing; its content stays as it is.
+
+    Raises:
+        NoLockError: the path is a link, a pipe, a folder or a device.
+    """
+    try:
+        return open(path, "a+", encoding="utf-8", errors="replace", opener=unlinked)
+    except FileKindError as error:
+        raise NoLockError(
+            f"{path} {error.fault}: jobs lock a file of this name; remove it"
+        ) from error
+
+
+def _check_content(file: TextIO, path: Path) -> None:
+    """Check that a job may write its name over the content of a file.
+
+    Raises:
+        NoLockError: the file holds something else than the name of a job.
+    """
+    file.seek(0)
+    content = file.read(_LARGEST)
+    if content and _owner(content) is None:
+        raise NoLockError(
+            f"{path} is a file of somebody else, and jobs write their names to a file of this "
+            "name; move it away"
+        )
 
 
 def _acquire(file: TextIO, patience: float) -> None:
@@ -124,7 +168,19 @@ def _holder(file: TextIO) -> str:
     """Return who holds the lock, in words."""
     try:
         file.seek(0)
-        owner = json.load(file)
-        return f"process {owner['pid']} of {owner['host']}, since {owner['since']},"
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        owner = _owner(file.read(_LARGEST))
+    except OSError:
+        owner = None
+    if owner is None:
         return "another job"
+    return f"process {owner['pid']} of {owner['host']}, since {owner['since']},"
+
+
+def _owner(content: str) -> dict[str, Any] | None:
+    """Return the values with which a job has signed; ``None``: no job has written the content."""
+    try:
+        owner = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    is_signed = isinstance(owner, dict) and owner.keys() >= {"pid", "host", "since"}
+    return owner if is_signed else None

@@ -61,8 +61,12 @@ def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock
                 own = stack.enter_context(lock.held(config.save))
                 if own.note:
                     print(f"--save: {own.note}", flush=True)
-            except (lock.InUseError, OSError) as error:
+            except lock.InUseError as error:
                 fault = f"--save: {error}; end that job, or name another folder"
+            except lock.NoLockError as error:
+                fault = f"--save: {error}, or name another folder"
+            except OSError as error:
+                fault = f"--save: {error}; let this user write there, or name another folder"
         if fault := hosts.all_gather_object(fault)[0]:
             raise UserError(fault)
         yield own
