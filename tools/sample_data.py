@@ -105,8 +105,10 @@ class SampleFlags:
     text: tuple[Path, ...] = flag(
         (), "Your own text files (UTF-8).", metavar="FILE ...", unset="the standard library"
     )
-    cache: Path = flag(
-        cache_root(), "Where results are kept.", unset=f"$MEGATRON_CACHE, or {cache_root()}"
+    cache: Path | None = flag(
+        None,
+        "Where results are kept.",
+        unset="$MEGATRON_CACHE, else megatron-vocab-parallel in $XDG_CACHE_HOME or ~/.cache",
     )
 
 
@@ -120,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     vocab_size = flags.vocab_size
     try:
         corpus = text_files(flags.text) if flags.text else standard_library()
-        place = flags.cache.absolute()
+        place = (flags.cache or cache_root()).absolute()
         other = "--cache FOLDER, or MEGATRON_CACHE, names another place"
         print(f"tokenizer and token files are kept in {place}; {other}", file=sys.stderr)
         with Reporter() as report:

@@ -16,7 +16,6 @@ from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
 from megatron.data.mock import MockDataset
 from megatron.data.samples import GPTDataset, SampleDataset, build_sample_indices
-from megatron.native.files import cache_root
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def build_datasets(
         return _mock_datasets(config, num_samples, vocab_size)
     if not config.data_path and config.own_paths is None:
         raise ValueError("--data-path is empty; make sample data with tools/sample_data.py")
-    builder = load_index_builder(cache_root())
+    builder = load_index_builder()
 
     def build(
         split: int, blends: Sequence[Sequence[Part]], count: int | None

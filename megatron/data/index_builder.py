@@ -72,11 +72,12 @@ class IndexBuilder:
         return dataset, dataset_sample
 
 
-def load_index_builder(cache: Path) -> IndexBuilder:
+def load_index_builder(cache: Path | None = None) -> IndexBuilder:
     """Return the C++ builder, compiled if necessary, or else the NumPy builder.
 
     Args:
-        cache: folder of compiled modules; one process compiles, the others wait for it.
+        cache: folder of compiled modules, by default the project's; one process compiles, the
+            others wait for it.
 
     Returns:
         A builder. If it is the NumPy builder, the log says why.

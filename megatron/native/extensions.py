@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from megatron.native.compile import COMPILE_ERRORS, compile_library, library_name, processor
+from megatron.native.files import cache_root
 
 LOAD_ERRORS = (*COMPILE_ERRORS, ImportError)
 """Errors with which ``load_extension`` fails; callers then fall back and log the reason."""
@@ -76,12 +77,13 @@ INDEX_BUILDER = Extension(
 EXTENSIONS = (CPU_KERNELS, INDEX_BUILDER)
 
 
-def load_extension(extension: Extension, cache: Path) -> ModuleType:
+def load_extension(extension: Extension, cache: Path | None = None) -> ModuleType:
     """Return the installed module, else the one in ``cache``, compiled if it is not there yet.
 
     Args:
         extension: the extension to load.
-        cache: folder of compiled modules; one process compiles, the others wait for it.
+        cache: folder of compiled modules, by default the project's; one process compiles, the
+            others wait for it.
 
     Raises:
         OSError: no compiler is there, or ``cache`` cannot be written.
@@ -97,7 +99,7 @@ def load_extension(extension: Extension, cache: Path) -> ModuleType:
     return _import(_find(extension, last, cache))
 
 
-def _find(extension: Extension, options: Sequence[str], cache: Path) -> Path:
+def _find(extension: Extension, options: Sequence[str], cache: Path | None) -> Path:
     """Return the compiled module, compiling it when it is missing."""
     installed = extension.source.with_name(extension.name(options) + _suffix())
     if installed.exists():
@@ -108,7 +110,7 @@ def _find(extension: Extension, options: Sequence[str], cache: Path) -> Path:
         extension.source,
         options,
         extension.identity(options),
-        cache,
+        cache or cache_root(),
         suffix=_suffix(),
         include=(pybind11.get_include(), sysconfig.get_path("include")),
     )

@@ -61,11 +61,21 @@ def cache_root() -> Path:
     Returns:
         ``$MEGATRON_CACHE``, else ``$XDG_CACHE_HOME/megatron-vocab-parallel``, else the same name
         under ``~/.cache``. The folder need not exist.
+
+    Raises:
+        OSError: the user has no home folder, and no variable names another one. A container may run
+            under a number that no user has.
     """
-    if chosen := os.environ.get("MEGATRON_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "megatron-vocab-parallel"
+    try:
+        if chosen := os.environ.get("MEGATRON_CACHE"):
+            return Path(chosen).expanduser().absolute()
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "megatron-vocab-parallel"
+    except RuntimeError as error:
+        raise OSError(
+            f"user {os.getuid()} has no home folder for compiled code and sample data: name a "
+            "folder in MEGATRON_CACHE"
+        ) from error
 
 
 def temporary_name(path: Path) -> Path:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from megatron.native.compile import reason
 from megatron.native.extensions import CPU_KERNELS, LOAD_ERRORS, load_extension
-from megatron.native.files import cache_root
 
 Library: TypeAlias = ModuleType
 """Functions that take tensors as their ``data_ptr()``, and sizes. They run in the calling thread,
@@ -28,7 +27,7 @@ def cpu_library(folder: Path | None = None) -> Library | None:
         folder: folder of compiled libraries, by default the project's.
     """
     try:
-        return load_extension(CPU_KERNELS, folder or cache_root())
+        return load_extension(CPU_KERNELS, folder)
     except LOAD_ERRORS as error:
         _LOG.warning("elementwise work runs in PyTorch, slower and no finer: %s", reason(error))
         return None
