@@ -159,7 +159,7 @@ def _preprocess(
             report(status(item.block.file_bytes))
         while state.file < len(sizes):
             state.next_file(sizes[state.file])
-        if not state.documents:
+        if not state.tokens:
             files.discard()
             raise ValueError(_nothing(config, state))
         files.finish()
@@ -172,7 +172,13 @@ def _preprocess(
 
 
 def _nothing(config: PreprocessConfig, state: State) -> str:
-    """Return the error message for input without a good record."""
+    """Return the error message for input without a good record, or without a token."""
+    if state.documents:
+        return (
+            f"--input {' '.join(map(str, config.inputs))}: the tokenizer makes no token of its "
+            f"{state.documents:,} documents: give files with text under --json-keys "
+            f"{' '.join(config.encode.keys)}, or another tokenizer"
+        )
     bad = f" (bad lines: {state.bad:,}, the first: {state.told[0]})" if state.bad else ""
     return (
         f"--input {' '.join(map(str, config.inputs))}: there is no document in it{bad}; give files "

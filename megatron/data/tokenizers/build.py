@@ -14,6 +14,9 @@ from megatron.data.tokenizers.sentence_pieces import (
     model_file,
 )
 
+MOST_IDS: Final = 1 << 31
+"""The largest vocabulary of Megatron-LM's token files, which hold ids as signed 32-bit numbers."""
+
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Make a tokenizer.
@@ -31,6 +34,11 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
             f"{', '.join(TYPES)}"
         )
     tokenizer = TYPES[config.tokenizer_type](config)
+    if tokenizer.vocab_size > MOST_IDS:
+        raise ValueError(
+            f"{_source(config)} gives a token the id {tokenizer.vocab_size - 1}, and token files "
+            f"hold ids up to {MOST_IDS - 1}: number its tokens from 0 on"
+        )
     least = config.vocab_size
     is_null = config.tokenizer_type == "NullTokenizer"  # adds an end-of-document token
     if least is not None and least < tokenizer.vocab_size and not is_null:
@@ -44,6 +52,8 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
 def _source(config: TokenizerConfig) -> str:
     if config.tokenizer_type == "GPT2BPETokenizer":
         return f"--vocab-file {config.vocab_file}"
+    if config.tokenizer_type == "NullTokenizer":
+        return f"--vocab-size {config.vocab_size}"
     return f"--tokenizer-model {config.tokenizer_model}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.data.tokenizers.files import library, needed, read_json
+from megatron.data.tokenizers.files import library, needed, package_errors, read_json
 from megatron.data.tokenizers.hugging_face import PackageTokenizer
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
 
@@ -128,7 +128,8 @@ class TikTokenizer(Tokenizer):
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens written out in it are encoded as ordinary text."""
-        return list(self._backend.encode_ordinary(text))
+        with package_errors("tiktoken"):
+            return list(self._backend.encode_ordinary(text))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""

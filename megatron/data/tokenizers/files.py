@@ -1,11 +1,13 @@
 """Opens a tokenizer's files and libraries, and says which flag to mend where that fails."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from megatron.native.files import read_text
+from megatron.native.files import LARGEST_TEXT, read_text
 
 
 def library(name: str, asker: str) -> Any:
@@ -29,16 +31,41 @@ def library(name: str, asker: str) -> Any:
         ) from error
 
 
+@contextmanager
+def package_errors(package: str, subject: str = "") -> Iterator[None]:
+    """Turn every error of a package's encoder into a ``ValueError``.
+
+    An encoder in Rust gives up by a panic, for example where a regular expression tries too many
+    ways to match. Python's name for a panic is no ``Exception``, and cannot be sent to another
+    process.
+
+    Args:
+        package: name of the package.
+        subject: beginning of the message.
+
+    Raises:
+        ValueError: the block has raised an error of the package.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{subject}makes the package {package} give up ({error})") from error
+
+
 def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:
     """Return the file that a flag names; messages call it ``what``, as in "needs {what}".
 
     Raises:
-        ValueError: the flag is missing, or names no file.
+        ValueError: the flag is missing, or names no file or too large a file.
     """
     if path is None:
         raise ValueError(f"{flag} is missing: --tokenizer-type {tokenizer_type} needs {what}")
     if not path.is_file():
         raise ValueError(f"{flag} {path} is not a file; give {what}")
+    if path.stat().st_size > LARGEST_TEXT:  # the packages read a file whole
+        raise ValueError(f"{flag} {path} has more than {LARGEST_TEXT:,} bytes; give {what}")
     return path
 
 

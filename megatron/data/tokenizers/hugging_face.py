@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.data.tokenizers.files import library, read_json
+from megatron.data.tokenizers.files import library, package_errors, read_json
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+
+_PROBE = "The quick brown fox jumps over the lazy dog 0123456789"
+_PROBED = 100
+"""Tokens of a vocabulary that a sample text has, in case the vocabulary is of another alphabet."""
 
 _WHAT = "a folder that save_pretrained has written, with tokenizer.json and tokenizer_config.json"
 
@@ -18,11 +22,14 @@ class PackageTokenizer(Tokenizer):
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text``."""
-        return list(self._backend.encode(text, add_special_tokens=self._adds_special).ids)
+        with package_errors("tokenizers"):
+            return list(self._backend.encode(text, add_special_tokens=self._adds_special).ids)
 
     def tokenize_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of every text."""
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=self._adds_special)
+        special = self._adds_special
+        with package_errors("tokenizers"):
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in found]
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -66,8 +73,29 @@ class HuggingFaceTokenizer(PackageTokenizer):
         self._backend.no_padding()
         self._adds_special = config.tokenizer_hf_include_special_tokens
         self.eod = self._id_of_end(path.parent)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
         # Added tokens may leave gaps between ids, so the largest id counts.
-        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._check_text_is_kept(path, " ".join([_PROBE, *sorted(vocabulary)[:_PROBED]]))
+
+    def _check_text_is_kept(self, path: Path, text: str) -> None:
+        """Refuse a post-processor that leaves out the tokens of the text.
+
+        ``text`` is encoded with the post-processor and without it.
+
+        Raises:
+            ValueError: no token of the text is left.
+        """
+        with package_errors("tokenizers", f"--tokenizer-model {path}: a sample text "):
+            made = self._backend.encode(text, add_special_tokens=self._adds_special)
+            processor, self._backend.post_processor = self._backend.post_processor, None
+            plain = self._backend.encode(text, add_special_tokens=False)
+        self._backend.post_processor = processor
+        if plain.ids and all(made.special_tokens_mask):
+            raise ValueError(
+                f"--tokenizer-model {path}: its post_processor names no sequence ($A), so that "
+                f"every text loses its tokens; mend it, or give {_WHAT}"
+            )
 
     def _id_of_end(self, folder: Path) -> int:
         name = _end_of_text(folder)
