@@ -102,8 +102,9 @@ def beginning(plan: str) -> Iterator[str]:
 def verify(where: Path) -> bool:
     """Compare every file with the manifest; return whether all files agree."""
     right = True
-    for name in shown(sorted(folder.read_manifest(where)), f"comparing {where.name}"):
-        for problem in folder.problems(where, [name], threads=threads_of_rank()):
+    manifest, threads = folder.read_manifest(where), threads_of_rank()
+    for name in shown(sorted(manifest), f"comparing {where.name}"):
+        for problem in folder.problems(where, [name], manifest=manifest, threads=threads):
             print(problem)
             right = False
     print(f"{where}: {'every file is as written' if right else 'damaged'}")

@@ -46,10 +46,11 @@ def choose(
 def _problem_of(where: Path, each: Each) -> str | None:
     """Return the first fault of a checkpoint; ``None``: there is no fault."""
     try:
-        names = each(sorted(folder.read_manifest(where)), f"comparing {where.name}")
+        manifest = folder.read_manifest(where)
     except DamagedError as error:
         return str(error)
-    return folder.problem_of(where, names, threads=threads_of_rank())
+    names = each(sorted(manifest), f"comparing {where.name}")
+    return folder.problem_of(where, names, manifest=manifest, threads=threads_of_rank())
 
 
 def read_model(where: Path) -> ModelConfig:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from megatron.checkpoint.digests import PART, Digest, FileDigest, OlderDigest
 from megatron.native.files import atomic_path, read_bytes
+from megatron.native.slow_work import told
 
 POINTER: Final = "latest_checkpointed_iteration.txt"
 MANIFEST: Final = "manifest.json"
@@ -159,7 +160,7 @@ def read_manifest(folder: Path) -> dict[str, Digest]:
     """
     path = folder / MANIFEST
     try:
-        content = json.loads(read_bytes(path, LARGEST_MANIFEST))
+        content = json.loads(read_bytes(path, LARGEST_MANIFEST, is_told=True))
         form, iteration, files = content["format"], content["iteration"], content["files"].items()
     except FileNotFoundError:
         raise DamagedError(
@@ -174,7 +175,8 @@ def read_manifest(folder: Path) -> dict[str, Digest]:
         )
     if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name:
         raise DamagedError(f"{path} is of iteration {iteration!r}, and its folder of another one")
-    return _digests(path, files, _READ[form])
+    entries = told(files, len(files), f"entries of {path}")
+    return _digests(path, entries, _READ[form])
 
 
 def _digests(path: Path, files: Iterable[tuple[str, Any]], kind: type[Digest]) -> dict[str, Digest]:
@@ -202,6 +204,7 @@ def problems(
     folder: Path,
     names: Iterable[str] | None = None,
     *,
+    manifest: Mapping[str, Digest] | None = None,
     sizes_only: bool = False,
     threads: int = 1,
 ) -> Iterator[str]:
@@ -210,13 +213,14 @@ def problems(
     Args:
         folder: folder of the checkpoint.
         names: the files to compare with the manifest; ``None``: all files.
+        manifest: the result of ``read_manifest``, if the caller has it: a large one takes seconds.
         sizes_only: compare sizes without reading the files.
         threads: number of threads that hash.
 
     Raises:
         DamagedError: the manifest is missing or cannot be understood.
     """
-    expected = read_manifest(folder)
+    expected = read_manifest(folder) if manifest is None else manifest
     for name in expected if names is None else names:
         path, entry = folder / name, expected[name]
         try:
@@ -235,6 +239,7 @@ def problem_of(
     folder: Path,
     names: Iterable[str] | None = None,
     *,
+    manifest: Mapping[str, Digest] | None = None,
     sizes_only: bool = False,
     threads: int = 1,
 ) -> str | None:
@@ -243,7 +248,8 @@ def problem_of(
     The arguments are as in ``problems``.
     """
     try:
-        return next(problems(folder, names, sizes_only=sizes_only, threads=threads), None)
+        found = problems(folder, names, manifest=manifest, sizes_only=sizes_only, threads=threads)
+        return next(found, None)
     except DamagedError as error:
         return str(error)
 

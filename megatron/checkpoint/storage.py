@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMe
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.common import COMMON, Common
-from megatron.checkpoint.digests import FileDigest, threads_of_rank
+from megatron.checkpoint.digests import Digest, FileDigest, threads_of_rank
 from megatron.checkpoint.folder import DamagedError
 from megatron.checkpoint.hashing import HashedStream, HashedWriter
 from megatron.checkpoint.lock import FolderLock
@@ -100,11 +101,12 @@ def check_files(where: Path, hosts: ConnectedAxis) -> str | None:
         The fault of the first damaged file, the same on every rank; ``None``: there is no fault.
     """
     try:
-        names = _own_names(where, hosts)
+        manifest = folder.read_manifest(where)
+        names = _own_names(manifest, hosts)
         small = [name for name in names if not name.endswith(_TENSORS)]
-        problem = folder.problem_of(where, names, sizes_only=True)
-        problem = problem or folder.problem_of(where, small)
-        for name in {COMMON, METADATA}.difference(folder.read_manifest(where)):
+        problem = folder.problem_of(where, names, manifest=manifest, sizes_only=True)
+        problem = problem or folder.problem_of(where, small, manifest=manifest)
+        for name in {COMMON, METADATA}.difference(manifest):
             problem = (
                 f"{where / folder.MANIFEST} does not list {name}, so that it cannot be checked"
             )
@@ -130,9 +132,11 @@ def read(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis) 
         DamagedError: a file differs from the file that was written; raised on all ranks.
         OtherModelError: a tensor is missing or has another shape; raised on all ranks.
     """
-    names = [name for name in _own_names(where, hosts) if name.endswith(_TENSORS)]
+    manifest, threads = folder.read_manifest(where), threads_of_rank()
+    names = [name for name in _own_names(manifest, hosts) if name.endswith(_TENSORS)]
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as aside:
-        compared = aside.submit(folder.problem_of, where, names, threads=threads_of_rank())
+        compare = partial(folder.problem_of, where, names, manifest=manifest, threads=threads)
+        compared = aside.submit(compare)
         other, failure = _fill(where, tensors)
     found = hosts.all_gather_object((compared.result(), other, failure))
     damage, others, failures = (list(filter(None, told)) for told in zip(*found, strict=True))
@@ -159,9 +163,9 @@ def lacks(where: Path, tensors: Mapping[str, BoxedTensor], hosts: ConnectedAxis)
     return any(hosts.all_gather_object(own))
 
 
-def _own_names(where: Path, hosts: ConnectedAxis) -> list[str]:
-    """Return the files that this rank compares with the manifest."""
-    return sorted(folder.read_manifest(where))[hosts.rank :: hosts.size]
+def _own_names(manifest: Mapping[str, Digest], hosts: ConnectedAxis) -> list[str]:
+    """Return the files of a manifest that this rank compares."""
+    return sorted(manifest)[hosts.rank :: hosts.size]
 
 
 def _fill(where: Path, tensors: Mapping[str, BoxedTensor]) -> tuple[str | None, str | None]:

@@ -35,6 +35,11 @@ _PAUSE: Final = 0.1
 LARGEST_TEXT: Final = 1 << 30
 """Bytes of the largest file that is read whole; a larger one is no plan, costs or manifest."""
 
+LARGE: Final = 1 << 26
+"""Bytes from which on reading a file may take seconds, which the log then tells."""
+
+_PIECE: Final = 1 << 20
+
 _KINDS: Final = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISDIR, "a folder"),
@@ -139,12 +144,13 @@ def open_file(path: Path) -> BufferedReader:
     return open(path, "rb", opener=_regular)
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
+def read_bytes(path: Path, most: int | None = None, *, is_told: bool = False) -> bytes:
     """Return the content of a regular file.
 
     Args:
         path: path of the file; links are followed.
         most: bytes of the largest file that is read; ``None``: ``LARGEST_TEXT``.
+        is_told: whether the log tells that a large file is read.
 
     Raises:
         OSError: the file cannot be read.
@@ -152,9 +158,16 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     """
     most = LARGEST_TEXT if most is None else most
     with open_file(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise FileKindError(f"has more than {most:,} bytes")
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise FileKindError(f"has more than {most:,} bytes")
+        if is_told and size >= LARGE:
+            _LOG.warning("reading %s: %.0f MB, which may take a while", path, size / 1e6)
+        content = file.read(size + 1)  # Python takes the memory for all that is asked for
+        while piece := file.read(_PIECE):  # the file grows, or the system does not know its size
+            content += piece
+            if len(content) > most:
+                raise FileKindError(f"has more than {most:,} bytes")
     return content
 
 
@@ -167,7 +180,7 @@ def read_text(path: Path) -> str:
             name.
     """
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, is_told=True)
     except FileKindError as error:
         raise ValueError(f"{error.fault}: give another file") from error
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from megatron.native.files import read_text, replace_text, write_text
+from megatron.native.slow_work import told
 from megatron.schedules.needs import COMM_KINDS
 from megatron.schedules.passes import PASS_KINDS
 from megatron.simulator.simulate import Span, Timeline
@@ -57,7 +58,8 @@ def load_timeline(path: Path) -> Timeline:
     """
     try:
         document = json.loads(read_text(path))
-        ranks, spans = document["ranks"], [_span(named) for named in document["spans"]]
+        ranks, named = document["ranks"], document["spans"]
+        spans = [_span(one) for one in told(named, len(named), f"spans of {path}")]
         found = {span.rank for span in spans}
         if ranks != len(found) or found != set(range(len(found))):
             raise ValueError(f"ranks is {str(ranks)[:40]}, and there are spans of {len(found)}")

@@ -14,7 +14,7 @@ import pytest
 from harness.damage import within
 from training.metrics.made_records import started
 
-from megatron.checkpoint import folder, lock
+from megatron.checkpoint import folder, lock, storage
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.foreign import megatron_core
 from megatron.checkpoint.foreign.layouts import ForeignError
@@ -24,15 +24,17 @@ from megatron.config.log import LogConfig
 from megatron.config.records import RecordConfig
 from megatron.data.index_cache import IndexCache
 from megatron.data.preparation.unfinished import read_state
+from megatron.native import files, slow_work
 from megatron.native.files import locked, replace_text
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.draw.trace import save_chrome_trace
-from megatron.simulator.simulate import simulate
-from megatron.simulator.timeline_file import save_timeline
+from megatron.simulator.simulate import Span, Timeline, simulate
+from megatron.simulator.timeline_file import load_timeline, save_timeline
 from megatron.training.metrics.progress_file import FILE as PROGRESS
 from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.outputs import check_outputs
+from tools import checkpoint
 
 ROOM: Final = 1 << 30
 """Bytes by which a reader may grow; an endless file needs more within a second."""
@@ -217,3 +219,42 @@ def test_files_whose_names_a_run_makes_up_replace_links(tmp_path: Path, victim: 
     (tmp_path / "named.json").symlink_to(tmp_path / "target.json")
     save_timeline(timeline, tmp_path / "named.json")  # the user named the link
     assert (tmp_path / "target.json").is_file()
+
+
+def test_a_large_manifest_is_told_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = tmp_path / NAME
+    where.mkdir()
+    names = [f"__{number}_0.distcp" for number in range(10_000)]
+    (where / folder.MANIFEST).write_text(listing(*names))
+    monkeypatch.setattr(slow_work, "TELL_EVERY", 0.0)
+    monkeypatch.setattr(files, "LARGE", 1000)
+    reads: list[Path] = []
+    read = folder.read_manifest
+
+    def counted(of: Path) -> Any:
+        reads.append(of)
+        return read(of)
+
+    monkeypatch.setattr(folder, "read_manifest", counted)
+    assert not checkpoint.verify(where)  # all files are missing
+    assert reads == [where]
+    assert f"reading {where / folder.MANIFEST}: " in caplog.text
+    assert f"entries of {where / folder.MANIFEST}: 8,192 of 10,000" in caplog.text
+    reads.clear()
+    assert storage.check_files(where, checkpoint.ALONE) is not None
+    assert reads == [where]
+
+
+def test_a_large_timeline_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slow_work, "TELL_EVERY", 0.0)
+    monkeypatch.setattr(files, "LARGE", 1000)
+    path = tmp_path / "run.json"
+    spans = [Span(0, "compute", f"F{i}", "F", i, 0, float(i), i + 1.0) for i in range(5000)]
+    save_timeline(Timeline.of_lanes(1, spans), path)
+    assert len(load_timeline(path).spans) == 5000
+    assert f"reading {path}: " in caplog.text
+    assert f"spans of {path}: 4,096 of 5,000" in caplog.text
