@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
 from megatron.data.config import DataConfig, Share
+from megatron.data.corpus_watch import CorpusWatch, name_bus_errors
 from megatron.data.fill_in_the_middle import FilledDataset
 from megatron.data.index_builder import IndexBuilder, load_index_builder
 from megatron.data.indexed import IndexedDataset
@@ -25,12 +26,14 @@ class Datasets:
     Attributes:
         valid: the validation set, or the first of several.
         more_valid: the other validation sets.
+        corpora: the files of all corpora, as they are now.
     """
 
     train: SampleDataset | None
     valid: SampleDataset | None
     test: SampleDataset | None
     more_valid: tuple[SampleDataset, ...] = ()
+    corpora: CorpusWatch = field(default_factory=CorpusWatch)
 
 
 _ASKED_BY = ("--train-iters or --train-samples", "--eval-iters", "--eval-iters")
@@ -88,8 +91,25 @@ def build_datasets(
         made = (_blended(parts, count, builder, index) for parts in blends)
         return tuple(_filled(config, dataset, split) for dataset in made)
 
-    train, valid, test = map(build, itertools.count(), _blends(config), num_samples)
-    return Datasets(_first(train), _first(valid), _first(test), valid[1:])
+    blends = list(_blends(config))
+    sources = {part.source.prefix: part.source for blend in blends for p in blend for part in p}
+    name_bus_errors(sources.values(), builder)
+    train, valid, test = map(build, itertools.count(), blends, num_samples)
+    files = [path for source in sources.values() for path in source.files]
+    corpora = CorpusWatch(files, _samples_of_epoch(blends[0], config.seq_length))
+    return Datasets(_first(train), _first(valid), _first(test), valid[1:], corpora)
+
+
+def _samples_of_epoch(blends: Sequence[Sequence[Part]], seq_length: int) -> int:
+    """Return the samples of a blend after which one of its corpora is read once more."""
+    found = [1 << 62]
+    for parts in blends:
+        total = math.fsum(part.weight for part in parts)
+        for part in parts:
+            lengths = part.source.lengths[part.sequences.start : part.sequences.stop]
+            tokens = int(lengths.sum(dtype=np.int64))
+            found.append(int(tokens / seq_length / (part.weight / total)))
+    return max(1, min(found))
 
 
 def _filled(config: DataConfig, dataset: SampleDataset, split: int) -> SampleDataset:

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class IndexBuilder:
-    """The two index functions in NumPy; the C++ module has the same two functions."""
+    """The two index functions in NumPy; the C++ module has the same functions."""
 
     def sample_index(
         self,
@@ -70,6 +70,18 @@ class IndexBuilder:
             dataset_sample[step] = drawn[best]
             drawn[best] += 1
         return dataset, dataset_sample
+
+    def name_bus_errors(self, address: int, size: int, said: bytes) -> None:
+        """Let the C++ module print ``said`` if the system cannot read some bytes of a mapped file.
+
+        The process then ends with 2. Python cannot do this: its handlers run after the instruction
+        that has failed, and that instruction would fail without end.
+
+        Args:
+            address: first byte of the mapped file.
+            size: number of bytes.
+            said: the message.
+        """
 
 
 def load_index_builder(cache: Path | None = None) -> IndexBuilder:

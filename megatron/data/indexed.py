@@ -5,7 +5,7 @@
 sequences, as in Megatron-LM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,19 @@ class IndexedDataset:
         self._pointers = index.pointers
         self.dtype = index.dtype
         self._tokens = tokens.view(index.dtype)
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The files of token ids and of the index."""
+        return bin_path(self.prefix), idx_path(self.prefix)
+
+    @property
+    def mapped(self) -> Iterator[tuple[Path, NDArray[np.generic]]]:
+        """Every array that is a mapped file, with the file."""
+        tokens, index = self.files
+        yield tokens, self._tokens
+        for array in (self.lengths, self._pointers, self.document_indices):
+            yield index, array
 
     def __len__(self) -> int:
         """Number of sequences."""

@@ -18,6 +18,7 @@ from megatron.training.evaluations import Evaluations
 from megatron.training.exit_signals import ExitSignals
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.collector import Collector
+from megatron.training.guard.data_watch import DataWatch
 from megatron.training.guard.exits import AgreedExit
 from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
@@ -107,6 +108,7 @@ class _Loop:
         self.last = last_iteration(config.train, self.start)
         for note in data.notes:
             self._say(note)
+        self._data_watch = DataWatch(data.corpora, self._say)
         # If the guess of the last step turns out wrong, the batch of that step is needed again.
         kept = 2 if config.optimizer.post_validation else 1
         self._feed = Feed(state.groups.device, kept) if config.data.prefetch else None
@@ -153,6 +155,9 @@ class _Loop:
         """Train an iteration; observe, evaluate and save if it is time to."""
         config = self._config
         self._position.enter(f"iteration {iteration + 1}")
+        if self._data_watch.is_due(self._data.train.consumed_samples):
+            with self.meter.paused():
+                self._data_watch.check()
         if self._batches.change:
             self._report(self._step.settle())
             phase = "the plan for batches of another size"
@@ -315,6 +320,7 @@ class _Loop:
         self._report(self._step.settle())
         phase = f"the save of iteration {iteration + 1}"
         with self.meter.paused("save"), self._position.within(phase, may_last=True):
+            self._data_watch.check()
             samples = self._config.train.dataset_samples
             self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 

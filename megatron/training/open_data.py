@@ -8,6 +8,7 @@ from torch import Tensor
 
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
+from megatron.data.corpus_watch import CorpusWatch
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
@@ -27,12 +28,14 @@ class Data:
         train: microbatches of the training iterations.
         validation: microbatches of every set that is evaluated, by its name in the log.
         test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
+        corpora: the files of all corpora, and how they are when the run begins.
         notes: lines about sets or samples that are left out, and about names of validation sets.
     """
 
     train: MicrobatchLoader
     validation: Mapping[str, MicrobatchLoader] = field(default_factory=dict)
     test: MicrobatchLoader | None = None
+    corpora: CorpusWatch = field(default_factory=CorpusWatch)
     notes: tuple[str, ...] = ()
 
 
@@ -85,6 +88,7 @@ def open_data(
         loader(datasets.train, PrefetchingLoader if config.prefetch else MicrobatchLoader),
         validations,
         loader(test) if test else None,
+        datasets.corpora,
         notes,
     )
 
