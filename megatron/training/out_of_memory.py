@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from megatron.config.log import LogConfig
+from megatron.native.files import atomic_path
 from megatron.runtime.position import Position
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted
@@ -134,5 +135,6 @@ def _snapshot(path: Path, rank: int) -> Iterator[str]:
     own = path.with_name(f"{path.stem}-{rank}{path.suffix}")
     with suppress(OSError, RuntimeError):  # the message is worth more than the file
         own.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(own))
+        with atomic_path(own) as temporary:
+            torch.cuda.memory._dump_snapshot(str(temporary))
         yield f"{own} has all blocks of memory: drop it on https://pytorch.org/memory_viz"

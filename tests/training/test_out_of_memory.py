@@ -57,9 +57,14 @@ def fail_in_the_second_backward(state: TrainState, monkeypatch: pytest.MonkeyPat
 def test_it_says_where_it_was_and_what_it_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[str] = []
+    own = tmp_path / "deep" / "memory-5.pickle"
+    own.parent.mkdir()
+    (tmp_path / "victim").write_text("a file of the user")
+    own.symlink_to(tmp_path / "victim")  # a link under the name that the rank chooses
     monkeypatch.setattr(Device, "current", lambda: H100)
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)
+    monkeypatch.setattr(
+        torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("blocks")
+    )
     run = small_run(tmp_path / "deep" / "memory.pickle")
     state = build_train_state(run, single_rank(CPU))
     told = explained(
@@ -74,8 +79,9 @@ def test_it_says_where_it_was_and_what_it_held(
         "holds 3 activations of microbatches, with their chunks: 1.0 2.0 3.0"
     )
     assert figures.startswith("NVIDIA H100 80GB HBM3 has 80.0 GiB: tensors take 70.0 GiB of 79.0")
-    assert written == [str(tmp_path / "deep" / "memory-5.pickle")]
-    assert written[0] in snapshot
+    assert str(own) in snapshot
+    assert own.read_text() == "blocks"
+    assert (tmp_path / "victim").read_text() == "a file of the user"
     assert rest == ["advice"]
 
 
