@@ -117,6 +117,21 @@ def test_a_post_processor_that_drops_the_text_is_refused(
         build_tokenizer(tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("HuggingFaceTokenizer", "tokenizer.json"),
+        ("TikTokenizer", "tik.json"),
+        ("GPTSentencePieceTokenizer", "tokenizer.model"),
+    ],
+)
+def test_a_file_of_a_terabyte_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 1 << 40)  # takes no room on the disk
+    with pytest.raises(ValueError, match=r"has more than 1,073,741,824 bytes"):
+        build_tokenizer(TokenizerConfig(kind, tmp_path / name))
+
+
 def test_input_without_a_token_leaves_no_empty_file(tmp_path: Path) -> None:
     def eat(content: dict[str, Any]) -> None:
         content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}

@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.data.tokenizers.files import library, package_errors, read_json
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.native.files import read_text
 
 _PROBE = "The quick brown fox jumps over the lazy dog 0123456789"
 _PROBED = 100
@@ -64,7 +65,7 @@ class HuggingFaceTokenizer(PackageTokenizer):
                 "downloaded; AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) makes one)"
             )
         try:
-            self._backend = tokenizers.Tokenizer.from_file(str(path))
+            self._backend = tokenizers.Tokenizer.from_str(read_text(path))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(
                 f"--tokenizer-model {path} cannot be read as a tokenizer ({error}); give {_WHAT}"
