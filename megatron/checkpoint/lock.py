@@ -106,6 +106,17 @@ class FolderLock:
         return file
 
 
+def check_name(root: Path) -> None:
+    """Check that what lies under the name of the lock, if anything does, can be locked.
+
+    Raises:
+        NoLockError: it is a link, a pipe, a folder or a device.
+        OSError: it cannot be opened.
+    """
+    if os.path.lexists(root / LOCK):
+        _opened(root / LOCK).close()
+
+
 @contextmanager
 def held(root: Path, patience: float = PATIENCE) -> Iterator[FolderLock]:
     """Hold a ``FolderLock`` (its arguments and errors) while the ``with`` block runs."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
+from megatron.checkpoint.lock import NoLockError, check_name
 from megatron.config.log import LogConfig
 from megatron.config.records import RecordConfig
 from megatron.native.files import FileKindError, temporary_name, unlinked
@@ -38,6 +39,11 @@ def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
                 f"{flag} {path} cannot be written ({error}): give a path in a folder that this "
                 "user may write to"
             ) from error
+    if rank == 0 and save is not None:
+        try:
+            check_name(save)
+        except NoLockError as error:
+            raise ValueError(f"--save: {error}, or name another folder") from error
     progress = log.records.progress_folder
     if rank == 0 and progress is not None:
         _check_appended(progress / PROGRESS)

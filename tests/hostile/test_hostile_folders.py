@@ -183,6 +183,9 @@ def test_a_lock_that_is_none_is_refused_and_left(kind: str, tmp_path: Path, vict
     fault = "is a file of somebody else" if kind in ("file", "hard link") else f"is a {kind[:4]}"
     with pytest.raises(lock.NoLockError, match=f"{own} {fault}.* away|it$"), lock.held(own.parent):
         pass
+    if kind not in ("file", "hard link"):  # a file's content is read when it is locked
+        with pytest.raises(ValueError, match=f"^--save: {own} {fault}.* name another folder$"):
+            check_outputs(LogConfig(), 0, own.parent)
     assert not (tmp_path / "new").exists()
     if kind == "file":
         assert own.read_text() == "notes of the user"
