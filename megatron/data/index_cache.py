@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.index_builder import IndexBuilder
 from megatron.native.files import atomic_path, open_file, read_bytes, replace_text
 
 NAMES = ("documents", "samples", "shuffle")
@@ -79,6 +80,19 @@ class IndexCache:
                 checksums[name] = checksum(temporary)
         replace_text(self._checksums, json.dumps(checksums) + "\n")
         return {name: _mapped(path) for name, path in self._paths.items()}
+
+    def name_bus_errors(self, arrays: Mapping[str, NDArray[Any]], builder: IndexBuilder) -> None:
+        """Let a message name the file, if this process dies because a file was cut short.
+
+        See ``IndexBuilder.name_bus_errors``; ``arrays`` are those of ``load`` or ``save``.
+        """
+        for name, array in arrays.items():
+            said = (
+                f"error: {self._paths[name]} cannot be read: it was cut short while the run read "
+                "it, or its disk fails: go on from the last checkpoint (--load), and the file is "
+                "built anew\n"
+            )
+            builder.name_bus_errors(array.ctypes.data, array.nbytes, os.fsencode(said))
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -180,13 +180,14 @@ def build_sample_indices(
     if num_samples is not None:
         epochs = Epochs.needed(tokens, seq_length, num_samples)
     cached = IndexCache(cache, _name_of(source, sequences, seq_length, seed, epochs))
-    if (found := cached.load()) is not None:
-        return SampleIndices(**found)
     try:
-        samples = _num_samples(epochs.count, tokens, seq_length)
-        _check_room(cache, samples, epochs.count * len(sequences), asked_by)
-        built = _build(source.lengths, sequences, tokens, seq_length, epochs, seed, builder)
-        return SampleIndices(**cached.save(vars(built)))
+        if (found := cached.load()) is None:
+            samples = _num_samples(epochs.count, tokens, seq_length)
+            _check_room(cache, samples, epochs.count * len(sequences), asked_by)
+            built = _build(source.lengths, sequences, tokens, seq_length, epochs, seed, builder)
+            found = cached.save(vars(built))
+        cached.name_bus_errors(found, builder)
+        return SampleIndices(**found)
     except OSError as error:
         raise ValueError(
             f"--data-cache-path: cannot write sample indices to {cache} ({error}); give a writable "

@@ -23,7 +23,7 @@ from megatron.checkpoint.metadata import METADATA, read_metadata
 from megatron.config.log import LogConfig
 from megatron.config.records import RecordConfig
 from megatron.data.index_cache import IndexCache
-from megatron.data.preparation.unfinished import read_state
+from megatron.data.preparation.unfinished import held, read_state
 from megatron.native import files, slow_work
 from megatron.native.files import locked, replace_text
 from megatron.schedules.lower import lower
@@ -189,6 +189,23 @@ def test_a_lock_that_is_none_is_refused_and_left(kind: str, tmp_path: Path, vict
     assert not (tmp_path / "new").exists()
     if kind == "file":
         assert own.read_text() == "notes of the user"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_folder_of_the_user_is_not_emptied(kind: str, tmp_path: Path) -> None:
+    user, own = tmp_path / "user", tmp_path / "out.unfinished"
+    user.mkdir()
+    (user / "0.bin").write_text("dear to its owner")
+    if kind == "link":
+        own.symlink_to(user)
+    else:
+        (user / "letter.txt").write_text("dear to its owner")
+        user.rename(own)
+    fault = "is a link" if kind == "link" else r"holds letter\.txt"
+    with pytest.raises(ValueError, match=f"^{own} {fault}, so it is no folder"), held(own):
+        pass
+    for path in own.iterdir():
+        assert path.read_text() == "dear to its owner"
 
 
 def test_progress_is_not_appended_through_a_link(tmp_path: Path, victim: Path) -> None:

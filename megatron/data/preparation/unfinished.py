@@ -8,6 +8,7 @@ end the files are renamed to their places, each index after its tokens.
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,8 @@ from megatron.data.preparation.encode import TOLD, Encoded, Tokens
 from megatron.native.files import read_bytes, replace_text, sync, unlinked
 
 _STATE = "state.json"
+_FILE = re.compile(r"state\.json|\d+\.(bin|lengths|documents|idx)|\.state\.json\.[-0-9a-f]+")
+"""Names of the files of a run; the last one is of a state that was being written."""
 
 
 @dataclass
@@ -74,9 +77,17 @@ def held(folder: Path) -> Iterator[None]:
     """Lock a folder against other runs; a missing folder is made.
 
     Raises:
-        ValueError: another run has locked the folder.
+        ValueError: another run has locked the folder, or it is none of a run: a link, or a folder
+            with files that no run makes, which would be removed.
     """
     folder.mkdir(exist_ok=True)
+    foreign = next((path.name for path in folder.iterdir() if not _FILE.fullmatch(path.name)), None)
+    if folder.is_symlink() or foreign:
+        why = f"holds {foreign}" if foreign else "is a link"
+        raise ValueError(
+            f"{folder} {why}, so it is no folder of an unfinished run, and its files would be "
+            "removed: move it away, or give another --output-prefix"
+        )
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
