@@ -69,7 +69,7 @@ def read_metadata(where: Path) -> Metadata:
             f"{where / folder.MANIFEST} does not list {METADATA}, so that nobody has checked it"
         )
     try:
-        metadata = unpickled(io.BytesIO(read_bytes(path)))
+        metadata = unpickled(read_bytes(path))
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check(name, saved, metadata.storage_data, files)
@@ -82,23 +82,20 @@ def read_metadata(where: Path) -> Metadata:
 
 
 def unpickled(
-    file: IO[bytes], known: Mapping[str, Collection[str]] = CLASSES, other: type | None = None
+    content: bytes, known: Mapping[str, Collection[str]] = CLASSES, other: type | None = None
 ) -> Any:
     """Return the content of a pickle that contains only known classes.
 
     A damaged file may raise any exception.
 
     Args:
-        file: the file of the pickle.
+        content: the pickle.
         known: names of the known classes by module; the dtypes of tensors are known as well.
         other: class that replaces every other class and the storages of tensors, and does nothing;
             ``None``: an unknown class raises ``DamagedError``.
     """
-    if other is not None:  # the file is from strangers, and no digest of it is known
-        content = file.read()
-        check_numbers(content)
-        file = io.BytesIO(content)
-    return _Unpickler(file, known, other).load()
+    check_numbers(content)
+    return _Unpickler(io.BytesIO(content), known, other).load()
 
 
 def check_numbers(pickled: bytes) -> None:

@@ -126,6 +126,15 @@ def test_a_file_that_is_no_regular_file_is_refused(
     assert told_why or name == folder.POINTER  # is passed over without an error
 
 
+def test_ten_bytes_of_metadata_take_no_gigabytes(tmp_path: Path) -> None:
+    """An object of number 134217727 takes memory for all numbers below, 2 GB."""
+    where = tmp_path / NAME
+    where.mkdir()
+    (where / METADATA).write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")
+    with pytest.raises(folder.DamagedError, match="9 bytes and an object with number 134217727"):
+        metadata(where)
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [(folder.POINTER, 1 << 40), (folder.MANIFEST, 1 << 40), (megatron_core.COMMON, 1 << 40)],

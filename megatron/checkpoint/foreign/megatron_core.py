@@ -101,7 +101,7 @@ def _read_common(path: Path) -> dict[str, Any]:
         pickled = entries.get(_PICKLE)
         if pickled is None or pickled.file_size > _LARGEST_PICKLE:
             raise ForeignError(f"it has no {_PICKLE} of at most {_LARGEST_PICKLE:,} bytes")
-        content = unpickled(io.BytesIO(archive.read(pickled)), _KNOWN, _Inert)
+        content = unpickled(archive.read(pickled), _KNOWN, _Inert)
     if not isinstance(content, dict):
         raise ForeignError("it holds no dictionary")
     return content
@@ -168,9 +168,8 @@ class CoreReader(dcp.FileSystemReader):
         super().__init__(where)
         path = where / METADATA
         try:
-            content = io.BytesIO(read_bytes(path))
             # Megatron-Core keeps plans of its saves here, too.
-            self.known: Metadata = unpickled(content, other=_Inert)
+            self.known: Metadata = unpickled(read_bytes(path), other=_Inert)
             for name in {place.relative_path for place in self.known.storage_data.values()}:
                 if (where / name).exists():  # a missing file is told when it is read
                     open_file(where / name).close()
