@@ -7,14 +7,12 @@ compares them now and then.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from megatron.data.index_builder import IndexBuilder
-from megatron.data.indexed import IndexedDataset
 from megatron.native.files import open_file
 
 _SPOT: Final = 1 << 12
@@ -114,26 +112,6 @@ class CorpusWatch:
             for number in range(spots):
                 found.update(os.pread(file.fileno(), _SPOT, last * number // (spots - 1)))
         return found.hexdigest()
-
-
-def name_bus_errors(sources: Iterable[IndexedDataset], builder: IndexBuilder) -> None:
-    """Let a message name the file, if this process dies because a mapped file was cut short.
-
-    The system ends a process that reads behind the end of a mapped file by a signal (SIGBUS), which
-    names no file.
-
-    Args:
-        sources: the mapped corpora, which stay mapped until the process ends.
-        builder: the builder in C++, which holds the handler of the signal; the NumPy builder has
-            none.
-    """
-    for source in sources:
-        for path, array in source.mapped:
-            said = (
-                f"error: {path} cannot be read: it was cut short while the run read "
-                f"it, or its disk fails: {WAY_OUT}\n"
-            )
-            builder.name_bus_errors(array.ctypes.data, array.nbytes, os.fsencode(said))
 
 
 def _day(nanoseconds: int) -> str:

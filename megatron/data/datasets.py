@@ -11,9 +11,9 @@ import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
 from megatron.data.config import DataConfig, Share
-from megatron.data.corpus_watch import CorpusWatch, name_bus_errors
+from megatron.data.corpus_watch import WAY_OUT, CorpusWatch
 from megatron.data.fill_in_the_middle import FilledDataset
-from megatron.data.index_builder import IndexBuilder, load_index_builder
+from megatron.data.index_builder import IndexBuilder, load_index_builder, name_bus_errors
 from megatron.data.indexed import IndexedDataset
 from megatron.data.mock import MockDataset
 from megatron.data.samples import GPTDataset, SampleDataset, build_sample_indices
@@ -93,7 +93,9 @@ def build_datasets(
 
     blends = list(_blends(config))
     sources = {part.source.prefix: part.source for blend in blends for p in blend for part in p}
-    name_bus_errors(sources.values(), builder)
+    for source in sources.values():
+        for path, arrays in source.mapped.items():
+            name_bus_errors(builder, path, arrays, WAY_OUT)
     train, valid, test = map(build, itertools.count(), blends, num_samples)
     files = [path for source in sources.values() for path in source.files]
     corpora = CorpusWatch(files, _samples_of_epoch(blends[0], config.seq_length))

@@ -4,9 +4,12 @@ The C++ file is compiled at installation or on first use. Both builders give the
 ranks on different machines always agree.
 """
 
+import json
 import logging
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +74,7 @@ class IndexBuilder:
             drawn[best] += 1
         return dataset, dataset_sample
 
-    def name_bus_errors(self, address: int, size: int, said: bytes) -> None:
+    def name_bus_errors(self, address: int, size: int, said: bytes, in_json: bytes) -> None:
         """Let the C++ module print ``said`` if the system cannot read some bytes of a mapped file.
 
         The process then ends with 2. Python cannot do this: its handlers run after the instruction
@@ -81,7 +84,42 @@ class IndexBuilder:
             address: first byte of the mapped file.
             size: number of bytes.
             said: the message.
+            in_json: the message as JSON writes it, without its quotes, for ``report_bus_errors``.
         """
+
+    def report_bus_errors(self, file: bytes, form: bytes) -> None:
+        """Let the C++ module write the message into a file, and print it only if that fails.
+
+        Args:
+            file: path of the file.
+            form: content of the file. The byte 1 stands for the message as JSON writes it, and the
+                byte 2 for the seconds since 1970.
+        """
+
+
+def name_bus_errors(
+    builder: IndexBuilder, path: Path, arrays: Iterable[NDArray[Any]], way_out: str
+) -> None:
+    """Let a message name the file, if this process dies because a mapped file was cut short.
+
+    The system ends a process that reads behind the end of a mapped file by a signal (SIGBUS), which
+    names no file.
+
+    Args:
+        builder: the builder in C++, which holds the handler of the signal; the NumPy builder has
+            none.
+        path: the file.
+        arrays: arrays that are the mapped file; they stay mapped until the process ends.
+        way_out: end of the message.
+    """
+    reason = (
+        f"error: {path} cannot be read: it was cut short while the run read it, or its disk fails: "
+        f"{way_out}"
+    )
+    for array in arrays:
+        said = os.fsencode(f"{reason}\n")
+        in_json = json.dumps(reason)[1:-1].encode()
+        builder.name_bus_errors(array.ctypes.data, array.nbytes, said, in_json)
 
 
 def load_index_builder(cache: Path | None = None) -> IndexBuilder:

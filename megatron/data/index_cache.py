@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.index_builder import IndexBuilder
+from megatron.data.index_builder import IndexBuilder, name_bus_errors
 from megatron.native.files import atomic_path, open_file, read_bytes, replace_text
 
 NAMES = ("documents", "samples", "shuffle")
@@ -84,15 +84,11 @@ class IndexCache:
     def name_bus_errors(self, arrays: Mapping[str, NDArray[Any]], builder: IndexBuilder) -> None:
         """Let a message name the file, if this process dies because a file was cut short.
 
-        See ``IndexBuilder.name_bus_errors``; ``arrays`` are those of ``load`` or ``save``.
+        ``arrays`` are those of ``load`` or ``save``.
         """
         for name, array in arrays.items():
-            said = (
-                f"error: {self._paths[name]} cannot be read: it was cut short while the run read "
-                "it, or its disk fails: go on from the last checkpoint (--load), and the file is "
-                "built anew\n"
-            )
-            builder.name_bus_errors(array.ctypes.data, array.nbytes, os.fsencode(said))
+            way_out = "go on from the last checkpoint (--load), and the file is built anew"
+            name_bus_errors(builder, self._paths[name], [array], way_out)
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -5,7 +5,7 @@
 sequences, as in Megatron-LM.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,12 +73,13 @@ class IndexedDataset:
         return bin_path(self.prefix), idx_path(self.prefix)
 
     @property
-    def mapped(self) -> Iterator[tuple[Path, NDArray[np.generic]]]:
-        """Every array that is a mapped file, with the file."""
+    def mapped(self) -> dict[Path, list[NDArray[np.integer]]]:
+        """The arrays that are mapped files, by file."""
         tokens, index = self.files
-        yield tokens, self._tokens
-        for array in (self.lengths, self._pointers, self.document_indices):
-            yield index, array
+        return {
+            tokens: [self._tokens],
+            index: [self.lengths, self._pointers, self.document_indices],
+        }
 
     def __len__(self) -> int:
         """Number of sequences."""

@@ -131,13 +131,34 @@ def tell_torchrun(reason: str) -> bool:
     file = _error_file()
     if file is None:
         return False
-    # The report prints the "call stack" in place of the message.
-    extra = {"py_callstack": f"\n{reason}", "timestamp": str(int(time.time()))}
     try:
-        file.write_text(json.dumps({"message": {"message": reason, "extraInfo": extra}}))
+        file.write_text(_report(reason, str(int(time.time()))))
     except OSError:
         return False
     return True
+
+
+def form_of_report() -> tuple[bytes, bytes] | None:
+    """Return this rank's error file, and its content for a handler of signals to complete.
+
+    Returns:
+        The path, and the content with the byte 1 for the reason and the byte 2 for the seconds
+        since 1970; ``None``: torchrun did not start this rank.
+    """
+    file = _error_file()
+    if file is None:
+        return None
+    reason, seconds = "\1", "\2"
+    form = _report(reason, seconds)
+    for mark in (reason, seconds):
+        form = form.replace(json.dumps(mark)[1:-1], mark)
+    return os.fsencode(file), form.encode()
+
+
+def _report(reason: str, seconds: str) -> str:
+    """Return the content of an error file; torchrun prints the "call stack", not the message."""
+    extra = {"py_callstack": f"\n{reason}", "timestamp": seconds}
+    return json.dumps({"message": {"message": reason, "extraInfo": extra}})
 
 
 def leave_the_word(seconds: float) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from megatron.config.run_config import RunConfig
+from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.search.watch import Watch
@@ -21,6 +22,7 @@ from megatron.training.agreement import (
     run_digests,
 )
 from megatron.training.connect import connect
+from megatron.training.failure import form_of_report
 from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
@@ -90,6 +92,8 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
 
 def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
     """Open the data of a rank."""
+    if not config.data.mock_data and (report := form_of_report()) is not None:
+        load_index_builder().report_bus_errors(*report)
     place = grid.coordinates(rank)
     return open_data(
         config.data,

@@ -1,5 +1,6 @@
 """Corpora that change under a run: it names the file, stops, and saves nothing."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from megatron.data.config import DataConfig
 from megatron.data.corpus_watch import CorpusWatch
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed import IndexedDataset, IndexedWriter
+from megatron.training import failure
 from megatron.training.guard import data_watch
 from megatron.training.guard.data_watch import DataWatch
 from megatron.training.rendezvous import UserError
@@ -159,12 +161,38 @@ def test_a_file_that_is_cut_short_is_named_where_a_rank_dies(pattern: str, corpu
     assert f"error: {done.stdout.strip()} cannot be read: it was cut short" in done.stderr
 
 
+def test_torchruns_report_ends_with_the_file(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file as ``tell_torchrun`` writes, but for the reason and the time."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "like.json"))
+    assert failure.tell_torchrun("the reason")
+    like = json.loads((tmp_path / "like.json").read_text())
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    reports = (
+        "from megatron.data.index_builder import load_index_builder\n"
+        "from megatron.training.failure import form_of_report\n"
+        "load_index_builder().report_bus_errors(*form_of_report())\n"
+    )
+    command = [sys.executable, "-c", reports + READS, str(corpus), "corpus.bin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "")
+    told = json.loads((tmp_path / "error.json").read_text())["message"]
+    reason = told["message"]
+    assert reason.startswith(f"error: {corpus}.bin cannot be read: it was cut short")
+    assert told["extraInfo"]["py_callstack"] == f"\n{reason}"
+    assert int(told["extraInfo"]["timestamp"]) - int(like["message"]["extraInfo"]["timestamp"]) >= 0
+    assert told.keys() == like["message"].keys()
+    assert told["extraInfo"].keys() == like["message"]["extraInfo"].keys()
+
+
 MAPS_ALONE: Final = """
 import mmap, os, sys, tempfile
 import numpy as np
 from megatron.data.index_builder import load_index_builder
 kept = np.zeros(1 << 16, np.uint8)
-load_index_builder().name_bus_errors(kept.ctypes.data, kept.nbytes, b"not this one")
+load_index_builder().name_bus_errors(kept.ctypes.data, kept.nbytes, b"not this one", b"nor this")
 with tempfile.TemporaryFile() as file:
     file.truncate(1 << 16)
     alone = mmap.mmap(file.fileno(), 0)
