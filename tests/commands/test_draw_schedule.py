@@ -26,6 +26,7 @@ from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.scenario import Simulation, run
 from megatron.simulator.simulate import Span, Timeline
 from tools.choosing_page import SIZES, picture_of
+from tools.diagrams import PICTURES as DIAGRAMS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
@@ -131,7 +132,7 @@ def test_every_schedule_that_is_not_searched_has_a_picture_and_none_is_left_over
     own = {f"{name}.svg" for name, schedule in SCHEDULES.items() if not schedule.searched}
     assert set(PICTURES) == {"1f1b_vocab.svg", "pairs.svg", "treatments.svg", *own}
     charts = {picture_of(name).name for name in SIZES}
-    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, *charts, "README.md"}
+    assert {file.name for file in IMAGES.iterdir()} == {*PICTURES, *DIAGRAMS, *charts, "README.md"}
 
 
 @pytest.mark.parametrize("name", QUICK[2:])
