@@ -5,6 +5,7 @@ gradient (arXiv 2411.05288, section 3). ``time`` is the time of one product. Wit
 logits are not kept; they are computed once more before the weight gradient.
 """
 
+from collections.abc import Container
 from dataclasses import replace
 
 from megatron.schedules.costs import Costs, Time
@@ -29,7 +30,7 @@ def place_output_layer(
     """Return ``costs`` with the whole output layer on the last stage."""
     rank, chunk = stages[-1]
     passes = dict(costs.passes)
-    for kind, extra in _whole_layer(costs, time, recompute).items():
+    for kind, extra in whole_layer(costs.passes, time, recompute).items():
         table = _table(passes[kind], stages)
         table[rank][chunk] += extra
         passes[kind] = table
@@ -54,7 +55,7 @@ def redistribute_layers(
     Raises:
         ValueError: if times differ by rank, because such times already belong to a distribution.
     """
-    extras = [*({} for _ in stages[1:]), _whole_layer(costs, output_layer, recompute)]
+    extras = [*({} for _ in stages[1:]), whole_layer(costs.passes, output_layer, recompute)]
     kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
     layer = {kind: _one_time(costs, kind) * len(stages) / layers for kind in kinds}
     others = {kind: time for kind, time in costs.passes.items() if kind not in layer}
@@ -64,12 +65,18 @@ def redistribute_layers(
     return spread.costs(spread.balanced(layers, last))
 
 
-def _whole_layer(costs: Costs, time: float, recompute: bool) -> dict[PassKind, float]:
-    """Return the time that a whole output layer adds to passes of its stage, by kind."""
+def whole_layer(kinds: Container[PassKind], time: float, recompute: bool) -> dict[PassKind, float]:
+    """Return the time that a whole output layer adds to passes of its stage, by kind.
+
+    Args:
+        kinds: the kinds of passes that the stage has; without W, the backward is one pass.
+        time: time of one of the layer's products.
+        recompute: whether the logits are computed again before the weight gradient.
+    """
     weights = 2 * time if recompute else time
-    backward = time if "W" in costs.passes else time + weights
+    backward = time if "W" in kinds else time + weights
     added: dict[PassKind, float] = {"F": time, "B": backward, "W": weights}
-    return {kind: extra for kind, extra in added.items() if kind in costs.passes}
+    return {kind: extra for kind, extra in added.items() if kind in kinds}
 
 
 def _one_time(costs: Costs, kind: PassKind) -> float:
