@@ -93,6 +93,11 @@ def cores_of_rank(environment: Mapping[str, str] = os.environ) -> int:
     return max(1, _cores() // local_world_size(environment))
 
 
+def ranks_share_cores(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this machine has fewer cores than ranks of the job."""
+    return _cores() < local_world_size(environment)
+
+
 def _cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

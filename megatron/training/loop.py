@@ -14,6 +14,7 @@ from megatron.checkpoint.lock import FolderLock
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
+from megatron.training.end_of_run import last_screen
 from megatron.training.evaluations import Evaluations
 from megatron.training.exit_signals import ExitSignals
 from megatron.training.growing_batches import GrowingBatches
@@ -24,12 +25,14 @@ from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics.introduce import introduce
+from megatron.training.metrics.last_screen import screen_lines
 from megatron.training.metrics.log import open_log
 from megatron.training.metrics.records import Saved, SaveEvent, now
 from megatron.training.open_checkpoints import open_checkpoints, sole_writer, writer_hosts
 from megatron.training.open_data import Data
 from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
+from megatron.training.profiling.last_passes import LastPasses
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.progress import Progress, last_iteration, total_iterations
@@ -129,6 +132,7 @@ class _Loop:
         interval = config.log.log_interval if guard.log_straggler else None
         self._stragglers = StragglerWatch(interval, state, self._say)
         self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
+        self._last_passes = LastPasses(state, config.parallel.placement.machines)
         self._observation = Observation(
             config.log,
             state,
@@ -199,8 +203,8 @@ class _Loop:
         if timed and self._config.optimizer.post_validation:
             self._report(self._step.settle())
         with meter.paused():
-            recorder = observation.begin(iteration) or self._stragglers.begin(iteration)
-            observer = meter.observer(iteration, recorder)
+            recorder = self._last_passes.begin(observation.begin(iteration))
+            observer = meter.observer(iteration, self._stragglers.begin(iteration, recorder))
         finished = run_iteration(
             self._step,
             self._config.optimizer,
@@ -214,6 +218,7 @@ class _Loop:
         meter.ended(iteration)
         self._report(finished)
         with meter.paused(), self._position.within("what was measured", may_last=True):
+            self._last_passes.finished(iteration)
             observation.finished(iteration)  # may plan anew
             self._stragglers.finished(iteration)
 
@@ -281,6 +286,8 @@ class _Loop:
             self.let_save_end()
         meter.report_memory(self.last)
         meter.report_post_validation()
+        with self._position.within("the last screen", may_last=True):
+            self._tell_the_end()
         meter.report_end(self.last, self._data.train.consumed_samples)
         self._state.close()
         if fault := self._checkpoints.fault:
@@ -288,6 +295,14 @@ class _Loop:
                 f"--save: {fault}; make room in {config.checkpoint.save}, or name another folder, "
                 "and go on with --load"
             )
+
+    def _tell_the_end(self) -> None:
+        """Print the last screen; all ranks call it, and rank 0 prints."""
+        timelines, world = self._last_passes.timelines(), self._state.groups.world
+        if world.rank == 0:
+            values = last_screen(self._config, self._state, self.meter.recent, timelines)
+            for line in () if values is None else screen_lines(values):
+                self._say(line)
 
     def let_save_end(self) -> None:
         """Wait for a checkpoint that is being written: it may be the last one of the run."""

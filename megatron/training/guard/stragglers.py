@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from megatron.runtime.observer import Observer
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.passes import PLANNED_KINDS, Pass, PassKind
 from megatron.simulator.simulate import Span
@@ -98,12 +99,15 @@ class StragglerWatch:
         """Return whether ``iteration``, from 0, is timed; then it must run alone and only once."""
         return self._interval is not None and (iteration + 1) % self._interval == 0
 
-    def begin(self, iteration: int) -> Recorder | None:
-        """Return the observer of ``iteration``, if it is timed."""
-        groups = self._state.groups
-        timed = self.times(iteration)
-        self._recorder = Recorder(groups.pipeline.rank, groups.device) if timed else None
-        return self._recorder
+    def begin(self, iteration: int, other: Observer | None = None) -> Observer | None:
+        """Return the observer of ``iteration``: ``other`` if there is one.
+
+        If the iteration is timed and ``other`` is a recorder, it serves both purposes.
+        """
+        groups, self._recorder = self._state.groups, None
+        if self.times(iteration) and (other is None or isinstance(other, Recorder)):
+            self._recorder = other or Recorder(groups.pipeline.rank, groups.device)
+        return self._recorder or other
 
     def finished(self, iteration: int) -> None:
         """Tell how slow the ranks were in ``iteration``, if it was timed."""

@@ -6,10 +6,11 @@ gradient norm may be known only later. Even then its time counts for the interva
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import Groups
@@ -35,10 +36,21 @@ Pause = Literal["save", "evaluation", "other"]
 """Reason for which training stands still."""
 
 
+WARM_UP: Final = 3
+"""First iterations of a process, which load code and memory."""
+
+RECENT: Final = 100
+"""Iterations whose seconds are kept."""
+
+
 class Meter:
     """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
     With ``with_ranks``, memory and idle time are recorded by rank; all ranks give the same value.
+
+    Attributes:
+        recent: number, from 1, and seconds of the last ``RECENT`` iterations after the warm-up, but
+            for skipped ones.
     """
 
     def __init__(
@@ -62,6 +74,8 @@ class Meter:
         self._ends: dict[int, float] = {}  # ends of the iterations that are not reported yet
         self._recorders: dict[int, Recorder] = {}  # of iterations whose idle time is recorded
         self._begin = self._last_end = self._clock()
+        self._warm_up = WARM_UP
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     @contextmanager
     def paused(self, what: Pause = "other") -> Iterator[None]:
@@ -106,6 +120,10 @@ class Meter:
         if not finished.is_skipped:
             self._trained += self._batch
             self._log.write(self._step(finished, end - self._last_end))
+            if self._warm_up:
+                self._warm_up -= 1
+            else:
+                self.recent.append((finished.number + 1, end - self._last_end))
         self._last_end = end
         self._unrecorded = finished, end
         if self._is_recorded(finished.number):
