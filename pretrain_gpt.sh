@@ -442,17 +442,31 @@ for word in ${own[@]+"${own[@]}"}; do
     --tokenizer-type | --tokenizer-model) own_tokenizer=1 ;;
   esac
 done
-if on DRY_RUN; then venv="${VENV:-.venv}"; else venv="$("$root/tools/setup_venv.sh")"; fi
-if [[ -n "${DATA_PATH:-}" ]] || ! ((own_data && own_tokenizer)); then # flags do not name both
-  if [[ -z "${DATA_PATH:-}" ]] && on DRY_RUN; then
+needs_data=0 samples=0
+if [[ -n "${DATA_PATH:-}" ]] || ! ((own_data && own_tokenizer)); then needs_data=1; fi
+if [[ -z "${DATA_PATH:-}" ]] && ((needs_data)); then samples=1; fi
+compiling=""
+if on DRY_RUN; then
+  venv="${VENV:-.venv}"
+else
+  meanwhile="" # beside the setup; it is done again below, where it finds itself done
+  if ((samples)); then meanwhile="tools/sample_data.py --vocab-size $VOCAB_SIZE"; fi
+  venv="$(MEANWHILE="$meanwhile" "$root/tools/setup_venv.sh")"
+  PYTHONPATH="$root" "$venv/bin/python" -m megatron.native.build &
+  compiling=$!
+fi
+if ((needs_data)); then
+  if ((samples)) && on DRY_RUN; then
     DATA_PATH="SAMPLE_DATA_$VOCAB_SIZE" TOKENIZER_MODEL="SAMPLE_TOKENIZER_$VOCAB_SIZE"
-  elif [[ -z "${DATA_PATH:-}" ]]; then
+  elif ((samples)); then
     sample="$("$venv/bin/python" "$root/tools/sample_data.py" --vocab-size "$VOCAB_SIZE")"
     DATA_PATH="$(sed -n 's/^DATA_PATH=//p' <<<"$sample")"
     TOKENIZER_MODEL="$(sed -n 's/^TOKENIZER_MODEL=//p' <<<"$sample")"
   fi
   options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
 fi
+
+[[ -z "$compiling" ]] || wait "$compiling" || true
 
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})

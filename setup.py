@@ -1,5 +1,6 @@
 """Package metadata with loose requirements; exact versions are in constraints.txt."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def as_built_here(extension: Extension, options: tuple[str, ...]) -> Pybind11Ext
     )
 
 
+def built_here() -> list[tuple[Extension, tuple[str, ...]]]:
+    """Return every extension with every set of its options.
+
+    There are none with ``MEGATRON_EXTENSIONS=apart``: ``python -m megatron.native.build`` compiles
+    a checkout's beside other work (``tools/setup_venv.sh``).
+    """
+    if os.environ.get("MEGATRON_EXTENSIONS") == "apart":
+        return []
+    return [(extension, options) for extension in EXTENSIONS for options in extension.options]
+
+
 # A namespace package: other distributions may own further parts, as Megatron-LM owns megatron.core.
 # Its own packages are those with an __init__.py, so a stray folder is not installed.
 PACKAGES = [f"megatron.{name}" for name in find_packages("megatron")]
@@ -45,7 +57,7 @@ setup(
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
     package_data={"": ["*.cpp", "py.typed", "table.txt"]},
-    ext_modules=[as_built_here(e, options) for e in EXTENSIONS for options in e.options],
+    ext_modules=[as_built_here(*own) for own in built_here()],
     py_modules=["pretrain_gpt"],
     entry_points={
         "console_scripts": [

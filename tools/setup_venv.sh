@@ -5,10 +5,13 @@
 #
 # Prints progress on standard error and the environment's path on standard output. If nothing has
 # changed, it only checks and prints the path. An interrupted setup starts again from the beginning.
-# If two run at once, the second waits for the first (on machines with flock).
+# If two run at once, the second waits for the first (on machines with flock). The words of pip go to
+# .cache/setup.log, those of the work beside it to .cache/meanwhile.log.
 #
-#   VENV=PATH     use this environment as it is, and install nothing
-#   PYTHON=PATH   make the environment with this Python instead of python3
+#   VENV=PATH       use this environment as it is, and install nothing
+#   PYTHON=PATH     make the environment with this Python instead of python3
+#   MEANWHILE=TEXT  arguments of the environment's Python for work that needs no PyTorch; the work
+#                   runs while PyTorch is installed, and may fail
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,6 +28,9 @@ fi
 
 venv="$PWD/.venv"
 state="$venv/.setup" # "unfinished", or what is installed
+log="$PWD/.cache/setup.log" beside="$PWD/.cache/meanwhile.log"
+# The requirements of setup.py but PyTorch, by far the largest: what makes the sample data.
+light=(blake3 pybind11 numpy sentencepiece rich)
 
 # The sources of an installation identify it.
 fingerprint() { cat setup.py constraints.txt | cksum; }
@@ -49,9 +55,44 @@ check_python() {
 
 has_pip() { "$venv/bin/python" -c 'import pip' 2>/dev/null; }
 
+# quietly LOG COMMAND...: runs a command whose words go to the file LOG, and says every few seconds
+# how long it has run, with the last line of LOG.
+quietly() {
+  local log="$1" begin="$SECONDS" failed=0 teller
+  shift
+  (
+    exec 9>&- # the lock of this setup must not outlive it in a sleep
+    while sleep "${TELL_EVERY:-8}" </dev/null >/dev/null 2>&1 && kill -0 "$$" 2>/dev/null; do
+      say "     $((SECONDS - begin)) s: $(tail -n 1 "$log" | tr -d '\r' | cut -c 1-80)"
+    done
+  ) >/dev/null &
+  teller=$!
+  "$@" >>"$log" 2>&1 9>&- || failed=1
+  { kill "$teller" && wait "$teller"; } 2>/dev/null || true
+  return "$failed"
+}
+
+# failed WHAT: ends the setup; the last lines of the log say why.
+failed() {
+  tail -n 15 "$log" >&2
+  die "$1 failed; the last lines of $log stand above; run the same command again to retry"
+}
+
+pip_install() {
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile --progress-bar off \
+    -c constraints.txt "$@"
+}
+
+# The C++ first: it is needed in any case.
+work_meanwhile() {
+  "$venv/bin/python" -m megatron.native.build || true
+  # shellcheck disable=SC2086 # words
+  [[ -z "${MEANWHILE:-}" ]] || "$venv/bin/python" $MEANWHILE
+}
+
 install() {
   local python="${PYTHON:-python3}"
-  local wanted="base${extras:+,$extras}"
+  local wanted="base${extras:+,$extras}" meanwhile
   check_python "$python"
   if [[ -d "$venv" && ! -e "$state" && -n "$(ls -A "$venv")" ]] && ! has_pip; then
     die "$venv was not made by this script and has no pip: move it away, or set VENV=$venv to use" \
@@ -61,20 +102,33 @@ install() {
     say "Removing the unfinished or broken environment $venv"
     rm -rf "$venv"
   fi
-  mkdir -p "$venv"
+  mkdir -p "$venv" .cache
   echo unfinished >"$state"
-  say "Setting up $venv ($wanted); this happens once and may take minutes"
-  has_pip || "$python" -m venv "$venv"
-  # Every package is constrained; otherwise torch could be another version than the tested one.
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
-    -c constraints.txt -e ".${extras:+[$extras]}" >&2 ||
-    die "pip could not install the packages (see above); run the same command again to retry"
+  : >"$log" >"$beside"
+  say "Setting up $venv ($wanted), once: about 2 minutes on two fast cores, 5 on slow ones"
+  say "The words of pip go to $log"
+  say "1/4  Python's environment and small packages: about 15 s"
+  has_pip || quietly "$log" "$python" -m venv "$venv" || failed "python -m venv"
+  quietly "$log" pip_install "${light[@]}" || failed "pip"
+  say "2/4  PyTorch and all other packages, about 200 MB: 15 s to 2 minutes, by your network." \
+    "Meanwhile the C++ is compiled${MEANWHILE:+ and ${MEANWHILE%% *} runs}"
+  (work_meanwhile) </dev/null >>"$beside" 2>&1 9>&- &
+  meanwhile=$!
+  # Every package is constrained; otherwise torch could be another version than the tested one. The
+  # C++ is compiled beside pip, so pip leaves it alone.
+  MEGATRON_EXTENSIONS=apart quietly "$log" pip_install -e ".${extras:+[$extras]}" || {
+    kill "$meanwhile" 2>/dev/null || true
+    failed "pip"
+  }
+  say "3/4  Compiling Python's files ahead: about 15 s"
   # pip would compile on one core, and tests of packages too. Their templates that are no Python fail.
-  "$venv/bin/python" -m compileall -qq -j 0 -x 'site-packages/(.*/)?(tests|transformers/models)/' \
-    "$venv"/lib/python*/site-packages || true
+  quietly "$log" "$venv/bin/python" -m compileall -qq -j 0 -x \
+    'site-packages/(.*/)?(tests|transformers/models)/' "$venv"/lib/python*/site-packages || true
+  say "4/4  The rest of the C++${MEANWHILE:+ and of ${MEANWHILE%% *}}: up to a minute"
+  quietly "$beside" wait "$meanwhile" || true
   printf '%s\n%s\n' "$wanted" "$(fingerprint)" >"$state.new"
   mv "$state.new" "$state"
-  say "Done. To call its python and torchrun yourself: source $(printf %q "$venv/bin/activate")"
+  say "Done after $SECONDS s. To call its python and torchrun yourself: source $(printf %q "$venv/bin/activate")"
 }
 
 # The lock lies outside the environment, which may be removed while it is held.
@@ -83,7 +137,7 @@ if command -v flock >/dev/null; then
   exec 9>.cache/setup.lock
   if ! flock -n 9; then
     say "Waiting for another setup of $venv to finish"
-    flock 9
+    until flock -w 8 9; do say "     $SECONDS s: still waiting"; done
   fi
 fi
 is_current || install

@@ -22,12 +22,15 @@ case "$1 $2" in
     cp "$0" "$3/bin/python"
     ;;
   "-m pip")
-    echo "$*" >>"$PIP_LOG"
+    echo "$MEGATRON_EXTENSIONS $*" >>"$PIP_LOG"
+    echo "Collecting everything"
     sleep "${PIP_SECONDS:-0}"
     touch "$(dirname "$0")/half_installed"
-    [ -z "$PIP_FAILS" ] || exit 1
+    [ -z "$PIP_FAILS" ] || [ "${*%-e .}" = "$*" ] || { echo "no room on this disk"; exit 1; }
     rm "$(dirname "$0")/half_installed"
     ;;
+  "-m megatron.native.build") echo "compiles" >>"$PIP_LOG" ;;
+  "meanwhile.py "*) echo "$*" >>"$PIP_LOG"; [ -z "$MEANWHILE_FAILS" ] || exit 1 ;;
   "--version "*) echo "Python 3.9.1" ;;
   *version_info*) [ -z "$TOO_OLD" ] ;;
 esac
@@ -57,9 +60,13 @@ class Checkout:
         command = ["bash", str(self.folder / "tools/setup_venv.sh"), *extras]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    def installations(self) -> list[str]:
-        """Return the arguments of every call of pip."""
+    def calls(self) -> list[str]:
+        """Return what was called, every call of pip with the variable that it got."""
         return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def installations(self) -> list[str]:
+        """Return the arguments of every call of pip that installs this project."""
+        return [call for call in self.calls() if " -e ." in call]
 
 
 @pytest.fixture
@@ -76,6 +83,8 @@ def test_the_first_call_installs_under_the_constraints_and_the_second_only_looks
     assert second.stderr == ""
     (installation,) = checkout.installations()
     assert installation.endswith("-c constraints.txt -e .")
+    assert installation.startswith("apart "), "pip compiles no C++, other work does beside it"
+    assert "compiles" in checkout.calls()
 
 
 @pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
@@ -101,6 +110,8 @@ def test_an_interrupted_setup_is_done_again_from_the_start(checkout: Checkout) -
     assert failed.returncode != 0
     assert failed.stdout == ""
     assert "run the same command again" in failed.stderr
+    assert f"{checkout.folder}/.cache/setup.log" in failed.stderr
+    assert "no room on this disk" in failed.stderr
     assert (checkout.venv / "bin/half_installed").exists()
     again = checkout.setup()
     assert again.returncode == 0
@@ -155,6 +166,40 @@ def test_an_own_environment_is_used_as_it_is(checkout: Checkout, tmp_path: Path)
     shutil.copy(checkout.python, own / "bin/python")
     assert checkout.setup(VENV=str(own)).stdout == f"{own}\n"
     assert checkout.installations() == []
+
+
+def test_pip_is_quiet_and_each_step_says_how_long_it_takes(checkout: Checkout) -> None:
+    told = checkout.setup().stderr
+    assert "Collecting everything" not in told
+    assert "Collecting everything" in (checkout.folder / ".cache/setup.log").read_text()
+    steps = re.findall(r"^([1-4])/4  .*(?:second|minute| s\b)", told, re.MULTILINE)
+    assert steps == ["1", "2", "3", "4"], told
+    assert "about 2 minutes" in told
+    assert f"go to {checkout.folder}/.cache/setup.log" in told
+
+
+def test_a_step_that_takes_long_says_what_it_does(checkout: Checkout) -> None:
+    told = checkout.setup(PIP_SECONDS="1.5", TELL_EVERY="0.5").stderr
+    assert re.search(r"^ +\d+ s: Collecting everything$", told, re.MULTILINE), told
+
+
+def test_work_runs_beside_the_largest_packages_and_may_fail(checkout: Checkout) -> None:
+    done = checkout.setup(MEANWHILE="meanwhile.py --size 8k", MEANWHILE_FAILS="1")
+    assert done.returncode == 0
+    assert "meanwhile.py --size 8k" in checkout.calls()
+    assert "meanwhile.py runs" in done.stderr
+    again = checkout.setup(MEANWHILE="meanwhile.py --size 8k")
+    assert again.stderr == ""
+    assert checkout.calls().count("meanwhile.py --size 8k") == 1, "only beside an installation"
+
+
+def test_the_first_packages_are_all_but_the_largest() -> None:
+    script = (ROOT / "tools/setup_venv.sh").read_text()
+    (light,) = re.findall(r"^light=\((.*)\)$", script, re.MULTILINE)
+    (required,) = re.findall(
+        r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(), re.DOTALL
+    )
+    assert {*light.split(), "torch"} == set(re.findall(r'"([\w-]+)>=', required))
 
 
 def test_every_requirement_is_pinned_exactly() -> None:

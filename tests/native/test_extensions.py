@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.native.build import build
 from megatron.native.extensions import EXTENSIONS, Extension, load_extension
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,3 +103,28 @@ def test_of_racing_processes_one_compiles(compiled: tuple[Extension, Path], tmp_
     answers = {process.communicate(timeout=60)[0].strip() for process in racing}
     assert answers == {f"42 {library.name.split('.')[0]}"}
     assert calls.read_text().count("call") == 1
+
+
+def test_a_checkout_is_compiled_beside_its_sources(
+    compiled: tuple[Extension, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    extension, _ = compiled
+    own = replace(extension, source=Path(shutil.copy(extension.source, tmp_path)))
+    assert build([own], tell_every=0.01)
+    assert "compiling small.cpp, once per machine: 0 s so far" in capfd.readouterr().err
+    (library,) = tmp_path.glob("small_*.so")
+    before = library.stat().st_mtime_ns
+    assert build([own])
+    assert library.stat().st_mtime_ns == before
+    assert capfd.readouterr().err == ""
+    assert load_extension(own, tmp_path / "no cache").answer() == 42
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_build_says_what_takes_its_place(
+    compiled: tuple[Extension, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    extension, _ = compiled
+    own = replace(extension, source=Path(shutil.copy(extension.source, tmp_path)))
+    assert not build([own])
+    assert "small.cpp is not compiled, slower code takes its place: " in capfd.readouterr().err

@@ -1,0 +1,58 @@
+"""Compiles the C++ of a checkout beside its sources, where every later start finds it.
+
+    python -m megatron.native.build
+
+``tools/setup_venv.sh`` and ``pretrain_gpt.sh`` run it beside other work. What is compiled already
+takes no time. Where the sources' folder cannot be written, or there is no compiler, the first start
+goes on without: it compiles into the cache, or takes the slower versions in Python.
+"""
+
+import sys
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final
+
+from megatron.native.compile import reason
+from megatron.native.extensions import EXTENSIONS, LOAD_ERRORS, Extension, load_extension
+
+TELL_EVERY: Final = 8.0
+"""Seconds between two lines of a compilation that goes on."""
+
+
+def build(extensions: Sequence[Extension] = EXTENSIONS, tell_every: float = TELL_EVERY) -> bool:
+    """Compile ``extensions`` beside their sources, one after the other, and say so on stderr.
+
+    Returns:
+        Whether all of them can be loaded.
+    """
+    done = [_built(extension, tell_every) for extension in extensions]
+    return all(done)
+
+
+def _built(extension: Extension, tell_every: float) -> bool:
+    name, begin, ended = extension.source.name, monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(tell_every):
+            _say(f"compiling {name}, once per machine: {monotonic() - begin:.0f} s so far")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        load_extension(extension, extension.source.parent)
+    except LOAD_ERRORS as error:
+        _say(f"{name} is not compiled, slower code takes its place: {reason(error)}")
+        return False
+    finally:
+        ended.set()
+        teller.join()
+    return True
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    build()
