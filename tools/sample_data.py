@@ -12,9 +12,11 @@ A second call finds them made. Documents end with the token ``</s>``.
 import os
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -30,6 +32,9 @@ with in_environment():
     from megatron.flags.declare import flag, required
     from megatron.flags.readable import as_error
     from megatron.native.files import cache_root
+
+TELL_EVERY = 8.0
+"""Seconds after which a stage that prints nothing says how long it has run."""
 
 _SMALLEST, _LARGEST = 261, 1_000_000  # bytes and special tokens alone are 260 entries
 
@@ -52,9 +57,17 @@ def parse_vocab_size(text: str) -> int:
 
 
 class Reporter:
-    """Shows progress on stderr: bars on a terminal, else a line for every tenth of a stage."""
+    """Shows progress on stderr: bars on a terminal, else lines.
 
-    def __init__(self) -> None:
+    There is a line for every tenth of a stage, and one whenever ``tell_every`` seconds have passed
+    without any.
+    """
+
+    def __init__(self, tell_every: float = TELL_EVERY) -> None:
+        self._tell_every = tell_every
+        self._ended, self._spoke = threading.Event(), threading.Event()
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+        self._stage, self._begin = "", monotonic()
         self._console = Console(stderr=True, highlight=False)
         self._bars = Progress(
             TextColumn("{task.description:<24}"),
@@ -69,9 +82,13 @@ class Reporter:
 
     def __enter__(self) -> "Reporter":
         self._bars.start()
+        if not self._console.is_terminal:
+            self._teller.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._spoke.set()
         self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
@@ -90,9 +107,20 @@ class Reporter:
 
     def _print(self, stage: str, done: int, total: int | None) -> None:
         tenth = 10 * done // total if total else 0
+        if stage != self._stage:
+            self._stage, self._begin = stage, monotonic()
         if self._tenths.get(stage) != tenth:
             self._tenths[stage] = tenth
+            self._spoke.set()
             self._console.print(f"{stage}: {10 * tenth} %" if total else stage)
+
+    def _tell(self) -> None:
+        """Say how long the stage has run, whenever nothing was printed for a while."""
+        while not self._ended.is_set():
+            self._spoke.clear()
+            if not self._spoke.wait(self._tell_every) and self._stage:
+                seconds = monotonic() - self._begin
+                self._console.print(f"{self._stage}: {seconds:.0f} s so far")
 
 
 @dataclass(frozen=True)
