@@ -41,6 +41,9 @@
 #                          with zero bubble also ZERO_BUBBLE_TIMER_START and ZERO_BUBBLE_TIMER_END
 #   Model, data and length
 #     LAYERS HIDDEN_SIZE ATTENTION_HEADS SEQ_LENGTH
+#                          without GPUs, HIDDEN_SIZE and MICRO_BATCH_SIZE are chosen by a timing of
+#                          this machine, so that 30 iterations on the sample data take about a
+#                          minute; the torchrun line has the choice, and .cache/sizes-* keeps it
 #     IMM_SIZE or FFN_HIDDEN_SIZE
 #                          width of the MLP; 4 HIDDEN_SIZE by default
 #     GQA                  groups of query heads that share a key and a value
@@ -134,7 +137,7 @@ is_unknown() { command -v getent >/dev/null && ! getent ahosts "$1" >/dev/null; 
 
 count_cores() { nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2; }
 
-# Only these CPUs multiply bf16 matrices faster than fp32 ones.
+# Only these CPUs multiply bf16 matrices faster than fp32 ones. (A timing of the machine knows better.)
 cpu_has_bf16() { grep -qE '\b(amx_bf16|avx512_bf16)\b' /proc/cpuinfo 2>/dev/null; }
 
 # --- The settings, checked before anything takes time
@@ -249,8 +252,101 @@ replica="PIPELINE_SIZE=$p"
   die "$replica does not divide the $nodes x $ranks_per_node ranks (WORLD_SIZE x GPUS_PER_NODE)" \
     "into replicas: start a multiple of $((per_stage * p)) ranks"
 
-# --- Sizes: the original's with GPUs; without GPUs, sizes that train in minutes on two cores
+# --- Set up and prepare the data
 
+# The user's flags, in which underscores count as dashes.
+read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
+own=(${extra[@]+"${extra[@]}"} "$@")
+given=" ${own[*]//_/-} "
+if ((nodes > 1)) && ! on DRY_RUN; then
+  # torchrun would wait for an unknown host without a word; a cluster's name server may be late.
+  for _ in {1..15}; do
+    is_unknown "$MASTER_ADDR" || break
+    sleep 1
+  done
+  ! is_unknown "$MASTER_ADDR" ||
+    die "MASTER_ADDR=$MASTER_ADDR is no host that this machine knows: set it to the name or the" \
+      "address of node 0"
+fi
+own_data=0 own_tokenizer=0
+for word in ${own[@]+"${own[@]}"}; do
+  case "${word%%=*}" in
+    --data-path | --train-data-path | --data-args-path | --per-split-data-args-path) own_data=1 ;;
+    --tokenizer-type | --tokenizer-model) own_tokenizer=1 ;;
+  esac
+done
+needs_data=0 samples=0
+if [[ -n "${DATA_PATH:-}" ]] || ! ((own_data && own_tokenizer)); then needs_data=1; fi
+if [[ -z "${DATA_PATH:-}" ]] && ((needs_data)); then samples=1; fi
+compiling=""
+if on DRY_RUN; then
+  venv="${VENV:-.venv}"
+else
+  meanwhile="" # beside the setup; it is done again below, where it finds itself done
+  if ((samples)); then meanwhile="tools/sample_data.py --vocab-size $VOCAB_SIZE"; fi
+  venv="$(MEANWHILE="$meanwhile" "$root/tools/setup_venv.sh")"
+  PYTHONPATH="$root" "$venv/bin/python" -m megatron.native.build &
+  compiling=$!
+fi
+if ((needs_data)); then
+  if ((samples)) && on DRY_RUN; then
+    DATA_PATH="SAMPLE_DATA_$VOCAB_SIZE" TOKENIZER_MODEL="SAMPLE_TOKENIZER_$VOCAB_SIZE"
+  elif ((samples)); then
+    sample="$("$venv/bin/python" "$root/tools/sample_data.py" --vocab-size "$VOCAB_SIZE")"
+    DATA_PATH="$(sed -n 's/^DATA_PATH=//p' <<<"$sample")"
+    TOKENIZER_MODEL="$(sed -n 's/^TOKENIZER_MODEL=//p' <<<"$sample")"
+  fi
+fi
+[[ -z "$compiling" ]] || wait "$compiling" || true
+
+# --- Sizes: the original's with GPUs; without GPUs, sizes whose 30 iterations take about a minute
+
+# choose_sizes: sets HIDDEN_SIZE, MICRO_BATCH_SIZE and measured_precision by a timing of this machine.
+# The same question gets the same answer later, so that runs with and without a switch are comparable.
+choose_sizes() {
+  local found kept words=(--ranks "$((p * per_stage))" --cores "$(count_cores)" --layers "$LAYERS"
+    --seq-length "$SEQ_LENGTH" --microbatches "$((3 * p))")
+  if [[ "$VOCAB_SIZE" == *k ]]; then
+    words+=(--vocab-size "${VOCAB_SIZE%k}000")
+  else
+    words+=(--vocab-size "$VOCAB_SIZE")
+  fi
+  if on FP32; then
+    words+=(--precision fp32)
+  elif on ORIGINAL_RECIPE || [[ "$given" =~ \ --(bf16|fp16)\  ]]; then
+    words+=(--precision bf16)
+  fi
+  words+=(${HIDDEN_SIZE:+--hidden-size "$HIDDEN_SIZE"} ${ATTENTION_HEADS:+--heads "$ATTENTION_HEADS"}
+    ${MICRO_BATCH_SIZE:+--micro-batch-size "$MICRO_BATCH_SIZE"})
+  mkdir -p "$root/.cache"
+  kept="$root/.cache/sizes-$(cksum <<<"${words[*]} $(uname -n)" | tr ' ' -)"
+  if [[ -s "$kept" ]]; then
+    found="$(<"$kept")"
+    printf 'The model has the sizes that were chosen before (%s; remove it to time anew)\n' "$kept" >&2
+  else
+    printf 'Timing a product of the model on this machine, to choose its size: some seconds\n' >&2
+    found="$(OMP_NUM_THREADS=1 "$venv/bin/python" "$root/tools/first_model.py" "${words[@]}")" ||
+      return 0 # it has said why
+    printf '%s\n' "$found" >"$kept"
+  fi
+  measured_precision="$(sed -n 's/^PRECISION=//p' <<<"$found")"
+  HIDDEN_SIZE="$(sed -n 's/^HIDDEN_SIZE=//p' <<<"$found")"
+  MICRO_BATCH_SIZE="$(sed -n 's/^MICRO_BATCH_SIZE=//p' <<<"$found")"
+}
+
+measured_precision=""
+if ((gpus == 0)); then
+  LAYERS="${LAYERS:-$((2 * p))}"
+  SEQ_LENGTH="${SEQ_LENGTH:-64}" # many short samples: the loss of a small batch falls more smoothly
+  # A batch of an own size may not divide; flags of sizes win anyway; nodes must not differ.
+  sizes=' --(hidden-size|num-layers|seq-length|micro-batch-size|global-batch-size)[= ]'
+  if [[ -n "${GLOBAL_BATCH_SIZE:-}" ]]; then MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"; fi
+  if ((samples && nodes == 1)) && ! on DRY_RUN && ! [[ "$given" =~ $sizes ]] &&
+    [[ -z "${HIDDEN_SIZE:-}" || -z "${MICRO_BATCH_SIZE:-}" ]]; then
+    choose_sizes
+  fi
+  HIDDEN_SIZE="${HIDDEN_SIZE:-256}" MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-4}"
+fi
 MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
 GLOBAL_BATCH_SIZE="${GLOBAL_BATCH_SIZE:-$((3 * ranks / per_stage * MICRO_BATCH_SIZE))}"
 if ((gpus > 0)); then
@@ -263,16 +359,15 @@ if ((gpus > 0)); then
   device=cuda init_std=0.006 warmup_share=0.1
   rates=(--lr 3.0e-4 --min-lr 3.0e-5 --lr-decay-style cosine)
 else
-  LAYERS="${LAYERS:-$((2 * p))}"
-  HIDDEN_SIZE="${HIDDEN_SIZE:-256}"
-  ATTENTION_HEADS="${ATTENTION_HEADS:-8}"
-  SEQ_LENGTH="${SEQ_LENGTH:-256}"
+  ATTENTION_HEADS="${ATTENTION_HEADS:-$((HIDDEN_SIZE % 32 ? 8 : HIDDEN_SIZE / 32))}"
   iterations="${EXIT_INTERVAL:-30}"
   eval_iterations=10
-  # A batch of a few thousand tokens takes this rate only after a longer warm-up: with a tenth of 30
-  # iterations single batches throw the loss up by as much as 4 on the way.
+  # A batch of a few thousand tokens takes this rate only after a longer warm-up. The rate falls with
+  # the width, as Adam moves each weight alike, and a product adds up as many as the width. With twice
+  # this rate single batches threw the loss up by as much as 6.
   device=cpu init_std=0.02 warmup_share=0.3
-  rates=(--lr 2.0e-3 --min-lr 2.0e-4 --lr-decay-style cosine)
+  rate="$(awk -v h="$HIDDEN_SIZE" 'BEGIN { r = 0.256 / h; printf "%.2e", (r > 2e-3) ? 2e-3 : r }')"
+  rates=(--lr "$rate" --min-lr "$(awk -v r="$rate" 'BEGIN { printf "%.2e", r / 10 }')" --lr-decay-style cosine)
 fi
 clip=1.0
 length=(--train-iters "$iterations")
@@ -280,7 +375,10 @@ warmup=(--lr-warmup-fraction "$warmup_share")
 precision=()
 asks_about_gpus=0
 [[ " $* " == *" --dry-run "* ]] && asks_about_gpus=1
-if ! on FP32 && { ((gpus > 0 || asks_about_gpus)) || cpu_has_bf16; }; then precision=(--bf16); fi
+if [[ -z "$measured_precision" ]] && cpu_has_bf16; then measured_precision=bf16; fi
+if ! on FP32 && { ((gpus > 0 || asks_about_gpus)) || [[ "$measured_precision" == bf16 ]]; }; then
+  precision=(--bf16)
+fi
 if on ORIGINAL_RECIPE; then
   init_std=0.006
   rates=(--lr 6.0e-5 --min-lr 6.0e-6 --lr-decay-style cosine --lr-decay-samples 126953125)
@@ -315,11 +413,7 @@ options=(
   --tokenizer-type GPTSentencePieceTokenizer
 )
 
-# Some flags exclude one another, or only work together. A flag that the user gives replaces such
-# flags of this script. (Flags may also be written with underscores.)
-read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
-own=(${extra[@]+"${extra[@]}"} "$@")
-given=" ${own[*]//_/-} "
+# A flag that the user gives replaces flags of this script that exclude it.
 if [[ "$given" =~ \ --(lr|min-lr|lr-decay-style)[=\ ] ]]; then
   [[ "$given" =~ \ --lr[=\ ] ]] || options+=("${rates[@]:0:2}")
 else
@@ -423,51 +517,9 @@ else
   rendezvous=(--standalone) # on any free port, so that jobs on one machine do not collide
 fi
 
-# --- Set up, prepare the data, train
+# --- Train
 
-if ((nodes > 1)) && ! on DRY_RUN; then
-  # torchrun would wait for an unknown host without a word; a cluster's name server may be late.
-  for _ in {1..15}; do
-    is_unknown "$MASTER_ADDR" || break
-    sleep 1
-  done
-  ! is_unknown "$MASTER_ADDR" ||
-    die "MASTER_ADDR=$MASTER_ADDR is no host that this machine knows: set it to the name or the" \
-      "address of node 0"
-fi
-own_data=0 own_tokenizer=0
-for word in ${own[@]+"${own[@]}"}; do
-  case "${word%%=*}" in
-    --data-path | --train-data-path | --data-args-path | --per-split-data-args-path) own_data=1 ;;
-    --tokenizer-type | --tokenizer-model) own_tokenizer=1 ;;
-  esac
-done
-needs_data=0 samples=0
-if [[ -n "${DATA_PATH:-}" ]] || ! ((own_data && own_tokenizer)); then needs_data=1; fi
-if [[ -z "${DATA_PATH:-}" ]] && ((needs_data)); then samples=1; fi
-compiling=""
-if on DRY_RUN; then
-  venv="${VENV:-.venv}"
-else
-  meanwhile="" # beside the setup; it is done again below, where it finds itself done
-  if ((samples)); then meanwhile="tools/sample_data.py --vocab-size $VOCAB_SIZE"; fi
-  venv="$(MEANWHILE="$meanwhile" "$root/tools/setup_venv.sh")"
-  PYTHONPATH="$root" "$venv/bin/python" -m megatron.native.build &
-  compiling=$!
-fi
-if ((needs_data)); then
-  if ((samples)) && on DRY_RUN; then
-    DATA_PATH="SAMPLE_DATA_$VOCAB_SIZE" TOKENIZER_MODEL="SAMPLE_TOKENIZER_$VOCAB_SIZE"
-  elif ((samples)); then
-    sample="$("$venv/bin/python" "$root/tools/sample_data.py" --vocab-size "$VOCAB_SIZE")"
-    DATA_PATH="$(sed -n 's/^DATA_PATH=//p' <<<"$sample")"
-    TOKENIZER_MODEL="$(sed -n 's/^TOKENIZER_MODEL=//p' <<<"$sample")"
-  fi
-  options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL")
-fi
-
-[[ -z "$compiling" ]] || wait "$compiling" || true
-
+if ((needs_data)); then options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL"); fi
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})
 show "${command[@]}"

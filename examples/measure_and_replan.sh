@@ -18,7 +18,7 @@ mkdir -p "$out" && rm -f "$out"/*
 
 # zb-1p runs B and W as passes of their own, so that the costs hold for schedules with W and without.
 export CUDA_VISIBLE_DEVICES= VOCAB_SIZE="${VOCAB_SIZE-32k}"
-export PIPELINE_SIZE=2 GPUS_PER_NODE=2 GLOBAL_BATCH_SIZE=8 EXIT_INTERVAL=12
+export HIDDEN_SIZE=256 SEQ_LENGTH=256 PIPELINE_SIZE=2 GPUS_PER_NODE=2 GLOBAL_BATCH_SIZE=8 EXIT_INTERVAL=12
 bash pretrain_gpt.sh --pipeline-schedule zb-1p --vocab-parallel vocab-2 \
   --profile-schedule-start 5 --replan --save-measured-costs "$out/costs.json" \
   --record-timeline "$out/run.json"

@@ -29,7 +29,7 @@ python tools/simulate.py --schedule-file "$out/mine.plan" --text
 
 echo "=== Train: both plans, on 2 ranks of this CPU"
 export CUDA_VISIBLE_DEVICES= VOCAB_SIZE="${VOCAB_SIZE-32k}"
-export PIPELINE_SIZE=2 GPUS_PER_NODE=2 GLOBAL_BATCH_SIZE=4 EXIT_INTERVAL=8
+export HIDDEN_SIZE=256 SEQ_LENGTH=256 PIPELINE_SIZE=2 GPUS_PER_NODE=2 GLOBAL_BATCH_SIZE=4 EXIT_INTERVAL=8
 for plan in saved mine; do
   bash pretrain_gpt.sh --schedule-file "$out/$plan.plan" --vocab-parallel vocab-2 |
     tee "$out/$plan.log"

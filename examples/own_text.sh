@@ -22,7 +22,7 @@ unset VOCAB_SIZE # which names the sample data for pretrain_gpt.sh
 while IFS='=' read -r name value; do export "$name=$value"; done <<<"$made"
 
 save="${SAVE:-$root/examples/out/own_text}"
-VOCAB_PARALLEL=1 bash "$root/pretrain_gpt.sh" --save "$save"
+SEQ_LENGTH=256 MICRO_BATCH_SIZE=1 VOCAB_PARALLEL=1 bash "$root/pretrain_gpt.sh" --save "$save"
 
 if [[ "${DRY_RUN:-0}" != 0 ]]; then exit; fi
 cat <<EOF

@@ -5,10 +5,11 @@ The machine is made up by stand-ins for ``nvidia-smi``, ``nproc`` and ``ldconfig
 """
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch.made_up_machine import ALLOCATOR, Machine
+from launch.made_up_machine import ALLOCATOR, ROOT, Machine
 
 from megatron.parallel.environment import NCCL_ENVIRONMENT
 
@@ -201,6 +202,100 @@ def test_the_small_batches_of_a_laptop_get_a_longer_warm_up(
     assert training["--lr-warmup-fraction"] == share
 
 
+@pytest.mark.parametrize(
+    ("hidden", "rate"), [(64, 2e-3), (128, 2e-3), (256, 1e-3), (512, 5e-4), (1000, 2.56e-4)]
+)
+def test_the_rate_of_a_laptop_falls_with_the_width(cpu: Machine, hidden: int, rate: float) -> None:
+    """0.256 / h, and 2e-3 at most; a tenth of it in the end."""
+    training = cpu.line(HIDDEN_SIZE=hidden).training
+    assert float(training["--lr"]) == pytest.approx(rate)
+    assert float(training["--min-lr"]) == pytest.approx(rate / 10)
+
+
+class Laptop(Machine):
+    """A machine without GPUs on which the script runs to the end: the environment is a stand-in."""
+
+    def __init__(self, folder: Path, answer: str) -> None:
+        super().__init__(folder, cores=2)
+        (folder / "venv/bin").mkdir(parents=True)
+        self.asked = folder / "asked"
+        for name, script in {
+            "venv/bin/python": f"""case "$*" in
+  *first_model.py*) echo "$*" >>{self.asked}; printf '{answer}' ;;
+  *sample_data.py*) echo DATA_PATH=data; echo TOKENIZER_MODEL=model ;;
+esac""",
+            "venv/bin/torchrun": "true",
+            "uname": f"echo {folder}",  # so that no other test has asked for this machine
+        }.items():
+            self.stand_in(name, script)
+
+    def started(self, *flags: str, **variables: str | int) -> dict[str, str]:
+        """Return the training flags of the line that the script prints and runs."""
+        return self.line(*flags, DRY_RUN="", VENV=str(self.folder / "venv"), **variables).training
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Iterator[Laptop]:
+    kept = set((ROOT / ".cache").glob("sizes-*"))
+    yield Laptop(tmp_path, r"PRECISION=fp32\nHIDDEN_SIZE=96\nMICRO_BATCH_SIZE=2\n")
+    for file in set((ROOT / ".cache").glob("sizes-*")) - kept:
+        file.unlink()
+
+
+def test_a_timing_chooses_the_model_once(laptop: Laptop) -> None:
+    first = laptop.started(VOCAB_SIZE="8k")
+    expected = {
+        "--hidden-size": "96",
+        "--ffn-hidden-size": "384",
+        "--num-attention-heads": "3",
+        "--micro-batch-size": "2",
+        "--global-batch-size": "12",
+        "--lr": "2.00e-03",
+    }
+    assert {flag: first[flag] for flag in expected} == expected
+    assert "--bf16" not in first
+    (asked,) = laptop.asked.read_text().splitlines()
+    words = "--ranks 2 --cores 2 --layers 4 --seq-length 64 --microbatches 6 --vocab-size 8000"
+    assert asked.endswith(f"tools/first_model.py {words}")
+    assert laptop.started(VOCAB_SIZE="8k", VOCAB_PARALLEL=1).items() > first.items()
+    assert len(laptop.asked.read_text().splitlines()) == 1, "both runs are of one model"
+    laptop.started(VOCAB_SIZE="32k")
+    assert len(laptop.asked.read_text().splitlines()) == 2
+
+
+def test_explicit_sizes_are_told_to_the_timing(laptop: Laptop) -> None:
+    laptop.started(HIDDEN_SIZE=96, ATTENTION_HEADS=6, FP32=1, SEQ_LENGTH=32, PIPELINE_SIZE=4)
+    words = laptop.asked.read_text().split()[1:]
+    asked = dict(zip(words[::2], words[1::2], strict=True))
+    assert asked["--hidden-size"] == "96"
+    assert asked["--heads"] == "6"
+    assert asked["--precision"] == "fp32"
+    assert (asked["--ranks"], asked["--layers"], asked["--microbatches"]) == ("4", "8", "12")
+    assert (asked["--seq-length"], asked["--vocab-size"]) == ("32", "256000")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        ((), {"HIDDEN_SIZE": 64, "MICRO_BATCH_SIZE": 1}),
+        (("--hidden-size", "64"), {}),
+        (("--micro_batch_size=1",), {}),
+        ((), {"DATA_PATH": "/data", "TOKENIZER_MODEL": "/model"}),
+        ((), {"GLOBAL_BATCH_SIZE": 6, "HIDDEN_SIZE": 64}),
+    ],
+)
+def test_what_the_user_has_decided_needs_no_timing(
+    laptop: Laptop, flags: tuple[str, ...], variables: dict[str, str | int]
+) -> None:
+    laptop.started(*flags, **variables)
+    assert not laptop.asked.exists()
+
+
+def test_without_an_answer_the_usual_sizes_stay(tmp_path: Path) -> None:
+    training = Laptop(tmp_path, "").started(VOCAB_SIZE="8k")
+    assert (training["--hidden-size"], training["--micro-batch-size"]) == ("256", "4")
+
+
 def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
     training = cpu.line("--train-samples", "600", "--lr-warmup-samples", "60").training
     assert not training.keys() & {"--train-iters", "--lr-warmup-fraction", "--exit-interval"}
@@ -319,7 +414,7 @@ def test_ranks_that_share_sequences_leave_fewer_to_the_pipeline(gpus: Machine) -
 def test_without_gpus_a_replica_of_shared_sequences_has_its_ranks(cpu: Machine) -> None:
     line = cpu.line(CP_SIZE=3, PIPELINE_SIZE=2)
     assert line.torchrun["--nproc-per-node"] == "6"
-    assert int(line.training["--global-batch-size"]) == 6
+    assert int(line.training["--global-batch-size"]) == 6 * int(line.training["--micro-batch-size"])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ COMMANDS = (
 )
 TOOLS = (
     *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),
-    *("emulate", "explore", "gpu_report", "head_benchmark", "host_time"),
+    *("emulate", "explore", "first_model", "gpu_report", "head_benchmark", "host_time"),
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
     *("predictions.calibrate", "predictions.own_runs", "preprocess_benchmark", "replicas_at_scale"),
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
