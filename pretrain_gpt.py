@@ -7,8 +7,9 @@ import sys
 import time
 
 from megatron.commands.environment import in_environment
+from megatron.commands.patience import telling
 
-with in_environment():
+with in_environment(), telling("loading PyTorch and this program"):
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from megatron.config.command_line import parse
@@ -55,15 +56,18 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
-    prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
+    with telling("the plan and the data"):
+        prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
     signals = ExitSignals(config.guard.exit_signals)
-    rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
+    with telling("meeting the other ranks"):
+        rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     detector = HangDetector(rendezvous, config.guard.hang_seconds)
     detector.start()
     state = None
     try:
         prepared = agreed(prepared, rendezvous, local_rank)
-        state = set_up(prepared, rendezvous, local_rank)
+        with telling("the model and its links"):
+            state = set_up(prepared, rendezvous, local_rank)
         detector.follow(state)
         train(prepared.config, state, prepared.data, signals, begin)
         leave(state.groups)

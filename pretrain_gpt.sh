@@ -523,4 +523,5 @@ if ((needs_data)); then options+=(--data-path "$DATA_PATH" --tokenizer-model "$T
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})
 show "${command[@]}"
+on DRY_RUN || printf 'Starting %s ranks: each loads PyTorch first, 5 to 30 s\n' "$ranks_per_node" >&2
 if ! on DRY_RUN; then exec "${command[@]}"; fi
