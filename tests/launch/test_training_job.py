@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def rank_process(torchrun: int, rank: int) -> int:
     raise LookupError(f"no rank {rank} among {children}")
 
 
+def check_last_screen(output: str) -> None:
+    """The screen has the median of the printed times, and what the other treatment would take."""
+    times = [float(ms) for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", output)]
+    (measured,) = re.findall(
+        r"^ measured: vocab-2, .* ([\d.e-]+) +([\d.]+)%$", output, re.MULTILINE
+    )
+    (predicted,) = re.findall(r"^ predicted: none, .* ([\d.e-]+) +([\d.]+)%$", output, re.MULTILINE)
+    assert float(measured[0]) == pytest.approx(median(times[3:]) / 1e3, rel=0.02, abs=1e-4)
+    assert 0 < float(measured[1]) < 100
+    assert float(predicted[0]) > 0
+    assert "time: the median of 27 iterations, 4 to 30; schedule 1f1b" in output
+    assert output.index(" the run in short") > output.rindex("lm loss value")
+
+
 def test_job_trains_evaluates_and_leaves_its_files(corpus: Path, tmp_path: Path) -> None:
     timeline, traces = tmp_path / "out" / "timeline.json", tmp_path / "traces"
     flags = (
@@ -118,6 +133,7 @@ def test_job_trains_evaluates_and_leaves_its_files(corpus: Path, tmp_path: Path)
     assert [int(line["iteration"]) for line in lines] == list(range(1, 31)), output
     assert [int(line["samples"]) for line in lines] == list(range(8, 241, 8))
     assert float(lines[0]["loss"]) - float(lines[-1]["loss"]) > 1.0
+    check_last_screen(output)
     assert len(re.findall(r"validation loss at iteration (15|30) \|", output)) == 2, output
     assert "validation loss at iteration 30 on validation set | " in output
     recorded = load_timeline(timeline)
