@@ -23,8 +23,9 @@ from typing import Final, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.environment import in_environment
+from megatron.commands.patience import telling
 
-with in_environment():
+with in_environment(), telling("loading PyTorch"):
     import torch
 
     from megatron.flags.command import read
@@ -150,7 +151,7 @@ def measured(job: Job, dtype: torch.dtype) -> Speed:
     """
     torch.set_num_threads(1)
     threads = min(job.ranks, job.cores)
-    columns = max(1, job.vocab_size // job.ranks)
+    columns = max(1, min(job.vocab_size // job.ranks, _MOST_COLUMNS))
     with ThreadPoolExecutor(threads) as pool:
 
         def together(work: Callable[[], Callable[[], object]]) -> float:
@@ -161,13 +162,16 @@ def measured(job: Job, dtype: torch.dtype) -> Speed:
     return Speed(2 * 256 * 256 * columns / product, 2 * _COPIED / copied)
 
 
+_MOST_COLUMNS: Final = 32_768
+"""Columns of the largest product: its result is larger than a cache already."""
+
 _COPIED: Final = 64 << 20
 """Bytes of a copy, more than a cache holds."""
 
 
 def _product(columns: int, dtype: torch.dtype) -> Callable[[], object]:
-    x = torch.randn(256, 256).to(dtype)
-    w = torch.randn(columns, 256).to(dtype)
+    x = torch.rand(256, 256).to(dtype)
+    w = torch.rand(columns, 256).to(dtype)
     y = torch.empty(256, columns, dtype=dtype)
     return lambda: torch.matmul(x, w.t(), out=y)
 
@@ -218,7 +222,8 @@ def main(argv: Sequence[str]) -> int:
         flags.microbatches,
     )  # fmt: skip
     names: tuple[str, ...] = ("bf16", "fp32") if flags.precision is None else (flags.precision,)
-    speeds = {name: measured(job, getattr(torch, _DTYPES[name])) for name in names}
+    with telling("timing the machine"):
+        speeds = {name: measured(job, getattr(torch, _DTYPES[name])) for name in names}
     precision = max(speeds, key=lambda name: speeds[name].flops)
     sizes = allowed(flags.hidden_size, flags.micro_batch_size, flags.heads)
     found = choose(job, speeds[precision], 4 if precision == "fp32" else 2, sizes)

@@ -11,25 +11,34 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
+TELL_FIRST: Final = 3.0
+"""Seconds before the first line: a launcher has been loading for a while without a word."""
+
 TELL_EVERY: Final = 8.0
 """Seconds between two lines."""
 
 
 @contextmanager
 def telling(
-    doing: str, tell_every: float = TELL_EVERY, environment: Mapping[str, str] = os.environ
+    doing: str,
+    first: float = TELL_FIRST,
+    tell_every: float = TELL_EVERY,
+    environment: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
     """Print a line on stderr every few seconds while the block runs; only rank 0 does.
 
     Args:
         doing: what the block does.
+        first: seconds before the first line.
         tell_every: seconds between two lines.
         environment: names the rank.
     """
     begin, ended = monotonic(), threading.Event()
 
     def tell() -> None:
-        while not ended.wait(tell_every):
+        pause = first
+        while not ended.wait(pause):
+            pause = tell_every
             line = f"starting: {monotonic() - begin:.0f} s so far for {doing}"
             print(line, file=sys.stderr, flush=True)
 

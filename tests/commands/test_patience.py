@@ -8,7 +8,7 @@ from megatron.commands.patience import telling
 
 
 def test_rank_0_says_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    with telling("the packages", tell_every=0.05, environment={"RANK": "0"}):
+    with telling("the packages", first=0.05, tell_every=0.05, environment={"RANK": "0"}):
         time.sleep(0.3)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) >= 2
@@ -21,6 +21,6 @@ def test_rank_0_says_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
 def test_other_ranks_and_quick_starts_are_silent(
     rank: str, pause: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with telling("the packages", tell_every=0.05, environment={"RANK": rank}):
+    with telling("the packages", first=0.05, tell_every=0.05, environment={"RANK": rank}):
         time.sleep(pause)
     assert capfd.readouterr().err == ""
