@@ -438,6 +438,9 @@ if ((t > 1)); then
   if on SEQUENCE_PARALLEL; then options+=(--sequence-parallel); fi
 fi
 if ((c > 1)); then options+=(--context-parallel-size "$c"); fi
+if [[ "$given" =~ \ --vocab-parallel[=\ ] ]]; then
+  unset VOCAB_PARALLEL # the flag replaces it
+fi
 if on VOCAB_PARALLEL; then options+=(--enable-vocab-parallel); fi
 if on VOCAB_PARALLEL && on INTERLACED_SCHEDULE; then
   options+=(--use-interlaced-schedule)

@@ -25,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 from megatron.commands.patience import telling
 
-with in_environment(), telling("loading PyTorch"):
+RANK_0: Final = {"RANK": "0"}
+"""The tool is alone, and speaks as rank 0 does."""
+
+with in_environment(), telling("loading PyTorch", environment=RANK_0):
     import torch
 
     from megatron.flags.command import read
@@ -222,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
         flags.microbatches,
     )  # fmt: skip
     names: tuple[str, ...] = ("bf16", "fp32") if flags.precision is None else (flags.precision,)
-    with telling("timing the machine"):
+    with telling("timing the machine", environment=RANK_0):
         speeds = {name: measured(job, getattr(torch, _DTYPES[name])) for name in names}
     precision = max(speeds, key=lambda name: speeds[name].flops)
     sizes = allowed(flags.hidden_size, flags.micro_batch_size, flags.heads)

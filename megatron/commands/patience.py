@@ -25,13 +25,13 @@ def telling(
     tell_every: float = TELL_EVERY,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
-    """Print a line on stderr every few seconds while the block runs; only rank 0 does.
+    """Print a line on stderr every few seconds while the block runs; only rank 0 of a job does.
 
     Args:
         doing: what the block does.
         first: seconds before the first line.
         tell_every: seconds between two lines.
-        environment: names the rank.
+        environment: names the rank; a process that no launcher has started is silent.
     """
     begin, ended = monotonic(), threading.Event()
 
@@ -43,7 +43,7 @@ def telling(
             print(line, file=sys.stderr, flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)
-    if environment.get("RANK", "0") == "0":
+    if environment.get("RANK") == "0":
         teller.start()
     try:
         yield

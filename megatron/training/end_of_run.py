@@ -93,11 +93,14 @@ def _further(config: RunConfig, found: Prediction | None) -> Iterator[str]:
     """Yield lines on flags to add to the command of the run."""
     parallel = config.parallel
     if found is not None:
-        yield f"--vocab-parallel {found.treatment} runs the predicted job"
+        yield (
+            f"--vocab-parallel {found.treatment}, in place of the flag that asked for "
+            f"{parallel.vocab_parallel}, runs the predicted job"
+        )
     if parallel.pipeline_size > 1 and parallel.pipeline_schedule == "1f1b":
         halves = config.model.num_layers % (2 * parallel.pipeline_size) == 0
         other = "zb-v" if halves else "zb-h1"
-        yield f"--pipeline-schedule {other} does the same work in an order with less idle time"
+        yield f"--pipeline-schedule {other} does the same work in another order"
     if config.log.record_timeline is None:
         trace = Path("run.json").with_suffix(TRACE)
         yield (

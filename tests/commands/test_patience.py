@@ -17,7 +17,7 @@ def test_rank_0_says_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "", "it is silent afterwards"
 
 
-@pytest.mark.parametrize(("rank", "pause"), [("1", 0.2), ("0", 0.0)])
+@pytest.mark.parametrize(("rank", "pause"), [("1", 0.2), ("0", 0.0), ("", 0.2)])
 def test_other_ranks_and_quick_starts_are_silent(
     rank: str, pause: float, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -310,12 +310,13 @@ def test_an_own_length_or_warm_up_takes_the_place_of_ours(cpu: Machine) -> None:
         (("--train_iters", "7"), {"--train-iters"}, {"--lr", "--min-lr"}),
         (("--lr_warmup_iters", "7"), {"--lr-warmup-fraction"}, {"--lr", "--min-lr"}),
         (("--eval-interval", "7"), set(), {"--eval-iters"}),
+        (("--vocab-parallel", "none"), {"--enable-vocab-parallel"}, {"--lr"}),
     ],
 )
 def test_an_own_flag_takes_the_place_of_what_does_not_go_with_it(
     cpu: Machine, own: tuple[str, ...], gone: set[str], kept: set[str]
 ) -> None:
-    words = shlex.split(cpu.run(*own).stdout)[: -len(own)]
+    words = shlex.split(cpu.run(*own, VOCAB_PARALLEL=1).stdout)[: -len(own)]
     assert not gone & set(words)
     assert kept <= set(words)
 
