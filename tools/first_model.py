@@ -38,7 +38,7 @@ SECONDS: Final = 2.0
 """Seconds of an iteration that are aimed at; 30 iterations take a minute."""
 
 SIZES: Final = (
-    *((64, samples) for samples in (1, 2, 4)),
+    *((64, samples) for samples in (1, 2, 3, 4)),
     *((hidden, 4) for hidden in (96, 128, 160, 192, 256, 320, 384, 448, 512)),
     *((512, samples) for samples in (6, 8, 12, 16, 24, 32, 48, 64)),
 )

@@ -62,6 +62,8 @@ class LastPasses:
         tensor-parallel ranks make several pipelines. The first one counts, and its exchanges begin
         when the last replica has joined.
         """
+        if not self._kept:  # on all ranks alike
+            return {}
         state, groups = self._state, self._state.groups
         own = {
             number: state.pipeline.timeline(recorder)
