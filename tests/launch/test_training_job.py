@@ -349,6 +349,7 @@ def test_bad_flag_is_one_line_and_exit_code_two(corpus: Path, flags: str, named:
     )
     assert done.returncode == 2, done.stderr
     *waits, line = done.stderr.splitlines()
-    assert all(each.startswith("waited ") for each in waits), "for another test that compiles"
+    # For another test that compiles, and for packages on a busy machine.
+    assert all(each.startswith(("waited ", "starting: ")) for each in waits)
     assert line.startswith("error:")
     assert named in line
