@@ -7,7 +7,6 @@ Both jobs are simulated with the same measured times, so what the simulator does
 machine is left out of both.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -105,6 +104,10 @@ def _unpredictable(config: RunConfig, plan: Plan) -> str | None:
         (bool(plan.offloaded), "copies to the host have no measured time"),
         (plan.looks_ahead, "further predicted tokens use the output layer too"),
         (config.parallel.schedule_file is not None, "the plan comes from a file"),
+        (
+            plan.microbatches != config.train.num_microbatches,
+            "the batches have not grown to their full size",
+        ),
         (passes > MOST_PASSES, f"a plan of {passes:,} passes takes long to make"),
     )
     return next((reason for holds, reason in reasons if holds), None)
@@ -112,9 +115,9 @@ def _unpredictable(config: RunConfig, plan: Plan) -> str | None:
 
 def _by_layer(config: RunConfig, run_plan: RunPlan, plan: Plan, costs: Costs) -> StageCosts:
     """Return measured costs as those of a layer, of extra work, and of the vocabulary's passes."""
-    table: list[Sequence[int]] = [[0] * plan.chunks for _ in range(plan.ranks)]
+    table = [[0] * plan.chunks for _ in range(plan.ranks)]
     for (rank, chunk), count in zip(plan.stages, run_plan.layers, strict=True):
-        table[rank] = [*table[rank][:chunk], count, *table[rank][chunk + 1 :]]
+        table[rank][chunk] = count
     named = frozenset(costs.passes) | set(costs.comms) | set(costs.exchanges)
     assumed = stage_costs(config, plan_of_one(plan), run_plan.layers)
     return measured_costs(CostFile(costs, None, table, named), assumed)

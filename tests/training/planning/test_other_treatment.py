@@ -101,6 +101,13 @@ def test_a_job_that_cannot_be_predicted_says_why(layout: Layout, reason: str) ->
         predicted(config, Costs({"F": 1.0, "B": 2.0}))
 
 
+def test_batches_that_still_grow_are_not_compared_with_full_ones() -> None:
+    layout = Layout(2, "vocab-2")
+    small = make_run_plan(replace(JOB, microbatches=2).config(layout))
+    with pytest.raises(ValueError, match="have not grown to their full size"):
+        predict_other(JOB.config(layout), small, small.plan, Costs({"F": 1.0, "B": 2.0}))
+
+
 def test_a_plan_of_very_many_passes_is_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_treatment, "MOST_PASSES", 2 * 2 * M - 1)
     with pytest.raises(ValueError, match=f"a plan of {2 * 2 * M} passes takes long to make"):
