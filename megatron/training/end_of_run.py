@@ -62,7 +62,7 @@ def _predicted(
     if state.groups.device.type == "cpu" and ranks_share_cores():
         return None, (
             "there are more ranks than cores on this machine, so the time of a pass depends on the "
-            "ranks that happen to run beside it; a smaller pipeline tells more"
+            "ranks that happen to run beside it; start at most as many ranks as cores"
         )
     costs = costs_from_timelines(state.plan, timelines)
     try:
