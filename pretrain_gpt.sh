@@ -72,7 +72,7 @@
 #                          number of nodes, this node's number, and where node 0 listens
 #   This script
 #     EXTRA_OPTIONS        more flags, before those of the command line
-#     DRY_RUN              switch: only print the torchrun line
+#     DRY_RUN              switch: only print the torchrun line, with sizes that no timing has chosen
 #     VENV, PYTHON         see tools/setup_venv.sh
 #     LD_PRELOAD           as usual. If it is not set and there are no GPUs, an installed jemalloc is
 #                          preloaded (Debian: apt install libjemalloc2); LD_PRELOAD= takes glibc's
