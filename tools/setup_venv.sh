@@ -62,7 +62,7 @@ quietly() {
   shift
   (
     exec 9>&- # the lock of this setup must not outlive it in a sleep
-    while sleep "${TELL_EVERY:-8}" </dev/null >/dev/null 2>&1 && kill -0 "$$" 2>/dev/null; do
+    while sleep "${TELL_EVERY:-5}" </dev/null >/dev/null 2>&1 && kill -0 "$$" 2>/dev/null; do
       say "     $((SECONDS - begin)) s: $(tail -n 1 "$log" | tr -d '\r' | cut -c 1-80)"
     done
   ) >/dev/null &
