@@ -29,6 +29,9 @@ PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
 BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
 END: Final = "<!-- end -->"
 
+_EAGER: Final = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""Attention and experts in plain PyTorch, which takes any width."""
+
 VOCABULARY: Final = 99
 """Entries of the vocabulary: a number that the usual numbers of ranks do not divide."""
 
@@ -195,8 +198,12 @@ class Measured(NamedTuple):
 def random_model(family: str) -> Any:
     """Return a model whose parameters are all random, also biases (not 0) and norms (not 1)."""
     kind, values = CONFIGS[family]
-    config = getattr(transformers, kind)(**values)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return random_model_of(getattr(transformers, kind)(**values))
+
+
+def random_model_of(config: Any) -> Any:
+    """Return a model of a configuration of ``transformers``, as ``random_model``."""
+    model = transformers.AutoModelForCausalLM.from_config(config, **_EAGER)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -214,13 +221,13 @@ def random_model(family: str) -> Any:
 def loaded_model(folder: Path) -> Any:
     """Return the model of ``transformers`` in a folder."""
     load = transformers.AutoModelForCausalLM.from_pretrained
-    return load(folder, attn_implementation="eager").eval()
+    return load(folder, **_EAGER).eval()
 
 
 @torch.no_grad()
 def their_logits(model: Any, tokens_bs: torch.Tensor) -> torch.Tensor:
     """Return the logits [b, s, V] of a model of ``transformers``."""
-    found: torch.Tensor = model(tokens_bs).logits
+    found: torch.Tensor = model(tokens_bs, use_cache=False, return_dict=True).logits
     return found
 
 

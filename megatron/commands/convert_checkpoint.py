@@ -15,6 +15,7 @@ CORE is a checkpoint of Megatron-Core in the format torch_dist. Flags of the mod
 tell, and the size of the vocabulary without padding, are given by the flags of pretrain_gpt.py.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -171,6 +172,8 @@ def bring_in(args: ImportFlags) -> None:
     """Run ``import``."""
     check_empty(args.checkpoints)
     opened = open_model(args.model, args.seq_length)
+    for note in opened.notes:
+        print(f"note: {note}", file=sys.stderr)
     with progress(f"importing {args.model.name}", opened.size) as advance:
         where = import_model(opened, args.checkpoints, advance, not_finite=args.allow_not_finite)
     print(f"{where}: {counted(len(opened.recipes), 'tensor')} of {args.model}; train with")

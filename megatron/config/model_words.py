@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from megatron.checkpoint.foreign.family import OF_TRAINING
+from megatron.checkpoint.foreign.same_models import OF_TRAINING
 from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.latent_attention import LatentFlags

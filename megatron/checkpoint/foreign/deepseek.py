@@ -10,10 +10,10 @@ of the embedding and of the output layer.
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from torch import Tensor
 
-from megatron.checkpoint.foreign.family import Values, llama_like
+from megatron.checkpoint.foreign.derived import same_numbers
+from megatron.checkpoint.foreign.family import Values, check_widths, llama_like
 from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
 from megatron.checkpoint.foreign.layouts import (
     DEPTHS,
@@ -25,6 +25,7 @@ from megatron.checkpoint.foreign.layouts import (
 )
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.checkpoint.foreign.mixtures import experts_table
+from megatron.checkpoint.foreign.rotation import read_latent_rotation
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
 from megatron.parallel.box import Shape
@@ -58,7 +59,7 @@ class SharedByDepths(Layout):
     def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
         """As in ``Layout``."""
         first, *copies = theirs
-        if any(not torch.equal(_bits(first), _bits(copy)) for copy in copies):
+        if any(not same_numbers(first, copy) for copy in copies):
             raise ForeignError(
                 f"{self._copy.format('*')} differs from {self.names[0]}, and this program has one "
                 "matrix for both"
@@ -68,11 +69,6 @@ class SharedByDepths(Layout):
     def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
         """As in ``Layout``."""
         return [ours] * (1 + model.mtp_num_layers)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor, of which also NaN are equal."""
-    return tensor.contiguous().view(torch.uint8)
 
 
 _LATENT_EPSILON: Final = 1e-6
@@ -85,11 +81,15 @@ def _read_common(c: Fields) -> Values:
     c.check("moe_layer_freq", (1,), 1)
     plain, turned = c.whole("qk_nope_head_dim", 128), c.whole("qk_rope_head_dim", 64)
     heads = c.whole("num_attention_heads")
-    c.check("num_key_value_heads", (heads,), heads)
+    if c.whole("num_key_value_heads", heads) != heads:
+        raise c.fault("num_key_value_heads", f"num_attention_heads, {heads}")
+    if turned % 2:
+        raise c.fault("qk_rope_head_dim", "an even number: RoPE turns pairs of channels")
     model = common_fields(Fields({**c.all, "head_dim": turned}, c.origin))
+    model |= read_latent_rotation(c)
     layers, dense = model["num_layers"], c.any("first_k_dense_replace", 0)
     if type(dense) is not int or not 0 <= dense < layers:
-        raise c.fault("first_k_dense_replace", f"a whole number below {layers}")
+        raise c.fault("first_k_dense_replace", f"a whole number below num_hidden_layers {layers}")
     width, shared = c.whole("moe_intermediate_size"), c.whole("n_shared_experts")
     return model | {
         "kv_channels": plain + turned,
@@ -107,13 +107,18 @@ def _read_common(c: Fields) -> Values:
         "moe_layer_pattern": (0,) * dense + (1,) * (layers - dense),
         "moe_ffn_hidden_size": width,
         "moe_router_topk": c.whole("num_experts_per_tok"),
-        "moe_router_topk_scaling_factor": c.number("routed_scaling_factor", 1.0),
+        "moe_router_topk_scaling_factor": c.positive("routed_scaling_factor", 1.0),
         "moe_aux_loss_coeff": c.number("aux_loss_alpha", 0.0),
         "moe_shared_expert_intermediate_size": width * shared,
     }
 
 
+_V3_DEFAULTS: Final[Values] = {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
+"""Values of fields that a ``config.json`` of V3 leaves out, where V2 has others."""
+
+
 def _read_v2(c: Fields) -> Values:
+    check_widths(c)
     c.check("scoring_func", ("softmax",), "softmax")
     c.check("mlp_bias", (False,), False)
     c.check("norm_topk_prob", (False,), False)
@@ -121,7 +126,7 @@ def _read_v2(c: Fields) -> Values:
     found = _read_common(c) | {"moe_router_pre_softmax": True}
     if c.any("topk_method", "greedy") == "greedy":
         return found
-    return found | _groups(c, found["moe_router_topk"], best=1)
+    return found | _groups(c, found, best=1, groups=1, chosen=1)
 
 
 def _read_v3(c: Fields) -> Values:
@@ -129,14 +134,15 @@ def _read_v3(c: Fields) -> Values:
     c.check("topk_method", ("noaux_tc",), "noaux_tc")
     c.check("norm_topk_prob", (True,), True)
     c.check("rope_interleave", (True,), True)
-    found = _read_common(c) | {
+    turned = c.whole("qk_rope_head_dim", 64)
+    if c.whole("head_dim", turned) != turned:
+        raise c.fault("head_dim", f"qk_rope_head_dim {turned}")
+    found = _read_common(Fields(_V3_DEFAULTS | dict(c.all), c.origin)) | {
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
         "mtp_num_layers": _depths(c),
     }
-    if found["moe_router_topk"] == 1:
-        raise c.fault("num_experts_per_tok", "more than 1, which this program needs here")
-    return found | _groups(c, found["moe_router_topk"], best=2)
+    return found | _groups(c, found, best=2, groups=8, chosen=4)
 
 
 def _depths(c: Fields) -> int:
@@ -147,9 +153,33 @@ def _depths(c: Fields) -> int:
     return depths
 
 
-def _groups(c: Fields, topk: int, best: int) -> Values:
-    """Return the fields about groups of experts, which are as good as their ``best`` experts."""
-    groups, chosen = c.whole("n_group", 1), c.whole("topk_group", 1)
+def _groups(c: Fields, model: Values, *, best: int, groups: int, chosen: int) -> Values:
+    """Return the fields of our model about groups of experts.
+
+    Args:
+        c: fields of ``config.json``.
+        model: fields of our model about experts.
+        best: the experts whose scores make a group's score.
+        groups: default of the number of groups.
+        chosen: default of the number of groups that a token chooses from.
+
+    Raises:
+        ForeignError: no token can choose so many experts from so many groups.
+    """
+    groups, chosen = c.whole("n_group", groups), c.whole("topk_group", chosen)
+    experts, topk = model["num_experts"], model["moe_router_topk"]
+    if experts % groups or best > experts // groups:
+        raise c.fault(
+            "n_group", f"a divisor of n_routed_experts {experts} with groups of {best} or more"
+        )
+    if chosen > groups:
+        raise c.fault("topk_group", f"at most n_group {groups}")
+    if topk % chosen or topk > chosen * (experts // groups):
+        raise ForeignError(
+            f"{c.origin}: num_experts_per_tok {topk} cannot come from topk_group {chosen} groups "
+            f"of {experts // groups} experts (n_routed_experts {experts}, n_group {groups}), as "
+            "many from each, which this program needs"
+        )
     if groups == 1:
         return {}
     return {
@@ -220,7 +250,13 @@ _TABLE: Final[Table] = {
 }
 
 DEEPSEEK_V2: Final = llama_like(
-    "deepseek_v2", "DeepseekV2", NORMS, _read_v2, _write_v2, more=_TABLE
+    "deepseek_v2",
+    "DeepseekV2",
+    NORMS,
+    _read_v2,
+    _write_v2,
+    more=_TABLE,
+    aliases={"num_experts": "n_routed_experts"},
 )
 _JOINED: Final = ("enorm", "hnorm", "eh_proj")
 """Parts of a depth of multi-token prediction that have the same name in both programs."""
@@ -242,4 +278,8 @@ DEEPSEEK_V3: Final = llama_like(
     _read_v3,
     _write_v3,
     more=_V3,
+    aliases={
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    },
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from megatron.checkpoint.foreign.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from megatron.checkpoint.foreign.family import Family
+from megatron.checkpoint.foreign.family import EXPERTS, Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpoint.foreign.gpt2 import GPT2
@@ -25,9 +25,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 _MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)
 
-_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Fields that say how many experts a layer has."""
-
 
 def family_of(config: Fields) -> Family:
     """Return the family of a ``config.json``.
@@ -37,10 +34,11 @@ def family_of(config: Fields) -> Family:
     """
     kind = config.any("model_type")
     found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
-    has_experts = any(name in config and config.any(name) != 1 for name in _EXPERTS)
-    if (found is None and "moe" in str(kind)) or (has_experts and found not in _MIXTURES):
+    experts = [f"{n} {config.any(n)}" for n in EXPERTS if n in config and config.any(n) != 1]
+    if (found is None and "moe" in str(kind)) or (experts and found not in _MIXTURES):
+        told = f" ({experts[0]})" if experts else ""
         raise ForeignError(
-            f"{config.origin}: a {kind} is a mixture of experts, of which only "
+            f"{config.origin}: a {kind} is a mixture of experts{told}, of which only "
             f"{', '.join(one.model_type for one in _MIXTURES)} can be converted"
         )
     if "quantization_config" in config:

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from megatron.checkpoint.foreign.derived import Follows
 from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
 from megatron.checkpoint.foreign.layouts import ForeignError, Halves, Heads, Same, Table
-from megatron.model.config import ModelConfig, Pattern
+from megatron.checkpoint.foreign.same_models import OF_TRAINING, pattern_of, same_layers
+from megatron.model.config import ModelConfig
 from megatron.model.ownership import (
     FINAL_NORM,
     LAYERS,
@@ -19,6 +21,10 @@ from megatron.model.ownership import (
 
 Values = dict[str, Any]
 """Fields of ``ModelConfig``, or of a ``config.json``, by name."""
+
+
+EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of ``config.json`` that say how many experts a layer has."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,8 @@ class Family:
         read: returns the fields of our model except its sequence length.
         write: returns fields of ``config.json`` without checking that the family has such models;
             ``config_of`` checks it.
-        ignored: endings of the names of tensors that are not weights.
+        tables: for each ending of the names of tensors that are no weights, their check.
+        aliases: for each second name of a field of ``config.json``, the field's name.
     """
 
     name: str
@@ -44,7 +51,8 @@ class Family:
     table: Table
     read: Callable[[Fields], Values]
     write: Callable[[ModelConfig], Values]
-    ignored: tuple[str, ...] = ()
+    tables: Mapping[str, Follows] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def model_of(self, config: Fields, seq_length: int | None = None) -> ModelConfig:
         """Return the model of a ``config.json``.
@@ -56,12 +64,25 @@ class Family:
         Raises:
             ForeignError: a field is damaged, or has a value that this program does not support.
         """
+        config = config.renamed(self.aliases)
         values = self.read(config)
-        length = values["max_position_embeddings"] if seq_length is None else seq_length
+        positions = values["max_position_embeddings"]
+        length = positions if seq_length is None else seq_length
+        if values.get("rope_type") == "dynamic":  # it is made for more positions than it was given
+            values["max_position_embeddings"] = max(positions, length)
+        elif length > positions:
+            name = "n_positions" if "n_positions" in config else "max_position_embeddings"
+            raise ForeignError(
+                f"{config.origin}: {name} {positions} is less than --seq-length {length}"
+            )
         model = ModelConfig(**values, seq_length=length)
+        _check_choice(config, model)
         heads, groups = model.num_attention_heads, model.num_query_groups
         if heads % groups:
-            raise ForeignError(f"{config.origin}: {heads} heads do not form {groups} groups")
+            raise ForeignError(
+                f"{config.origin}: num_attention_heads {heads} is no multiple of "
+                f"num_key_value_heads {groups}"
+            )
         return model
 
     def config_of(self, model: ModelConfig) -> Values:
@@ -75,8 +96,8 @@ class Family:
             again = self.model_of(Fields(written, self.name), model.seq_length)
         except ForeignError as error:
             raise ForeignError(f"{self.name} has no such model: {error}") from error
-        mine = vars(_same_layers(model))
-        theirs = vars(_same_layers(replace(again, **{n: mine[n] for n in OF_TRAINING})))
+        mine = vars(same_layers(model))
+        theirs = vars(same_layers(replace(again, **{n: mine[n] for n in OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
         if model.num_experts and model.router.by_sinkhorn:
             other.append("moe_router_load_balancing_type sinkhorn")
@@ -85,65 +106,34 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type} | written
 
 
+def _check_choice(config: Fields, model: ModelConfig) -> None:
+    """Refuse a number of chosen experts with which a router cannot be trained."""
+    experts, topk = model.num_experts, model.moe_router_topk
+    if experts and topk > experts:
+        name = next((name for name in EXPERTS if name in config), "the number of experts")
+        raise config.fault("num_experts_per_tok", f"at most {name} {experts}")
+    if experts and topk == 1 and not model.moe_router_pre_softmax:
+        raise config.fault(
+            "num_experts_per_tok",
+            "more than 1: here the weights of chosen experts sum to 1, so one weight never changes",
+        )
+
+
 QK_NORMS: Final = {
     "self_attention.q_layernorm": "self_attn.q_norm",
     "self_attention.k_layernorm": "self_attn.k_norm",
 }
 """Their names of the norms of queries and keys, by our names."""
 
-OF_TRAINING: Final = (
-    "attention_dropout",
-    "hidden_dropout",
-    "init_method_std",
-    "label_smoothing",
-    "z_loss_coeff",
-    "mtp_loss_scaling_factor",
-    "moe_router_load_balancing_type",
-    "moe_aux_loss_coeff",
-    "moe_z_loss_coeff",
-    "moe_router_in_fp32",
-    "moe_router_in_fp64",
-    "moe_router_bias_update_rate",
-    "moe_router_force_load_balancing",
-    "moe_input_jitter_eps",
-    "moe_expert_capacity_factor",
-    "moe_token_drop_policy",
-)
-"""Fields of training, on which the weights do not depend; a ``config.json`` may lack them."""
 
+def check_widths(c: Fields) -> None:
+    """Refuse a hidden size that heads do not divide, as ``transformers`` does in some families.
 
-def _same_layers(model: ModelConfig) -> ModelConfig:
-    """Return an equal model whose patterns of layers are in a standard form, to be compared."""
-    layers = range(model.num_layers)
-    has_window = [model.is_local(i) for i in layers]
-    local: Values = {
-        "window_pattern": pattern_of([int(here) for here in has_window]),
-        "no_rope_pattern": tuple(
-            int(model.position_embedding_type == "rope" and not model.rotates(i)) for i in layers
-        ),
-    }
-    has_experts = [model.has_experts(i) for i in layers]
-    local["moe_layer_pattern"] = tuple(map(int, has_experts))
-    if all(has_experts):
-        local["ffn_hidden_size"] = model.moe_ffn_hidden_size
-    if model.rope_type == "dynamic":  # the original length is their number of positions
-        local["max_position_embeddings"] = model.original_max_position_embeddings
-    if not any(has_window):
-        local |= {"window_size": None, "rotary_base_local": None}
-    return replace(model, **local)
-
-
-def pattern_of(entries: list[int]) -> Pattern:
-    """Return a pattern of layers in the shortest form of the flags; empty: all layers.
-
-    Args:
-        entries: for every layer 1 (it has the window) or 0.
+    It does so whatever ``head_dim`` is.
     """
-    if all(entries):
-        return ()
-    period = entries.index(0) + 1
-    repeated = [int((i + 1) % period != 0) for i in range(len(entries))]
-    return tuple(entries[:period] if entries == repeated else entries)
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    if hidden % heads:
+        raise c.fault("hidden_size", f"a multiple of num_attention_heads {heads}")
 
 
 def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) -> Values:
@@ -156,21 +146,31 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
     """
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     if head_dim is None and "head_dim" not in c and hidden % heads:
-        raise ForeignError(f"{c.origin}: {heads} heads do not share hidden_size {hidden}")
+        raise ForeignError(
+            f"{c.origin}: num_attention_heads {heads} does not divide hidden_size {hidden}"
+        )
+    width = c.whole("head_dim", head_dim or max(hidden // heads, 1))
+    if width % 2:
+        raise ForeignError(
+            f"{c.origin}: head_dim {width} (of num_attention_heads {heads}, hidden_size {hidden}) "
+            "is odd, and RoPE turns pairs of channels"
+        )
     return {
         "num_layers": c.whole("num_hidden_layers", most=MOST_LAYERS),
         "hidden_size": hidden,
         "ffn_hidden_size": c.whole("intermediate_size"),
         "num_attention_heads": heads,
-        "num_query_groups": c.whole("num_key_value_heads", groups or heads),
-        "kv_channels": c.whole("head_dim", head_dim or max(hidden // heads, 1)),
+        "num_query_groups": heads
+        if c.is_null("num_key_value_heads")
+        else c.whole("num_key_value_heads", groups or heads),
+        "kv_channels": width,
         "max_position_embeddings": c.whole("max_position_embeddings"),
         "vocab_size": c.whole("vocab_size"),
         "init_method_std": c.number("initializer_range", 0.02),
-        "attention_dropout": c.number("attention_dropout", 0.0, most=1.0),
+        "attention_dropout": c.share("attention_dropout", 0.0),
         "hidden_dropout": 0.0,
         "normalization": "RMSNorm",
-        "norm_epsilon": c.number("rms_norm_eps", 1e-6),
+        "norm_epsilon": c.positive("rms_norm_eps", 1e-6),
         "add_bias_linear": False,
     }
 
@@ -231,8 +231,9 @@ def llama_like(
     norms: Mapping[str, str],
     read: Callable[[Fields], Values],
     write: Callable[[ModelConfig], Values],
-    ignored: tuple[str, ...] = (),
+    tables: Mapping[str, Follows] | None = None,
     more: Table | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Family:
     """Return a family whose layers have the structure of Llama's layers.
 
@@ -242,11 +243,14 @@ def llama_like(
         norms: their names of the norms of a layer, by our names.
         read: as in ``Family``.
         write: as in ``Family``.
-        ignored: as in ``Family``.
+        tables: as in ``Family``.
         more: layouts of further tensors, which replace layouts of the same name.
+        aliases: as in ``Family``.
     """
     table, architecture = {**_projections(norms), **(more or {})}, f"{class_name}ForCausalLM"
-    return Family(name, name, architecture, "model.", table, read, write, ignored)
+    return Family(
+        name, name, architecture, "model.", table, read, write, tables or {}, aliases or {}
+    )
 
 
 def _projections(norms: Mapping[str, str]) -> Table:

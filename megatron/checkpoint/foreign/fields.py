@@ -57,6 +57,28 @@ class Fields:
         """The fields by name."""
         return self._values
 
+    def renamed(self, aliases: Mapping[str, str]) -> "Fields":
+        """Return the fields without second names.
+
+        Args:
+            aliases: for each second name of a field, the field's name.
+
+        Raises:
+            ForeignError: a field has two values, by its two names.
+        """
+        given = {alias: name for alias, name in aliases.items() if alias in self._values}
+        found = {name: value for name, value in self._values.items() if name not in given}
+        origin = self.origin
+        for alias, name in given.items():
+            value = self._values[alias]
+            origin += f" ({alias} there means {name})"
+            if found.setdefault(name, value) != value:
+                raise ForeignError(
+                    f"{self.origin}: {alias} is {_short(value)} and {name} is "
+                    f"{_short(found[name])}, two names of one field: remove the wrong one"
+                )
+        return Fields(found, origin)
+
     def is_null(self, name: str) -> bool:
         """Return whether a field is ``null``; a field that is left out is not."""
         return name in self._values and self._values[name] is None
@@ -82,29 +104,34 @@ class Fields:
             raise self.fault(name, f"a whole number from 1 to {most}")
         return int(value)
 
-    def number(
-        self, name: str, default: Any = _REQUIRED, least: float = 0.0, most: float = math.inf
-    ) -> float:
-        """Return a finite number from ``least`` to ``most``."""
+    def number(self, name: str, default: Any = _REQUIRED, least: float = 0.0) -> float:
+        """Return a finite number of at least ``least``."""
         value = self.any(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
+        if not is_number or not math.isfinite(value) or value < least:
             raise self.fault(name, f"a number of at least {least:g}")
         return float(value)
 
+    def positive(self, name: str, default: Any = _REQUIRED) -> float:
+        """Return a finite number above 0."""
+        value = self.number(name, default)
+        if not value:
+            raise self.fault(name, "a number above 0")
+        return value
+
+    def share(self, name: str, default: Any = _REQUIRED) -> float:
+        """Return a number of at least 0 and below 1."""
+        value = self.number(name, default)
+        if value >= 1:
+            raise self.fault(name, "a number of at least 0 and below 1")
+        return value
+
     def truth(self, name: str, default: Any = _REQUIRED) -> bool:
-        """Return true or false."""
-        value = self.any(name, default)
+        """Return true or false; ``null`` is false, as ``transformers`` reads it."""
+        value = False if self.is_null(name) else self.any(name, default)
         if not isinstance(value, bool):
             raise self.fault(name, "true or false")
         return value
-
-    def number_or_none(self, name: str, default: float) -> float | None:
-        """Return a number of at least 0.
-
-        A field that is missing gives the default, and ``null`` gives ``None``.
-        """
-        return None if self.is_null(name) else self.number(name, default)
 
     def whole_or_none(self, name: str, default: int) -> int | None:
         """Return a whole number.
@@ -120,7 +147,9 @@ class Fields:
             return None
         right = isinstance(value, list) and len(value) == count
         if not right or any(not isinstance(one, str) or one not in allowed for one in value):
-            raise self.fault(name, f"{count} words of {', '.join(sorted(allowed))}")
+            raise self.fault(
+                name, f"{count} words (num_hidden_layers) of {', '.join(sorted(allowed))}"
+            )
         return list(value)
 
     def part(self, name: str) -> "Fields | None":
@@ -135,10 +164,13 @@ class Fields:
     def check(self, name: str, allowed: Collection[Any], default: Any = _REQUIRED) -> None:
         """Refuse a field whose value this program does not support.
 
+        ``null`` counts as left out where the default is false, 0 or ``None``. Elsewhere it is
+        refused: to ``transformers`` it is none of the allowed values.
+
         Raises:
             ForeignError: the value is not allowed; the message names the allowed values.
         """
-        value = self.any(name, default)
+        value = None if self.is_null(name) and default else self.any(name, default)
         if not any(value == one and type(value) is type(one) for one in allowed):
             raise ForeignError(
                 f"{self.origin}: {name} is {_short(value)}, and this program has only "

@@ -5,6 +5,7 @@ from typing import Final
 from megatron.checkpoint.foreign.family import (
     QK_NORMS,
     Values,
+    check_widths,
     layer_types,
     llama_like,
     sizes,
@@ -12,9 +13,15 @@ from megatron.checkpoint.foreign.family import (
     written_sizes,
 )
 from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
 from megatron.model.config import ModelConfig
 
+_WINDOW: Final = 4096
+"""The window that a file tells of even if no layer has it: ``transformers`` needs a number."""
+
+_PARTIAL: Final = "partial_rotary_factor"
+_LARGEST_BASE: Final = 10**12
 _TANH: Final = ("gelu_pytorch_tanh",)
 
 
@@ -44,14 +51,25 @@ def _write_1(model: ModelConfig) -> Values:
     return _written(model, "hidden_act") | write_rotation(model)
 
 
+def _cap(c: Fields, name: str, default: float) -> float:
+    """Return a cap of logits; 0: there is none, which a file tells by ``null``."""
+    if c.is_null(name):
+        return 0.0
+    cap = c.number(name, default)
+    if name in c and not cap:
+        raise c.fault(name, "null or a number above 0")
+    return cap
+
+
 def _with_post_norms(c: Fields, caps: tuple[float, float]) -> Values:
     """Return the fields that Gemma 2 and 3 share; ``caps``: defaults of the two logit caps."""
+    check_widths(c)
     common = _common(c, "hidden_activation")
     scalar = c.whole("query_pre_attn_scalar", 256)
     return common | {
         "softmax_scale": None if scalar == common["kv_channels"] else scalar**-0.5,
-        "attn_logit_softcapping": c.number_or_none("attn_logit_softcapping", caps[0]) or 0.0,
-        "logit_softcap": c.number_or_none("final_logit_softcapping", caps[1]) or 0.0,
+        "attn_logit_softcapping": _cap(c, "attn_logit_softcapping", caps[0]),
+        "logit_softcap": _cap(c, "final_logit_softcapping", caps[1]),
         "post_self_attn_layernorm": True,
         "post_mlp_layernorm": True,
     }
@@ -63,7 +81,7 @@ def _written_post_norms(model: ModelConfig) -> Values:
         "query_pre_attn_scalar": model.kv_channels if scale is None else round(scale**-2),
         "attn_logit_softcapping": model.attn_logit_softcapping or None,
         "final_logit_softcapping": model.logit_softcap or None,
-        "sliding_window": None if model.window_size is None else model.window_size + 1,
+        "sliding_window": _WINDOW if model.window_size is None else model.window_size + 1,
         "layer_types": layer_types(model),
     }
 
@@ -71,7 +89,7 @@ def _written_post_norms(model: ModelConfig) -> Values:
 def _read_2(c: Fields) -> Values:
     common = _with_post_norms(c, (50.0, 30.0)) | read_rotation(c)
     local = [int(i % 2 == 0) for i in range(common["num_layers"])]
-    return common | windows(c, c.whole_or_none("sliding_window", 4096), local)
+    return common | windows(c, c.whole_or_none("sliding_window", _WINDOW), local)
 
 
 def _write_2(model: ModelConfig) -> Values:
@@ -79,20 +97,41 @@ def _write_2(model: ModelConfig) -> Values:
 
 
 def _read_3(c: Fields) -> Values:
+    """A cap of scores is refused: ``transformers`` reads past it, and the model may need it."""
+    c.check("attn_logit_softcapping", (None,), None)
     common = _with_post_norms(c, (0.0, 0.0)) | {"qk_layernorm": True}
     period = c.whole("sliding_window_pattern", 6)
     local = [int((i + 1) % period != 0) for i in range(common["num_layers"])]
-    kinds = c.part("rope_parameters")
-    if kinds is not None and ("full_attention" in kinds or "sliding_attention" in kinds):
-        whole = kinds.part("full_attention") or Fields({}, kinds.origin)
-        near = kinds.part("sliding_attention") or Fields({}, kinds.origin)
-        near.check("rope_type", ("default",), "default")
-        common |= read_rotation(Fields({"rope_parameters": whole.all}, whole.origin), 1_000_000)
-        base = near.whole("rope_theta", 10000, 10**12)
-    else:
-        common |= read_rotation(c, 1_000_000)
-        base = c.whole("rope_local_base_freq", 10000, 10**12)
-    return common | windows(c, c.whole_or_none("sliding_window", 4096), local, base)
+    rotation, base = _rotations(c)
+    common |= rotation
+    return common | windows(c, c.whole_or_none("sliding_window", _WINDOW), local, base)
+
+
+def _rotations(c: Fields) -> tuple[Values, int]:
+    """Return the rotation of layers without a window, and the theta of layers with the window.
+
+    ``rope_parameters`` have fields for both kinds of layers. The older ``rope_theta`` and
+    ``rope_scaling`` are about layers without a window.
+    """
+    kinds = c.part("rope_parameters") or Fields({}, c.origin)
+    if others := sorted(kinds.all.keys() - {"full_attention", "sliding_attention"}):
+        raise ForeignError(
+            f"{kinds.origin} has {others[0]} beside full_attention and sliding_attention, and "
+            "transformers reads past it in Gemma 3: put it into one of them"
+        )
+    older, near = c.part("rope_scaling"), kinds.part("sliding_attention")
+    whole = kinds.part("full_attention") or Fields({}, c.origin)
+    own = dict(whole.all) | ({} if older is None else dict(older.all))
+    Fields(own, whole.origin).check("truncate", (True,), True)  # transformers reads past false
+    own.setdefault("rope_theta", c.any("rope_theta", 1_000_000))
+    outer = {name: c.any(name, None) for name in ("max_position_embeddings", _PARTIAL)}
+    rotation = read_rotation(Fields({**outer, "rope_parameters": own}, c.origin))
+    if near is not None:
+        near.check("rope_type", ("default",), near.any("type", "default"))
+        near.check(_PARTIAL, (1.0, 1), 1.0)
+    if near is not None and "rope_theta" in near:
+        return rotation, near.whole("rope_theta", most=_LARGEST_BASE)
+    return rotation, c.whole("rope_local_base_freq", 10000, _LARGEST_BASE)
 
 
 def _write_3(model: ModelConfig) -> Values:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from megatron.checkpoint.foreign.derived import is_causal_mask, is_score_of_hidden
 from megatron.checkpoint.foreign.family import Family
 from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
 from megatron.checkpoint.foreign.layouts import (
@@ -56,7 +57,7 @@ def _table() -> Table:
 def _read(c: Fields) -> dict[str, Any]:
     hidden, heads = c.whole("n_embd"), c.whole("n_head")
     if hidden % heads:
-        raise ForeignError(f"{c.origin}: {heads} heads do not share n_embd {hidden}")
+        raise ForeignError(f"{c.origin}: n_head {heads} does not divide n_embd {hidden}")
     c.check("activation_function", ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_new")
     c.check("scale_attn_weights", (True,), True)
     c.check("scale_attn_by_inverse_layer_idx", (False,), False)
@@ -70,9 +71,9 @@ def _read(c: Fields) -> dict[str, Any]:
         "kv_channels": hidden // heads,
         "max_position_embeddings": c.whole("n_positions"),
         "vocab_size": c.whole("vocab_size"),
-        "norm_epsilon": c.number("layer_norm_epsilon", 1e-5),
-        "attention_dropout": c.number("attn_pdrop", 0.1, most=1.0),
-        "hidden_dropout": c.number("resid_pdrop", 0.1, most=1.0),
+        "norm_epsilon": c.positive("layer_norm_epsilon", 1e-5),
+        "attention_dropout": c.share("attn_pdrop", 0.1),
+        "hidden_dropout": c.share("resid_pdrop", 0.1),
         "init_method_std": c.number("initializer_range", 0.02),
         "tie_embeddings": c.truth("tie_word_embeddings", True),
     }
@@ -104,5 +105,11 @@ GPT2 = Family(
     _table(),
     _read,
     _write,
-    ignored=(".attn.bias", ".attn.masked_bias"),
+    tables={".attn.bias": is_causal_mask, ".attn.masked_bias": is_score_of_hidden},
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )

@@ -20,7 +20,7 @@ from megatron.checkpoint.foreign.family import (
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import Layout, Same
 from megatron.checkpoint.foreign.llama import NORMS
-from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
+from megatron.checkpoint.foreign.rotation import read_rotation, scaling_of, write_rotation
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS
 from megatron.parallel.box import Shape
@@ -74,7 +74,7 @@ def _read(c: Fields) -> Values:
     for name, value in (("attention_bias", True), ("hidden_act", "silu"), ("swiglu_alpha", 1.702)):
         c.check(name, (value,), value)
     given = _DEFAULTS | dict(c.all)
-    if "rope_parameters" not in c and "rope_scaling" not in c:
+    if scaling_of(c) is None:
         given["rope_scaling"] = _YARN
     filled = Fields(given, c.origin)
     common = sizes(filled, head_dim=64, groups=8)
@@ -89,7 +89,7 @@ def _read(c: Fields) -> Values:
             "add_bias_linear": True,
             "softmax_type": "learnable",
             "quick_geglu": True,
-            "activation_func_clamp_value": c.number("swiglu_limit", 7.0),
+            "activation_func_clamp_value": c.positive("swiglu_limit", 7.0),
             "glu_linear_offset": 1.0,
             "num_experts": c.whole("num_local_experts", 128),
             "moe_ffn_hidden_size": common["ffn_hidden_size"],
@@ -101,7 +101,8 @@ def _read(c: Fields) -> Values:
 
 def _write(model: ModelConfig) -> Values:
     window = model.window_size
-    written: Values = written_sizes(model) | write_rotation(model)
+    plain = {"rope_scaling": {"rope_type": "default"}}  # without it, a file has _YARN
+    written: Values = written_sizes(model) | plain | write_rotation(model)
     return written | {
         "intermediate_size": model.moe_ffn_hidden_size,
         "hidden_act": "silu",
@@ -124,6 +125,7 @@ GPT_OSS: Final = llama_like(
     NORMS,
     _read,
     _write,
+    aliases={"num_experts": "num_local_experts"},
     more={
         f"{LAYERS}self_attention.softmax_offset": Same(f"{_LAYER}.self_attn.sinks"),
         f"{LAYERS}mlp.router.weight": Same(f"{_LAYER}.mlp.router.weight"),

@@ -16,11 +16,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
 from megatron.checkpoint.choose import read_model
+from megatron.checkpoint.foreign.derived import check_tables, told_of, untied
 from megatron.checkpoint.foreign.families import FAMILIES, family_for, family_of
 from megatron.checkpoint.foreign.family import Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError, Recipe, recipes
-from megatron.checkpoint.foreign.tensor_files import Group, StoredTensor, TensorFiles, write_folder
+from megatron.checkpoint.foreign.named_files import NamedFiles
+from megatron.checkpoint.foreign.tensor_files import Group, TensorFiles, write_folder
 from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
@@ -38,6 +40,9 @@ TYPES: Final = {
     "float16": torch.float16,
 }
 """Dtypes that an export can write, by Hugging Face's names."""
+
+_ADAPTER: Final = "adapter_config.json"
+"""A file by which ``transformers`` finds weights to add to those of a folder."""
 
 _KEPT: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Fields of ``config.json`` that our models lack, and that an export copies."""
@@ -57,47 +62,18 @@ class ImportedModel:
         model: configuration of the model.
         recipes: how our tensors are made, by our names.
         files: their tensors, under the names in the recipes.
+        notes: differences between the folder and the model that its user should know.
     """
 
     model: ModelConfig
     recipes: Mapping[str, Recipe]
-    files: "NamedFiles"
+    files: NamedFiles
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """Bytes of the tensors to read."""
         return sum(self.files.known(n).size for r in self.recipes.values() for n in r.theirs)
-
-
-class NamedFiles:
-    """Tensors under the names of a family; in the files the names may lack the family's prefix.
-
-    Args:
-        files: the tensors.
-        family: family of the model.
-    """
-
-    def __init__(self, files: TensorFiles, family: Family) -> None:
-        self._files = files
-        bare = not any(name.startswith(family.base) for name in files.tensors)
-        self._stored = {
-            family.base + name if bare and name != "lm_head.weight" else name: name
-            for name in files.tensors
-            if not name.endswith(family.ignored)
-        }
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self._stored)
-
-    def known(self, name: str) -> StoredTensor:
-        """Return the file, shape and dtype of a tensor."""
-        return self._files.tensors[self._stored[name]]
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor."""
-        return self._files.read(self._stored[name])
 
 
 def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
@@ -111,24 +87,31 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
         ForeignError: the model is damaged, or of a kind that this program does not support.
     """
     config = Fields.read(folder / CONFIG)
+    if (folder / _ADAPTER).exists():
+        raise ForeignError(
+            f"{folder} has {_ADAPTER}, the changes of a fine-tuning beside the model: merge them "
+            "into the weights (merge_and_unload of the package peft) and save that, or remove the "
+            "file to import the model without them"
+        )
     family = family_of(config)
     model = family.model_of(config, seq_length)
     files = NamedFiles(TensorFiles(folder), family)
-    model = _without_lacking_depths(model, files.names)
+    model, notes = _without_lacking_depths(model, files.names)
     _check_depth(folder, model, files.names, family)
+    check_tables(model, family.tables, files.tables, files.read_table)
+    model, copies, more = untied(model, family.table, files.described(), files.read)
     try:
         wanted = {
             name: recipe.among(files.names) for name, recipe in recipes(model, family.table).items()
         }
     except ValueError as error:  # the sizes in config.json contradict one another
         raise ForeignError(f"{folder / CONFIG}: {error}") from error
-    tied = {"lm_head.weight"} if model.tie_embeddings else set()
     shapes = {
         name: shape for recipe in wanted.values() for name, shape in recipe.their_shapes.items()
     }
     if missing := [name for name in shapes if name not in files.names]:
         raise ForeignError(f"{folder} has no tensor {missing[0]}, which its {CONFIG} asks for")
-    if left := sorted(files.names - shapes.keys() - tied):
+    if left := sorted(files.names - shapes.keys() - copies):
         raise ForeignError(
             f"{folder} has a tensor {left[0]}, for which a {family.name} model of its {CONFIG} has "
             "no use"
@@ -140,18 +123,24 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
                 f"{files.known(name).file}: {name} has shape {list(found)}, and {CONFIG} asks for "
                 f"{list(shape)}"
             )
-    return ImportedModel(model, wanted, files)
+    return ImportedModel(model, wanted, files, (*notes, *more, *told_of(model, folder)))
 
 
-def _without_lacking_depths(model: ModelConfig, names: set[str]) -> ModelConfig:
-    """Return a model without multi-token prediction if its files have nothing of it.
+def _without_lacking_depths(
+    model: ModelConfig, names: set[str]
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Return a model without multi-token prediction if its files have nothing of it, and a note.
 
     ``transformers`` saves the main model alone, and its ``config.json`` still tells of the rest.
     """
     first = f"model.layers.{model.num_layers}."
-    if any(name.startswith(first) for name in names):
-        return model
-    return replace(model, mtp_num_layers=0)
+    if not model.mtp_num_layers or any(name.startswith(first) for name in names):
+        return model, ()
+    note = (
+        f"{CONFIG} tells of {model.mtp_num_layers} layers of multi-token prediction "
+        "(num_nextn_predict_layers), and the files have none: the model is imported without"
+    )
+    return replace(model, mtp_num_layers=0), (note,)
 
 
 def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Family) -> None:

@@ -5,9 +5,11 @@ Their mixtures of experts are in ``mixtures.py``.
 
 from typing import Final
 
+from megatron.checkpoint.foreign.derived import is_rotation
 from megatron.checkpoint.foreign.family import (
     QK_NORMS,
     Values,
+    check_widths,
     layer_types,
     llama_like,
     sizes,
@@ -23,11 +25,11 @@ NORMS: Final = {
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
-_BUFFERS: Final = (".rotary_emb.inv_freq",)
-"""Endings of tables (not weights) that older versions of ``transformers`` have saved."""
+_TABLES: Final = {".rotary_emb.inv_freq": is_rotation}
+"""Tables (not weights) that older versions of ``transformers`` have saved."""
 
 
-def common_fields(c: Fields, **defaults: int) -> Values:
+def common_fields(c: Fields, **defaults: int | None) -> Values:
     """Return the fields of our model that all families of this file name alike."""
     c.check("hidden_act", ("silu", "swish"), "silu")
     tied = c.truth("tie_word_embeddings", False)
@@ -40,6 +42,7 @@ def written_fields(model: ModelConfig) -> Values:
 
 
 def _read_llama(c: Fields) -> Values:
+    check_widths(c)
     biases = c.truth("attention_bias", False), c.truth("mlp_bias", False)
     if len(set(biases)) > 1:
         raise ForeignError(
@@ -64,12 +67,28 @@ def read_mistral(c: Fields) -> Values:
 def write_mistral(model: ModelConfig) -> Values:
     """See ``Family.write``."""
     size = model.window_size
-    return written_fields(model) | {"sliding_window": None if size is None else size + 1}
+    written: Values = {"sliding_window": None if size is None else size + 1}
+    if size is not None and not all(model.is_local(i) for i in range(model.num_layers)):
+        written["layer_types"] = layer_types(model)
+    return written_fields(model) | written
+
+
+def check_no_windows(c: Fields, layers: int) -> None:
+    """Refuse ``layer_types`` with windows in a file that has no window.
+
+    Args:
+        c: fields of ``config.json``.
+        layers: number of layers.
+    """
+    words = c.words("layer_types", ("sliding_attention", "full_attention"), layers) or []
+    if "sliding_attention" in words:
+        raise c.fault("layer_types", "full_attention alone, as use_sliding_window is false")
 
 
 def _qwen(c: Fields, common: Values) -> Values:
     layers, first = common["num_layers"], c.any("max_window_layers", 28)
     if not c.truth("use_sliding_window", False):
+        check_no_windows(c, layers)
         return common
     if not isinstance(first, int):
         raise c.fault("max_window_layers", "a whole number")
@@ -90,22 +109,26 @@ def write_qwen(model: ModelConfig) -> Values:
     return written_fields(model) | written
 
 
+def check_head_width(c: Fields, family: str) -> None:
+    """Refuse heads that are together wider or narrower than the hidden size."""
+    heads, hidden = c.whole("num_attention_heads"), c.whole("hidden_size")
+    if "head_dim" in c and c.whole("head_dim") * heads != hidden:
+        raise c.fault("head_dim", f"hidden_size / num_attention_heads, as {family} needs it")
+
+
 def read_qwen2(c: Fields) -> Values:
     """See ``Family.read``."""
-    if "head_dim" in c and c.whole("head_dim") * c.whole("num_attention_heads") != c.whole(
-        "hidden_size"
-    ):
-        raise c.fault("head_dim", "hidden_size / num_attention_heads, as Qwen 2 needs it")
+    check_head_width(c, "Qwen 2")
     return _qwen(c, common_fields(c, groups=32)) | {"add_qkv_bias": True}
 
 
-def read_qwen3(c: Fields) -> Values:
-    """See ``Family.read``."""
+def read_qwen3(c: Fields, head_dim: int | None = 128) -> Values:
+    """See ``Family.read``; ``head_dim``: as in ``sizes``, where mixtures have another default."""
     c.check("attention_bias", (False,), False)
-    return _qwen(c, common_fields(c, head_dim=128, groups=32)) | {"qk_layernorm": True}
+    return _qwen(c, common_fields(c, head_dim=head_dim, groups=32)) | {"qk_layernorm": True}
 
 
-LLAMA: Final = llama_like("llama", "Llama", NORMS, _read_llama, _write_llama, _BUFFERS)
-MISTRAL: Final = llama_like("mistral", "Mistral", NORMS, read_mistral, write_mistral, _BUFFERS)
-QWEN2: Final = llama_like("qwen2", "Qwen2", NORMS, read_qwen2, write_qwen, _BUFFERS)
-QWEN3: Final = llama_like("qwen3", "Qwen3", NORMS | QK_NORMS, read_qwen3, write_qwen, _BUFFERS)
+LLAMA: Final = llama_like("llama", "Llama", NORMS, _read_llama, _write_llama, _TABLES)
+MISTRAL: Final = llama_like("mistral", "Mistral", NORMS, read_mistral, write_mistral, _TABLES)
+QWEN2: Final = llama_like("qwen2", "Qwen2", NORMS, read_qwen2, write_qwen, _TABLES)
+QWEN3: Final = llama_like("qwen3", "Qwen3", NORMS | QK_NORMS, read_qwen3, write_qwen, _TABLES)

@@ -14,6 +14,8 @@ from megatron.checkpoint.foreign.layouts import (
 )
 from megatron.checkpoint.foreign.llama import (
     NORMS,
+    check_head_width,
+    check_no_windows,
     common_fields,
     read_mistral,
     read_qwen2,
@@ -28,7 +30,7 @@ from megatron.model.ownership import LAYERS
 
 def _read_mixtral(c: Fields) -> Values:
     c.check("router_jitter_noise", (0, 0.0), 0.0)
-    given = {"sliding_window": None, "rope_theta": 1_000_000} | dict(c.all)
+    given = {"sliding_window": None, "rope_theta": 1_000_000, "rms_norm_eps": 1e-5} | dict(c.all)
     dense = read_mistral(Fields(given, c.origin))
     return dense | {
         "num_experts": c.whole("num_local_experts", 8),
@@ -62,22 +64,19 @@ def _read_qwen2(c: Fields) -> Values:
 
 def _read_qwen3(c: Fields) -> Values:
     _check_windows(c)
-    return read_qwen3(c) | _qwen_experts(c, 128, 8, 768)
+    return read_qwen3(c, head_dim=None) | _qwen_experts(c, 128, 8, 768)
 
 
 def _check_windows(c: Fields) -> None:
     """Refuse windows: ``transformers`` gives them to other layers than in the dense families."""
     c.check("use_sliding_window", (False,), False)
+    check_no_windows(c, c.whole("num_hidden_layers"))
 
 
 def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:
-    """Return the fields of our model about experts; the numbers are defaults of left-out fields.
-
-    Version 5 of ``transformers`` writes ``num_local_experts`` for Qwen 3.
-    """
-    name = "num_experts" if "num_experts" in c else "num_local_experts"
+    """Return the fields of our model about experts; the numbers are defaults of left-out fields."""
     return {
-        "num_experts": c.whole(name, experts),
+        "num_experts": c.whole("num_experts", experts),
         "moe_layer_pattern": _pattern(c),
         "moe_ffn_hidden_size": c.whole("moe_intermediate_size", width),
         "moe_router_topk": c.whole("num_experts_per_tok", topk),
@@ -92,7 +91,13 @@ def _pattern(c: Fields) -> Pattern:
     dense: Any = c.any("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise c.fault("mlp_only_layers", "a list of numbers of layers")
-    return tuple(int((i + 1) % step == 0 and i not in dense) for i in range(layers))
+    pattern = tuple(int((i + 1) % step == 0 and i not in dense) for i in range(layers))
+    if not any(pattern):
+        raise ForeignError(
+            f"{c.origin}: mlp_only_layers {dense} and decoder_sparse_step {step} leave none of the "
+            f"num_hidden_layers {layers} layers experts"
+        )
+    return pattern
 
 
 def _write_qwen(model: ModelConfig) -> Values:
@@ -120,6 +125,7 @@ def _read_olmoe(c: Fields) -> Values:
             "keys and values"
         )
     c.check("attention_bias", (False,), False)
+    check_head_width(c, "OLMoE")
     common = common_fields(Fields({"rms_norm_eps": 1e-5} | dict(c.all), c.origin))
     return common | {
         "qk_layernorm": True,
@@ -173,6 +179,8 @@ _QWEN2: Final[Table] = {
     f"{LAYERS}mlp.shared_gate.weight": Same(f"{_SHARED}_gate.weight"),
 }
 
+_LOCAL: Final = {"num_local_experts": "num_experts"}
+
 MIXTRAL: Final = llama_like(
     "mixtral",
     "Mixtral",
@@ -180,11 +188,26 @@ MIXTRAL: Final = llama_like(
     _read_mixtral,
     _write_mixtral,
     more=experts_table("block_sparse_moe", "w1", "w3", "w2"),
+    aliases={"num_experts": "num_local_experts"},
 )
 QWEN2_MOE: Final = llama_like(
     "qwen2_moe", "Qwen2Moe", NORMS, _read_qwen2, _write_qwen2, more=_QWEN2
 )
 QWEN3_MOE: Final = llama_like(
-    "qwen3_moe", "Qwen3Moe", NORMS | QK_NORMS, _read_qwen3, _write_qwen, more=_QWEN
+    "qwen3_moe",
+    "Qwen3Moe",
+    NORMS | QK_NORMS,
+    _read_qwen3,
+    _write_qwen,
+    more=_QWEN,
+    aliases=_LOCAL,  # version 5 of transformers writes it
 )
-OLMOE: Final = llama_like("olmoe", "Olmoe", NORMS | QK_NORMS, _read_olmoe, _write_olmoe, more=_QWEN)
+OLMOE: Final = llama_like(
+    "olmoe",
+    "Olmoe",
+    NORMS | QK_NORMS,
+    _read_olmoe,
+    _write_olmoe,
+    more=_QWEN,
+    aliases=_LOCAL,
+)

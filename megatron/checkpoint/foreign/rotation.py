@@ -5,7 +5,12 @@ from typing import Any, Final
 
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, YarnScaling
+from megatron.layers.rope_scaling import (
+    DynamicScaling,
+    Llama3Scaling,
+    YarnScaling,
+    length_factor,
+)
 from megatron.model.config import ModelConfig
 
 _LARGEST_BASE: Final = 10**12
@@ -17,7 +22,7 @@ def read_rotation(c: Fields, base: int = 10000) -> Values:
     """Return the fields of our model about the rotation of queries and keys.
 
     Version 5 of ``transformers`` writes ``rope_parameters``; older versions write ``rope_theta``
-    and ``rope_scaling``.
+    and ``rope_scaling``. Where both are given, ``rope_scaling`` counts.
 
     Args:
         c: fields of ``config.json``.
@@ -26,22 +31,60 @@ def read_rotation(c: Fields, base: int = 10000) -> Values:
     Raises:
         ForeignError: the rotation is scaled in a way that this program does not support.
     """
-    scaling = c.part("rope_parameters") or c.part("rope_scaling")
+    scaling = scaling_of(c)
     theta = scaling if scaling is not None and "rope_theta" in scaling else c
     found: Values = {
         "position_embedding_type": "rope",
         "rotary_base": theta.whole("rope_theta", base, _LARGEST_BASE),
     }
-    c.check("partial_rotary_factor", (1.0, 1), 1.0)
+    c.check("partial_rotary_factor", (1.0, 1, None), 1.0)
     if scaling is not None:
         scaling.check("partial_rotary_factor", (1.0, 1), 1.0)
-        kind = scaling.any("rope_type", scaling.any("type", "default"))
-        if kind not in _READERS:
-            raise ForeignError(
-                f"{scaling.origin} is of the type {str(kind)[:40]!r}, and this program has only "
-                f"{', '.join(_READERS)}"
-            )
-        found |= _READERS[kind](scaling, c)
+        found |= _READERS[_kind_of(scaling)](scaling, c)
+    if found.get("rope_type") == "yarn" and found["rotary_base"] == 1:
+        raise theta.fault("rope_theta", "more than 1, as YaRN needs it")
+    return found
+
+
+def scaling_of(c: Fields) -> Fields | None:
+    """Return the fields of a ``config.json`` about the scaling of RoPE; ``None``: it has none."""
+    older = c.part("rope_scaling")
+    return older if older is not None and older.all else c.part("rope_parameters")
+
+
+def _kind_of(scaling: Fields) -> str:
+    kind: str = scaling.any("rope_type", scaling.any("type", "default"))
+    if kind not in _READERS:
+        raise ForeignError(
+            f"{scaling.origin} is of the type {str(kind)[:40]!r}, and this program has only "
+            f"{', '.join(_READERS)}"
+        )
+    return kind
+
+
+def read_latent_rotation(c: Fields) -> Values:
+    """Return the fields of our model by which multi-latent attention multiplies all scores.
+
+    ``transformers`` multiplies scores by the square of YaRN's length for ``mscale_all_dim``,
+    whatever the type of scaling is, but for ``default``. YaRN's rotated channels are shortened by
+    the same length only if ``mscale`` is given too. Without ``mscale`` they have the length
+    1 + L, where L is 0.1 log(``factor``), and our model has the ``mscale`` m with
+    (1 + m L) / (1 + a L) = 1 + L for a = ``mscale_all_dim``, which is m = 1 + a + a L.
+
+    Raises:
+        ForeignError: a field is damaged.
+    """
+    scaling = scaling_of(c)
+    kind = "default" if scaling is None else _kind_of(scaling)
+    if scaling is None or kind == "default":
+        return {}
+    weight = scaling.number("mscale_all_dim", 0.0)
+    if not weight:
+        return {}
+    factor = scaling.number("factor", least=1.0)
+    found: Values = {"rotary_scaling_factor": factor, "mscale_all_dim": weight}
+    if kind == "yarn" and not scaling.number("mscale", 0.0):
+        found["mscale"] = 1.0 + weight * length_factor(factor, 1.0)
     return found
 
 
@@ -55,15 +98,15 @@ def _read_linear(scaling: Fields, c: Fields) -> Values:
 
 def _read_llama3(scaling: Fields, c: Fields) -> Values:
     fixed = Llama3Scaling()
-    for name, value in (
-        ("low_freq_factor", fixed.low_freq_factor),
-        ("high_freq_factor", fixed.high_freq_factor),
-        ("original_max_position_embeddings", fixed.original_length),
+    for name, found, value in (
+        ("low_freq_factor", scaling.number("low_freq_factor"), fixed.low_freq_factor),
+        ("high_freq_factor", scaling.number("high_freq_factor"), fixed.high_freq_factor),
+        ("original_max_position_embeddings", _original_length(scaling, c), fixed.original_length),
     ):
-        if scaling.number(name) != value:
+        if found != value:
             raise ForeignError(
-                f"{scaling.origin}: {name} is {scaling.any(name)}, and this program has only "
-                f"{value:g}, as Llama 3.1 has"
+                f"{scaling.origin}: {name} is {found:g}, and this program has only {value:g}, as "
+                "Llama 3.1 has"
             )
     return {"use_rope_scaling": True, "rope_scaling_factor": scaling.number("factor", least=1.0)}
 
@@ -77,22 +120,33 @@ def _read_dynamic(scaling: Fields, c: Fields) -> Values:
     }
 
 
+def _original_length(scaling: Fields, c: Fields) -> int:
+    """Return the tokens of a sample in the original training: the outer field counts first."""
+    name = "original_max_position_embeddings"
+    if name in c:
+        return c.whole(name)
+    return scaling.whole(name, c.any("max_position_embeddings", None))
+
+
 def _read_yarn(scaling: Fields, c: Fields) -> Values:
-    """``mscale`` counts only together with ``mscale_all_dim``; neither may be 0."""
+    """Rotated channels have ``mscale`` and ``mscale_all_dim`` only if both are given and not 0."""
     weights = [scaling.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
     mscale, all_dim = weights if all(weights) else (1.0, 0.0)
-    original = scaling.whole(
-        "original_max_position_embeddings", c.any("max_position_embeddings", None)
-    )
+    is_rounded = scaling.truth("truncate", True)
     found = YarnScaling(
         scaling.number("factor", least=1.0),
-        original,
+        _original_length(scaling, c),
         scaling.number("beta_fast", 32.0) or 32.0,
         scaling.number("beta_slow", 1.0) or 1.0,
         mscale,
         all_dim,
-        not scaling.truth("truncate", True),
+        not is_rounded,
     )
+    if found.beta_fast <= found.beta_slow:
+        raise ForeignError(
+            f"{scaling.origin}: beta_fast {found.beta_fast:g} is not more than beta_slow "
+            f"{found.beta_slow:g}"
+        )
     given = scaling.number("attention_factor", found.magnitude)
     if abs(given - found.magnitude) > 1e-6:
         raise ForeignError(
@@ -128,6 +182,8 @@ def write_rotation(model: ModelConfig) -> Values:
     """
     written: Values = {"rope_theta": float(model.rotary_base)}
     scaling = _written_scaling(model)
+    if scaling and model.multi_latent_attention and model.mscale_all_dim:
+        scaling["mscale_all_dim"] = model.mscale_all_dim
     return written | ({"rope_scaling": scaling} if scaling else {})
 
 

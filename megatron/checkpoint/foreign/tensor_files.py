@@ -60,7 +60,8 @@ class TensorFiles:
         tensors: file, shape and dtype of every tensor, by name.
 
     Raises:
-        ForeignError: a file is missing or damaged, or has elements that are not floating-point.
+        ForeignError: a file is missing or damaged, or has elements that are not floating-point; or
+            the folder has two tensors of one name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,6 +72,11 @@ class TensorFiles:
             if missing := sorted(wanted - found.keys()):
                 raise ForeignError(
                     f"{path} has no tensor {missing[0]}, which the index places there"
+                )
+            if twice := sorted(found.keys() & self.tensors.keys()):
+                raise ForeignError(
+                    f"{path} and {self.tensors[twice[0]].file} both have a tensor {twice[0]}: "
+                    "remove the one that is not the model's"
                 )
             self.tensors |= found
 
@@ -104,6 +110,12 @@ def _files(folder: Path) -> dict[Path, set[str]]:
         raise ForeignError(f"{index} cannot be read ({error})") from error
     if not files:
         raise ForeignError(f"{index} lists no tensors")
+    whole = folder / ONE_FILE
+    if whole not in files and whole.exists():
+        raise ForeignError(
+            f"{folder} has {ONE_FILE} and an index of other files: remove the one that is not the "
+            "model's"
+        )
     return files
 
 

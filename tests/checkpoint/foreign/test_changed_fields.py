@@ -1,0 +1,63 @@
+"""After a change of any field of ``config.json``, logits are those of ``transformers``, or told.
+
+Both ways: an import computes what ``transformers`` computes, and so does the export of the import.
+A refusal names the field. What is imported has flags with which training makes the same model.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("transformers", reason="the reference: pip install transformers")
+
+from checkpoint.foreign.changed_fields import LEFT_OUT, Change, Comparison, changes
+
+from tools.conversions_table import CONFIGS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+FIELDS: Final = [(family, field) for family in CONFIGS for field in changes(family)]
+
+_YARN: Final = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_LINEAR: Final = {"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 0.7}
+_DYNAMIC: Final = {"rope_type": "dynamic", "factor": 4.0, "mscale_all_dim": 0.7}
+
+WRONG_ONCE: Final[list[tuple[str, str, Any]]] = [
+    *(
+        (family, "rope_parameters", rotation)
+        for family in ("deepseek v2 lite", "deepseek v3")
+        for rotation in (
+            _YARN | {"mscale_all_dim": 0.7},
+            _YARN | {"mscale_all_dim": 0.7, "mscale": 0},
+            _YARN | {"mscale_all_dim": 0.7, "mscale": None},
+            _LINEAR,
+            _DYNAMIC,
+        )
+    ),
+    ("deepseek v3", "routed_scaling_factor", LEFT_OUT),
+    ("deepseek v3", "rope_interleave", None),
+    ("deepseek v3", "original_max_position_embeddings", 32),
+    ("llama 2", "rope_scaling", {"rope_type": "linear", "factor": 4.0}),
+    ("mistral", "layer_types", ["full_attention"] * 3 + ["sliding_attention"]),
+    ("gemma 3", "layer_types", ["full_attention"] * 7),
+    ("gpt-oss", "rope_parameters", {"rope_type": "default"}),
+]
+"""Families, fields and values after which logits were wrong, or an export was refused."""
+
+
+@pytest.mark.parametrize(("family", "field", "value"), WRONG_ONCE)
+def test_values_that_were_wrong_once(family: str, field: str, value: Any, tmp_path: Path) -> None:
+    assert Comparison(family).fault_of(Change((field,), value), tmp_path) is None
+
+
+@pytest.mark.one_in(70)
+@pytest.mark.parametrize(("family", "field"), FIELDS)
+def test_logits_are_right_or_the_field_is_named(family: str, field: str, tmp_path: Path) -> None:
+    comparison, faults = Comparison(family), {}
+    for number, change in enumerate(changes(family)[field]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if fault := comparison.fault_of(change, folder):
+            faults[str(change)] = fault
+    assert not faults

@@ -1,0 +1,112 @@
+"""After a change of any field of a model, its export computes the same logits, or it is refused.
+
+``transformers`` is the reference of what an exported folder computes. Models that no flags make do
+not count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the reference: pip install transformers")
+
+from checkpoint.foreign.changed_fields import CLOSE, config_of, told_by_training
+
+from megatron.checkpoint.boxed import StreamedTensor
+from megatron.checkpoint.choose import choose
+from megatron.checkpoint.foreign.families import FAMILIES, family_of
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.hugging_face import open_model, plan_export
+from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes
+from megatron.checkpoint.foreign.same_models import OF_TRAINING
+from megatron.checkpoint.foreign.weights import write_weights
+from megatron.model.config import ModelConfig
+from tools.conversions_table import CONFIGS, loaded_model, run_logits, some_tokens, their_logits
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+_WORDS: Final[dict[str, tuple[Any, ...]]] = {
+    "position_embedding_type": ("rope", "learned_absolute", "alibi", "none"),
+    "rope_type": ("rope", "yarn", "dynamic"),
+    "softmax_type": ("vanilla", "off-by-one", "learnable"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "moe_router_score_function": ("softmax", "sigmoid"),
+    "window_size": (3, None),
+    "window_pattern": ((1, 0), ()),
+    "no_rope_pattern": ((1, 0),),
+    "moe_layer_pattern": ((1, 0), (0, 1), (1,)),
+    "softmax_scale": (0.3, None),
+    "rotary_base_local": (500, None),
+    "q_lora_rank": (6, None),
+    "latent_norm_epsilon": (1e-3, None),
+    "activation_func_clamp_value": (1.0, None),
+    "moe_router_group_best": (1, 2, None),
+    "mscale": (0.0, 0.5),
+    "mscale_all_dim": (0.0, 0.5),
+}
+FIELDS: Final = [
+    own.name
+    for own in fields(ModelConfig)
+    if own.name not in OF_TRAINING and own.name not in ("seq_length", "mtp_num_layers")
+]
+
+
+def values(field: str, value: Any) -> Iterator[Any]:
+    """Yield other values of a field; numbers are even where ``transformers`` needs it."""
+    if field in _WORDS:
+        yield from (other for other in _WORDS[field] if other != value)
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from {value + 2, 2 * value, max(value // 4 * 2, 1)} - {value}
+    elif isinstance(value, float):
+        yield from {0.5 * value, 2 * value, 1.0, 0.0} - {value}
+
+
+def fault_of(model: ModelConfig, family: str, folder: Path) -> str | None:
+    """Return a line on what is wrong with the export of a model; ``None``: nothing."""
+    if told_by_training(model):
+        return None
+    streamed = {
+        f"weight.{name}": StreamedTensor(shape, torch.float32, partial(weight, shape, number))
+        for number, (name, shape) in enumerate(tensor_shapes(model).items())
+    }
+    write_weights(folder / "ours", model, streamed)
+    where, again = choose(folder / "ours", None), folder / "theirs"
+    try:
+        plan_export(where, lambda _: None, family).write(again, 1 << 30)
+    except ForeignError as error:
+        told = str(error)  # names fields of the model, or a field of config.json
+        named = "has no such model: " in told or any(name in told for name in FIELDS)
+        return None if named else f"refused without a name: {told}"
+    chosen = FAMILIES[family]
+    if chosen.config_of(open_model(again, model.seq_length).model) != chosen.config_of(model):
+        return "imported as another model"
+    tokens = some_tokens() % model.vocab_size
+    off = (their_logits(loaded_model(again), tokens) - run_logits(where, tokens)).abs().max()
+    return None if off < CLOSE else f"exported logits: {off:.3g}"
+
+
+def weight(shape: tuple[int, ...], number: int) -> torch.Tensor:
+    """Return the weights of a tensor."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(number))
+    return noise * 1.5 / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * noise
+
+
+@pytest.mark.one_in(130)
+@pytest.mark.parametrize(("family", "field"), [(one, f) for one in CONFIGS for f in FIELDS])
+def test_an_export_is_right_or_the_field_is_named(family: str, field: str, tmp_path: Path) -> None:
+    config = Fields(config_of(family), "config.json")
+    chosen = family_of(config)
+    model = chosen.model_of(config, 20)
+    faults = {}
+    for number, value in enumerate(values(field, getattr(model, field))):
+        changed = replace(model, **{field: value})
+        if fault := fault_of(changed, chosen.name, tmp_path / str(number)):
+            faults[value] = fault
+    assert not faults
