@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.boxed import BoxedTensor, StreamedTensor
+from megatron.checkpoint.foreign.core_rest import check_rest
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes, without_number
 from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
 from megatron.checkpoint.metadata import METADATA, unpickled
@@ -202,9 +203,12 @@ def locate(reader: CoreReader, model: ModelConfig) -> dict[str, CoreTensor]:
     """Return where every tensor of a model lies, by our names.
 
     Raises:
-        ForeignError: a tensor is missing, or has another shape.
+        ForeignError: a tensor is missing, or has another shape; or the model has no use for a
+            tensor of the checkpoint.
     """
-    return {name: _locate(reader, name, shape) for name, shape in tensor_shapes(model).items()}
+    found = {name: _locate(reader, name, shape) for name, shape in tensor_shapes(model).items()}
+    check_rest(reader, found, model)
+    return found
 
 
 def _locate(reader: CoreReader, name: str, shape: Shape) -> CoreTensor:

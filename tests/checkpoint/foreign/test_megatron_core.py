@@ -5,6 +5,7 @@ import enum
 import zipfile
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -203,6 +204,37 @@ def test_faults_are_told(tmp_path: Path) -> None:
     (where / "common.pt").unlink()
     assert ".metadata cannot be read" in error()
     assert not target.exists() or not list(target.iterdir())
+
+
+def test_no_weight_is_read_past(tmp_path: Path) -> None:
+    """More tensors, more layers, or an output matrix beside a tied embedding are told by name."""
+    parameters = random_parameters(OPTIONS, dtype=torch.float32)
+    words = ["--vocab-size", "29"]
+
+    def error(where: Path, *flags: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["import-core", str(where), str(tmp_path / "refused"), *words, *flags])
+        return str(ended.value.code)
+
+    for stacked in (True, False):
+        where = tmp_path / f"core{stacked}"
+        write_core(where, parameters, stacked=stacked)
+        told = "has 3 layers, and --num-layers is 2" if stacked else "has a tensor decoder.layers.2"
+        assert told in error(where, "--num-layers", "2")
+    biased = {**parameters, "decoder.layers.1.mlp.linear_fc2.bias": torch.ones(16)}
+    write_core(tmp_path / "biased", biased, stacked=False)
+    assert "has a tensor decoder.layers.1.mlp.linear_fc2.bias, for which" in error(
+        tmp_path / "biased"
+    )
+    tied = {"untie_embeddings_and_output_weights": False}
+    with patch.dict(ARGUMENTS, tied):
+        write_core(tmp_path / "other", parameters, stacked=True)
+        same = {**parameters, "output_layer.weight": parameters["embedding.word_embeddings.weight"]}
+        write_core(tmp_path / "same", same, stacked=True)
+    told = error(tmp_path / "other")
+    assert "output_layer.weight differs from embedding.word_embeddings.weight" in told
+    main(["import-core", str(tmp_path / "same"), str(tmp_path / "ours"), *words])
+    assert read_model(choose(tmp_path / "ours", None)).tie_embeddings
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
