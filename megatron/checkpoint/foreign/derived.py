@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.foreign.layouts import ForeignError, Layout, Table
+from megatron.checkpoint.foreign.layouts import ForeignError, Table
 from megatron.checkpoint.foreign.tensor_files import StoredTensor
 from megatron.layers.rope_scaling import plain_frequencies
 from megatron.model.config import ModelConfig
@@ -118,10 +118,11 @@ def untied(
         of copies of the embedding; and a note for the user if the model is changed.
 
     Raises:
-        ForeignError: a copy of the output matrix differs, and there is no such matrix.
+        ForeignError: a copy of the output matrix differs from the embedding, and the output matrix
+            does not.
     """
-    names = _names(table[OUTPUT_LAYER], model)
-    found = [name for name in names if name in known]
+    output, *copies = table[OUTPUT_LAYER].names_in(model)
+    found = [name for name in (output, *copies) if name in known]
     embedding = table[WORD_EMBEDDINGS].names[0]
     if not model.tie_embeddings or not found or embedding not in known:
         return model, set(), []
@@ -129,22 +130,17 @@ def untied(
     differing = [name for name in found if not same_numbers(read(name), wanted)]
     if not differing:
         return model, set(found), []
-    first, output = differing[0], names[0]
-    if output not in found:
+    if output not in differing:
+        first = differing[0]
         raise ForeignError(
-            f"{known[first].file}: {first} differs from {embedding}, and there is no {output}: "
-            f"tie_word_embeddings of config.json makes one matrix of them"
+            f"{known[first].file}: {first} differs from {embedding}, to which tie_word_embeddings "
+            "of config.json ties it"
         )
     note = (
         f"{output} differs from {embedding}, although config.json has tie_word_embeddings true: "
         "both are imported, and the model is untied (--untie-embeddings-and-output-weights)"
     )
     return replace(model, tie_embeddings=False), set(), [note]
-
-
-def _names(output: Layout, model: ModelConfig) -> tuple[str, ...]:
-    """Return the name of the output matrix, and the names of its copies."""
-    return output.names_in(model)
 
 
 def told_of(model: ModelConfig, folder: Path) -> list[str]:

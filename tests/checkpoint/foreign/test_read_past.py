@@ -157,7 +157,7 @@ def test_copies_of_multi_token_prediction_are_compared_with_a_tied_embedding(
     assert (found.mtp_num_layers, found.tie_embeddings) == (1, True)
     rewritten(folder, lambda tensors: tensors[copy].add_(1))
     told = refused(folder, tmp_path / "refused")
-    assert f"{copy} differs from model.embed_tokens.weight, and there is no lm_head" in told
+    assert f"{copy} differs from model.embed_tokens.weight, to which tie_word_emb" in told
 
 
 def test_lacking_depths_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
