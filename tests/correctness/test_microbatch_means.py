@@ -42,6 +42,9 @@ MIXTURE = replace(
 )
 """Its routers' losses are means over microbatches too, and so are those of further tokens."""
 AHEAD = replace(JOB, options=replace(JOB.options, mtp_num_layers=1))
+BOTH = replace(MIXTURE, options=replace(MIXTURE.options, mtp_num_layers=1, moe_aux_loss_coeff=0.0))
+"""Without a loss of routers: as in Megatron-Core, the router of a further token's layer also counts
+positions of which no further token is known, where the plain GPT cuts its sequences."""
 
 ONE = Layout(1, "none")
 RUNS = [
@@ -58,6 +61,7 @@ RUNS = [
     full("mixture", Layout(2, "vocab-2"), False),
     full("mixture", Layout(1, "none", context=2), False),
     ("ahead", ONE, False),
+    ("both", ONE, False),
     full("ahead", Layout(2, "vocab-2"), False),
     full("ahead", Layout(1, "none", context=2), False),
 ]
@@ -86,7 +90,7 @@ def reference(by_rank: Sequence[RankRun], job: Job) -> Training:
     return train(in_float64, weighed(uneven(job)), job.learning_rates(), job.options, job.adamw)
 
 
-JOBS: dict[str, Job] = {"dense": JOB, "mixture": MIXTURE, "ahead": AHEAD}
+JOBS: dict[str, Job] = {"dense": JOB, "mixture": MIXTURE, "ahead": AHEAD, "both": BOTH}
 
 
 @pytest.mark.parametrize(("kind", "layout", "post_validation"), RUNS, ids=str)
