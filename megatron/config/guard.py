@@ -50,6 +50,10 @@ class GuardFlags:
         "Seconds without progress of a rank after which the job ends and names the ranks that are "
         "stuck.",
         POSITIVE, unset="half of --distributed-timeout-minutes")
+    check_weight_hash_across_dp_replicas_interval: int | None = flag(None,
+        "Iterations between two checks that ranks with the same weights hold the same bits; a rank "
+        "that differs is named, and the run ends. It is checked before every save too. 0: never.",
+        NOT_NEGATIVE, unset="so many that checks cost 0.1 % of the time")
     log_straggler: bool = flag(False,
         "Time the passes of one iteration for every printed line, and report slow ranks.")
     manual_gc: bool = flag(False,
@@ -113,8 +117,13 @@ def _iterations_to_skip(flags: Flags) -> Iterator[str]:
 
 def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
-    for name in ("eval_interval", "exit_interval"):
-        interval = getattr(flags[TrainFlags], name)
+    intervals: dict[str, int | None] = {
+        name: getattr(flags[TrainFlags], name) for name in ("eval_interval", "exit_interval")
+    }
+    checks = "check_weight_hash_across_dp_replicas_interval"
+    if flags[CheckpointFlags].save is None:  # the end of a run is checked before its save
+        intervals[checks] = flags[GuardFlags].check_weight_hash_across_dp_replicas_interval
+    for name, interval in intervals.items():
         if interval is not None and interval > total > 0:
             yield f"{option_of(name)} {interval} changes nothing: the last iteration is {total}"
 

@@ -11,7 +11,7 @@ On CPUs a kernel rounds the remaining elements at the end of a tensor differentl
 boundaries the result would depend on the shards.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
@@ -127,6 +127,10 @@ class Values(Protocol):
         """Let all ranks of the axis have the updated rows of all."""
         ...
 
+    def read_for(self, index: int) -> Mapping[str, Tensor]:
+        """Return the tensors that passes read in place of parameter ``index``, by kind."""
+        ...
+
 
 class Bucket:
     """The gradients of some parameters of a rank, and with a sharded optimizer the parameters too.
@@ -231,6 +235,14 @@ class Bucket:
             return
         assert self.values is not None, "the parameters lie together"
         collectives.gather_parts(self.values, axis, self.layout.sizes)
+
+    def read_by_passes(self) -> Iterator[tuple[OwnedParameter, Mapping[str, Tensor]]]:
+        """Yield every parameter with the tensors that passes read for it, by kind."""
+        for index, entry in enumerate(self._parameters):
+            if self._given is not None:
+                yield entry.owned, self._given.read_for(index)
+            else:
+                yield entry.owned, {"value": entry.parameter}
 
     def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every parameter, with its view of ``flat``, a tensor in the bucket's layout."""

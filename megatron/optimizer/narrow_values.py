@@ -112,6 +112,13 @@ class NarrowValues:
             self._weights[index].round_rows(bits_rk, rows_rk, first, scales[index])
         collectives.gather_parts(self._bits, axis, self._layout.sizes)
 
+    def read_for(self, index: int) -> Mapping[str, Tensor]:
+        """Return the bits of a parameter, of its shape, and the worths of its blocks [g, b, c]."""
+        return {
+            "8 bits": self._bits_of(index).view(_BITS),
+            "worths of 8 bits": self._blocks_of(self._worths, index),
+        }
+
     @torch.no_grad()
     def _take_over(self, parameters: Sequence[nn.Parameter]) -> None:
         """Round all parameters, keep the shard in 16 bits, and free the rest."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from megatron.flags.readable import as_error
 from megatron.parallel.environment import local_world_size
 from megatron.training.exit_signals import was_terminated
-from megatron.training.rendezvous import Rendezvous, UserError
+from megatron.training.rendezvous import DriftError, Rendezvous, UserError
 
 T = TypeVar("T")
 
@@ -80,12 +80,12 @@ def end_the_job(
 
     Args:
         rendezvous: where the ranks have met.
-        error: a user's mistake or a diverged loss, which all ranks may find, is told in one line;
-            any other failure with its traceback.
+        error: a user's mistake, a diverged loss or different copies of a weight, which all ranks
+            may find, are told in one line; any other failure with its traceback.
         find_lost: begins to ask which rank is lost, and returns the seconds to wait for the answer.
             If a rank is lost, this process ends during the wait (see ``HangDetector``).
     """
-    in_one_line = isinstance(error, (FloatingPointError, UserError))
+    in_one_line = isinstance(error, (FloatingPointError, UserError, DriftError))
     if find_lost is not None and is_lost_connection(error):
         _leave_the_word_to_torchrun(find_lost())
     if not _takes_the_word(rendezvous, otherwise=not in_one_line):

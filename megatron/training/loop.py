@@ -19,6 +19,7 @@ from megatron.training.evaluations import Evaluations
 from megatron.training.exit_signals import ExitSignals
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.collector import Collector
+from megatron.training.guard.copies import Copies
 from megatron.training.guard.data_watch import DataWatch
 from megatron.training.guard.exits import AgreedExit
 from megatron.training.guard.losses import LossWatch
@@ -36,7 +37,7 @@ from megatron.training.profiling.last_passes import LastPasses
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.torch_trace import profiler
 from megatron.training.progress import Progress, last_iteration, total_iterations
-from megatron.training.rendezvous import UserError
+from megatron.training.rendezvous import DriftError, UserError
 from megatron.training.setup import TrainState
 from megatron.training.step import Finished
 from megatron.training.warm_up import warm_up
@@ -59,6 +60,7 @@ def train(
         FloatingPointError: the loss or the gradient is infinite or NaN; the message names the
             iteration and the rank that saw it first.
         UserError: the data or the checkpoint cannot be read.
+        DriftError: ranks hold different copies of a weight; the message names the first.
     """
     begin = time.monotonic() if begin is None else begin
     hosts = writer_hosts(state.groups, config.checkpoint)
@@ -72,7 +74,8 @@ def train(
                 with loop.collector.running():
                     loop.run_all(agreed_exit)
                 loop.end()
-            except (FloatingPointError, UserError):  # all ranks raise, so they can end the save
+            except (FloatingPointError, UserError, DriftError):
+                # All ranks raise, so they can end a save that is under way.
                 loop.let_save_end()
                 raise
         loop.log.close()
@@ -125,6 +128,8 @@ class _Loop:
             config.optimizer, state, config.log, ends_if_not_finite=is_checked
         )
         self._losses = LossWatch(config.guard)
+        interval = config.guard.check_weight_hash_across_dp_replicas_interval
+        self._copies = Copies(state, 0 if config.train.skip_train else interval)
         self._leaves = ""
         guard = config.guard
         every = guard.manual_gc_interval if guard.manual_gc else None
@@ -143,6 +148,7 @@ class _Loop:
 
     def run_all(self, agreed_exit: AgreedExit) -> None:
         """Train all iterations, or until the ranks agree to leave."""
+        self._copies.begin(self.start.iteration)
         with profiler(self._config.log, self._state.groups.world.rank) as profiler_step:
             for iteration in range(self.start.iteration, self.last):
                 self.run(iteration)
@@ -179,9 +185,16 @@ class _Loop:
             phase = f"evaluation at iteration {iteration + 1}"
             with self._batches.largest(), self._position.within(phase), self.collector.evaluating():
                 self._evaluations.between(iteration)
+        if self._copies.is_due(iteration):
+            self._check_copies(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):
             self._save(iteration)
         self.collector.ended(iteration)
+
+    def _check_copies(self, iteration: int) -> None:
+        self._report(self._step.settle())
+        with self.meter.paused(), self._position.within("the check of copies"):
+            self._copies.check(iteration)
 
     def _save_unless_due(self, iteration: int) -> None:
         """Save, unless ``--save-interval`` asks for a save after ``iteration`` anyway."""
@@ -253,6 +266,7 @@ class _Loop:
     def _report(self, finished: Finished | None) -> None:
         """Note an iteration that has become final."""
         self.meter.report(finished)
+        self._copies.note(finished)
         for remark in self._losses.remarks(finished):
             self._say(remark)
 
@@ -332,7 +346,7 @@ class _Loop:
         self._data.train.consumed_samples = start.consumed_samples
 
     def _save(self, iteration: int) -> None:
-        self._report(self._step.settle())
+        self._check_copies(iteration)
         phase = f"the save of iteration {iteration + 1}"
         with self.meter.paused("save"), self._position.within(phase, may_last=True):
             self._data_watch.check()

@@ -45,6 +45,10 @@ class UserError(Exception):
     """A user's mistake, found after the ranks have met; it is told without a traceback."""
 
 
+class DriftError(Exception):
+    """Ranks hold different copies of a tensor; every rank raises it, and it is told in one line."""
+
+
 @dataclass(frozen=True)
 class Rendezvous:
     """One rank's view of the job.

@@ -1,7 +1,7 @@
 """From a configuration and process groups to a rank that can train: model, pipeline, optimizer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -50,6 +50,13 @@ from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
 
 
+@dataclass
+class OwnSums:
+    """This rank's part of the last iteration's sums (``own_totals``); ``None`` before the first."""
+
+    latest: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class TrainState:
     """Everything that one rank trains with.
@@ -70,6 +77,7 @@ class TrainState:
         sharded: the optimizer, if it is sharded and its steps are taken bucket by bucket in the
             next iteration.
         host_link: the way to the states of the optimizer that are on the host, if any are.
+        own_sums: sums of the last iteration before they were summed over ranks.
     """
 
     groups: Groups
@@ -85,6 +93,7 @@ class TrainState:
     expert_biases: ExpertBiases
     sharded: ShardedOptimizer | None = None
     host_link: HostLink | None = None
+    own_sums: OwnSums = field(default_factory=OwnSums)
 
     def close(self) -> None:
         """Release all lanes, after the last pass and the last step."""

@@ -215,6 +215,7 @@ def sums_of_rank(
         iteration.loss_scale,
         figures.imbalances(loads if is_first else {}, loss.device),
     )
+    state.own_sums.latest = totals
     return over_ranks(over_ranks(totals, groups.data), groups.tensor_sums), loads
 
 
