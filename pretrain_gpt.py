@@ -22,6 +22,7 @@ with in_environment(), telling("loading PyTorch and this program"):
     from megatron.training.exit_signals import ExitSignals
     from megatron.training.failure import end_the_job, or_exit
     from megatron.training.guard.hang_detector import HangDetector
+    from megatron.training.guard.neighbours import Neighbours
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
     from megatron.training.out_of_memory import explained
@@ -61,7 +62,9 @@ def pretrain() -> None:
     signals = ExitSignals(config.guard.exit_signals)
     with telling("meeting the other ranks"):
         rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
-    detector = HangDetector(rendezvous, config.guard.hang_seconds)
+    neighbours = Neighbours(rendezvous)
+    neighbours.join()
+    detector = HangDetector(rendezvous, config.guard.hang_seconds, neighbours)
     detector.start()
     state = None
     try:
@@ -70,10 +73,11 @@ def pretrain() -> None:
             state = set_up(prepared, rendezvous, local_rank)
         detector.follow(state)
         train(prepared.config, state, prepared.data, signals, begin)
+        neighbours.take_leave("left")
         leave(state.groups)
     except Exception as error:
         told = explained(error, config.log, state, rank, prepared.advice)
-        end_the_job(rendezvous, told, detector.find_lost)
+        end_the_job(rendezvous, told, detector.find_lost, lambda: neighbours.take_leave("told"))
 
 
 def print_any_text() -> None:

@@ -69,7 +69,10 @@ def or_exit(
 
 
 def end_the_job(
-    rendezvous: Rendezvous, error: Exception, find_lost: Callable[[], float] | None = None
+    rendezvous: Rendezvous,
+    error: Exception,
+    find_lost: Callable[[], float] | None = None,
+    take_leave: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Say why the job ends, and end this process at once: 2 for a user's mistake, else 1.
 
@@ -84,6 +87,7 @@ def end_the_job(
             may find, are told in one line; any other failure with its traceback.
         find_lost: begins to ask which rank is lost, and returns the seconds to wait for the answer.
             If a rank is lost, this process ends during the wait (see ``HangDetector``).
+        take_leave: tells other ranks that this one has said why the job ends.
     """
     in_one_line = isinstance(error, (FloatingPointError, UserError, DriftError))
     if find_lost is not None and is_lost_connection(error):
@@ -97,6 +101,7 @@ def end_the_job(
         trace = "".join(traceback.format_exception(error))
         print(f"[rank {rendezvous.rank}] failed:\n{trace}", end="", file=sys.stderr, flush=True)
         tell_torchrun(trace)
+    take_leave()
     os._exit(2 if isinstance(error, UserError) else 1)
 
 

@@ -24,7 +24,7 @@ from megatron.training.failure import (
     or_exit,
     say,
 )
-from megatron.training.rendezvous import Rendezvous, UserError
+from megatron.training.rendezvous import DriftError, Rendezvous, UserError
 
 
 class Ended(BaseException):
@@ -138,6 +138,7 @@ def ends(rendezvous: Rendezvous, error: Exception, monkeypatch: pytest.MonkeyPat
     ("error", "code", "grace", "printed"),
     [
         (UserError("no such file"), 2, [], "error: no such file\n"),
+        (DriftError("rank 1 differs"), 1, [], "error: rank 1 differs\n"),
         (FloatingPointError("loss is nan"), 1, [], "error: loss is nan\n"),
         (RuntimeError("broken"), 1, [GRACE_SECONDS], "[rank 2] failed:\nRuntimeError: broken\n"),
     ],

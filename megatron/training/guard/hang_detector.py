@@ -5,7 +5,8 @@ progress for long, or has lost its connection to another rank, the thread asks a
 are (``roll_call``). A rank that does not answer has ended, or is stopped. If all ranks answer, but
 none has made progress for long, the ranks that wait for nobody hold up the others. In both cases
 the job ends on all ranks: their main threads wait in collectives that will never complete. A rank
-in a phase that may take long, such as a save, gets ``LASTING`` times as long.
+in a phase that may take long, such as a save, gets ``LASTING`` times as long. Where no torchrun
+watches the processes, a rank's death is known sooner (``neighbours``).
 
 On CUDA the host runs ahead of the device; the place of a rank is the place of its host.
 """
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from megatron.parallel.groups import Groups
 from megatron.runtime.position import Position
 from megatron.training.failure import end_silently, end_with_reason
+from megatron.training.guard.neighbours import Neighbours
 from megatron.training.guard.places import Place, hang, place_of, table
 from megatron.training.guard.roll_call import RollCall, Verdict
 from megatron.training.rendezvous import Rendezvous, is_in_reach
@@ -41,10 +43,13 @@ The answer may come late, because another thread of the rank can hold Python's l
 class HangDetector:
     """Watches this rank in a thread of its own, from ``start`` to the end of the process.
 
-    After ``seconds`` without progress a rank asks the others.
+    After ``seconds`` without progress a rank asks the others. ``neighbours`` watch for dead ranks.
     """
 
-    def __init__(self, rendezvous: Rendezvous, seconds: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, seconds: float, neighbours: Neighbours | None = None
+    ) -> None:
+        self._neighbours = neighbours or Neighbours(rendezvous)
         self._position = Position()
         self._groups: Groups | None = None
         self._size = rendezvous.size
@@ -71,8 +76,11 @@ class HangDetector:
         Returns:
             Seconds to wait for the answer. If a rank is lost, this process ends before that.
         """
+        if self._neighbours.another_told:
+            end_silently(1)
         self._lost.set()
-        return 0.0 if self._is_alone else 2 * POLL_SECONDS + 3 * LOST_ANSWER
+        is_watched = self._neighbours.lost is not None or self._neighbours.is_linked
+        return 0.0 if self._is_alone and not is_watched else 2 * POLL_SECONDS + 3 * LOST_ANSWER
 
     def watch(self) -> None:
         """Look again and again: the work of the thread."""
@@ -89,8 +97,10 @@ class HangDetector:
     def look(self, roll_call: RollCall) -> None:
         """Do one turn: answer if a rank has called, or call if this rank cannot go on."""
         time.sleep(POLL_SECONDS)
+        if self._neighbours.lost is not None:  # they end this process, and maybe the store's
+            return
         if self._store_has_ended():
-            raise dist.DistError("torchrun has ended, and the store with it")
+            raise dist.DistError("the process with the store has ended")
         if not roll_call.is_called():
             if not self._asks():
                 return
@@ -101,11 +111,13 @@ class HangDetector:
         self._obey(roll_call.hear(2 * SLOW_ANSWER))
 
     def _store_has_ended(self) -> bool:
-        """Whether the store is gone with the torchrun of this rank.
+        """Whether the store is gone with rank 0, or with the torchrun of this rank.
 
         The rank may still save. A request to a missing store would print 20 lines of C++, so this
         check comes first.
         """
+        if self._neighbours.store_has_ended:
+            return True
         orphaned = os.getppid() != self._parent and dist.is_torchelastic_launched()
         return orphaned and self._rendezvous.connect is not None and not is_in_reach()
 

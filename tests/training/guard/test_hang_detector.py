@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.training.failure import GRACE_SECONDS
 from megatron.training.guard import hang_detector
 from megatron.training.guard.hang_detector import LOST_ANSWER, HangDetector
+from megatron.training.guard.neighbours import Neighbours, News
 from megatron.training.guard.roll_call import RollCall
 from megatron.training.rendezvous import Rendezvous
 
@@ -158,6 +159,24 @@ def test_without_the_store_a_rank_gives_up_alone() -> None:
     with pytest.raises(Ended, match=r"\[rank 3\] iteration 7; no progress for 0 s; the store"):
         detector.watch()
     assert detector.find_lost() == 0.0
+
+
+def test_a_rank_that_has_lost_another_waits_for_the_neighbours_verdict() -> None:
+    """The store would print C++ if it were asked after rank 0 has ended."""
+    told = Rendezvous(dist.HashStore(), 3, 8)
+    neighbours = Neighbours(told)
+    neighbours.news[0] = News("lost", 0, 1)
+    detector = HangDetector(told, 1e-6, neighbours)
+    detector._is_alone = True
+    assert detector.find_lost() > ANSWER_SECONDS
+    detector.look(RollCall(told))
+    detector.look(RollCall(told))
+    assert not RollCall(told).is_called()
+    neighbours.news[0] = News("told", 0, 0)
+    with pytest.raises(Ended, match="1"):
+        detector.find_lost()
+    with pytest.raises(dist.DistError, match="has ended"):
+        detector.look(RollCall(told))
 
 
 @pytest.mark.parametrize("listens", [False, True])
