@@ -1,19 +1,20 @@
 """Checks that all ranks are about to run the same job.
 
 Ranks that run different things wait for each other for ever, or train wrong. Every rank reads its
-own command line and its own files, and plans by itself. Everything that decides the run is hashed
-into named digests, which must be equal on all ranks. Values that may differ between machines, such
-as the paths of files, are left out of the digests.
+own command line and its own files, runs its own copy of the code, and plans by itself. Everything
+that decides the run is hashed into named digests, which must be equal on all ranks. Values that may
+differ between machines, such as the paths of files, are left out of the digests.
 """
 
 import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
@@ -21,6 +22,7 @@ from megatron.data.microbatch import MicrobatchLoader
 from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
+from megatron.training.own_code import SOURCES, digests_of_files, is_version, unlike_files
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.rendezvous import Rendezvous, UserError
 
@@ -30,6 +32,8 @@ Digests = Mapping[str, str]
 _SAME_FLAGS = (
     "start every rank with the same command line, the same tokenizer and the same packages"
 )
+_SAME_CODE = "install the same version of Megatron, and of the script, on every machine"
+_SAME_PACKAGES = "install the same versions on every machine (constraints.txt names them)"
 _UNLIKE_GPUS = (
     "GPUs of different kinds, or with other builds of PyTorch, may draw different weights from one "
     "seed; add --use-cpu-initialization"
@@ -40,6 +44,7 @@ _SAME_PLAN = (
     "--schedule-file FILE"
 )
 _SAME_DATA = "give every rank the same files of --data-path"
+_WHICH_FILES = "which files?"
 _GPU = "GPU that draws initial weights"
 
 
@@ -114,10 +119,25 @@ def check_agreement(rendezvous: Rendezvous, digests: Digests) -> None:
         UserError: on every rank; the message names the differences, their ranks and the way out.
     """
     gathered = rendezvous.gather(json.dumps(digests))
-    found = None if gathered is None else disagreement(list(map(json.loads, gathered))) or ""
+    by_rank = None if gathered is None else list(map(json.loads, gathered))
+    found = None if by_rank is None else disagreement(by_rank) or ""
+    if by_rank and len({own.get(SOURCES) for own in by_rank}) > 1:
+        found = _WHICH_FILES
     fault = rendezvous.broadcast(found)
+    if fault == _WHICH_FILES:
+        own_keys = dist.PrefixStore("sources", rendezvous.store)
+        fault = _unlike_sources(replace(rendezvous, store=own_keys))
     if fault:
         raise UserError(fault)
+
+
+def _unlike_sources(rendezvous: Rendezvous) -> str:
+    """Return a message on sources that differ; every rank sends its list of files to rank 0."""
+    gathered = rendezvous.gather(json.dumps(digests_of_files()))
+    found = None if gathered is None else unlike_files(list(map(json.loads, gathered)))
+    return rendezvous.broadcast(
+        found and f"{found} than rank 0, and all must run the same: {_SAME_CODE}"
+    )
 
 
 def disagreement(by_rank: Sequence[Digests]) -> str | None:
@@ -132,15 +152,26 @@ def disagreement(by_rank: Sequence[Digests]) -> str | None:
         return None
     first = min((found[0] for found in differing), key=names.index)
     what = "; ".join(
-        f"{', '.join(found)} of rank {', '.join(ranks)}" for found, ranks in differing.items()
+        f"{', '.join(_told(name, by_rank[int(ranks[0])]) for name in found)} "
+        f"of rank {', '.join(ranks)}"
+        for found, ranks in differing.items()
     )
     return f"{what} differ from rank 0's, and all must run the same: {_way_out(first)}"
+
+
+def _told(name: str, own: Digests) -> str:
+    """Return the name of a digest, with the version if it is one."""
+    return f"{name} ({own.get(name)})" if is_version(name) else name
 
 
 def _way_out(name: str) -> str:
     """Return the way out of the first difference, which may be the cause of all others."""
     if name == _GPU:
         return _UNLIKE_GPUS
+    if is_version(name):
+        return _SAME_PACKAGES
+    if name == SOURCES:
+        return _SAME_CODE
     if "." in name:
         return _SAME_FLAGS
     return _SAME_DATA if name.endswith("data") else _SAME_PLAN

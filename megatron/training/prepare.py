@@ -27,6 +27,7 @@ from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
+from megatron.training.own_code import code_digests
 from megatron.training.own_tokens import kept_tokens, slices_of
 from megatron.training.planning.context_choice import with_context_exchange
 from megatron.training.planning.must_fit import check_host, check_memory
@@ -85,7 +86,7 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     if not depends_on_time(asked):
         check_host(config, run_plan, pipeline_rank)
     data = _opened(config, grid, rank)
-    digests = run_digests(config, run_plan) | data_digests(config.train, data)
+    digests = code_digests() | run_digests(config, run_plan) | data_digests(config.train, data)
     prepared = Prepared(asked, config, grid, run_plan, data, digests)
     return prepared if depends_on_time(asked) else _with_advice(prepared, rank)
 
