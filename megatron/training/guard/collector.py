@@ -28,7 +28,8 @@ class Collector:
     def running(self) -> Iterator[None]:
         """Collect by these rules in this context; afterwards the earlier rules hold again."""
         was_enabled = gc.isenabled()
-        self.settle()
+        gc.collect()  # skips what imports have made, which is frozen already (``in_environment``)
+        gc.freeze()
         if self.interval is not None:
             gc.disable()
         try:

@@ -8,7 +8,6 @@ from typing import TextIO
 from megatron.config.records import RecordConfig
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
-from megatron.training.metrics.live_display import LiveDisplay, Terminal
 from megatron.training.metrics.log_line import evaluation_lines, iteration_line, load_lines
 from megatron.training.metrics.progress_file import ProgressFile
 from megatron.training.metrics.records import Evaluation, Interval, Record, Sink
@@ -96,10 +95,14 @@ def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | 
     stream = stream or sys.stdout
     sinks: list[Sink] = []
     say = print_now
-    if not config.no_live_display and (terminal := Terminal(stream)).can_show:
-        display = LiveDisplay(terminal)
-        sinks.append(display)
-        say = display.say
+    if not config.no_live_display and stream.isatty():
+        # Only here, because most ranks and most runs have no terminal, and need no rich.
+        from megatron.training.metrics.live_display import LiveDisplay, Terminal
+
+        if (terminal := Terminal(stream)).can_show:
+            display = LiveDisplay(terminal)
+            sinks.append(display)
+            say = display.say
     sinks.append(Lines(say, with_loads=config.log_expert_loads))
     curves = Curves(config, world_size)
     if config.log_jsonl is not None:
