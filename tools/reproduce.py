@@ -45,7 +45,7 @@ class ReproduceFlags:
     share_of_s: float | None = flag(
         None,
         "Share of ST that is S.",
-        Range("above 0 and below 1", lambda x: 0 < x < 1),
+        Range(1e-6, 0.999999),
         unset="that of its matrix products",
     )
 

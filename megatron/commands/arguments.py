@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.declare import COUNT, SECONDS, flag
 from megatron.native.files import replace_text, write_text
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs
@@ -71,7 +71,7 @@ class PlanFlags:
         "pair, each pass works while the other one waits (--waits). A rank may hold one "
         "microbatch more, or as many as the memory limit allows.")
     search_seconds: float | None = flag(None,
-        "Time to look for the plan; then the best so far is taken.", NOT_NEGATIVE,
+        "Time to look for the plan; then the best so far is taken.", SECONDS,
         names=PLAN_FLAGS["seconds"][1:],
         unset=f"no limit; for --pipeline-schedule optimal {DEFAULT_SECONDS:g}")
 # fmt: on

@@ -61,7 +61,8 @@ class GenerateFlags:
     end: int | None = flag(None, "Token that ends an answer.", NOT_NEGATIVE, metavar="ID",
         unset="the end of a document")
     max_new_tokens: int = flag(64, "Tokens of an answer.", COUNT)
-    temperature: float = flag(0.0, "0: the likeliest token.", NOT_NEGATIVE)
+    temperature: float = flag(0.0, "0: the likeliest token.",
+        Range(1e-3, 1000, or_zero=True))
     top_k: int = flag(0, "Draw from so many; 0: from all.", NOT_NEGATIVE)
     top_p: float = flag(1.0, "Draw from this share; 1: from all.", PERCENT)
     seed: int = flag(1234, "Of what is drawn.", SEED)
@@ -70,7 +71,7 @@ class GenerateFlags:
     dtype: str | None = flag(None, "Of the weights.", choices=tuple(TYPES),
         unset="float32 on a CPU, bfloat16 on GPUs")
     seq_length: int | None = flag(None, "Tokens of a scored row.",
-        Range("at least 2", lambda x: x >= 2), unset="as in training")
+        Range(2, 1 << 30), unset="as in training")
     stride: int | None = flag(None, "Tokens scored at a time.", COUNT, unset="half a row")
 
 

@@ -27,7 +27,7 @@ with in_environment():
     from megatron.data.preparation.sentences import SentenceConfig
     from megatron.data.tokenizers.build import TYPES
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, flag, required
+    from megatron.flags.declare import COUNT, INTERVAL, flag, required
     from megatron.flags.groups import Flags, declarations
     from megatron.flags.readable import as_error
 
@@ -66,10 +66,10 @@ class IdleFlags:
     """Of Megatron-LM's tool, accepted with a note."""
 
     partitions: int | None = flag(None,
-        "Changes nothing: one run uses all cores, and writes one pair.", unset="none")
+        "Changes nothing: one run uses all cores, and writes one pair.", COUNT, unset="none")
     keep_sequential_samples: bool = flag(False,
         "Changes nothing: the order of the input always holds.")
-    log_interval: int | None = flag(None, "Changes nothing: progress is told by time.",
+    log_interval: int | None = flag(None, "Changes nothing: progress is told by time.", INTERVAL,
         unset="none")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, option_of
+from megatron.flags.declare import COUNT, NOT_NEGATIVE, Range, flag, option_of, up_to
 from megatron.flags.groups import Flags
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
@@ -42,9 +42,9 @@ class ReplicaFlags(OverlapFlags):
     replicas: int = flag(1, "Pipelines.", COUNT, metavar="D")
     buckets: int | None = flag(None,
         "Of each chunk, and of each vocabulary layer that is split.", COUNT, unset="1")
-    parameters: float | None = flag(None, "Of a rank.", COUNT, unset="by the costs")
+    parameters: float | None = flag(None, "Of a rank.", up_to(10**12), unset="by the costs")
     replica_bandwidth: float | None = flag(None,
-        "Bytes that a rank can send to its replica in a unit of time.", NOT_NEGATIVE,
+        "Bytes that a rank can send to its replica in a unit of time.", Range(0, 1e15),
         unset="by the costs")
     replica_latency: float | None = flag(None,
         "Time of a step to it in addition to that of its bytes.", NOT_NEGATIVE, unset="0")

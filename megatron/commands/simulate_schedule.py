@@ -49,7 +49,7 @@ from megatron.commands.replica_flags import ReplicaFlags, about_replicas, with_e
 from megatron.commands.simulation_notes import notes
 from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, SHARE, flag
+from megatron.flags.declare import DEPTH, DEPTH_OR_NONE, NOT_NEGATIVE, SHARE, flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import told_as_error
 from megatron.schedules.catalogue import TRAITS
@@ -110,10 +110,10 @@ class CostFlags:
     seq_split_strategy: str = flag("uniform",
         "Slices of equal length (uniform), or of equal time (balanced).", metavar="STRATEGY",
         choices=SLICE_STRATEGIES, needs="--attention-share", lack="is about later slices")
-    num_layers: int | None = flag(None, "Layers of the model, for redis.", COUNT,
+    num_layers: int | None = flag(None, "Layers of the model, for redis.", DEPTH,
         names=PLAN_FLAGS["layers"][1:], unset=f"{LAYERS_PER_STAGE} a stage")
     final_stage_num_layers: int | None = flag(None, "Layers of the last stage, for redis.",
-        NOT_NEGATIVE, names=PLAN_FLAGS["last_stage_layers"][1:], unset="balanced")
+        DEPTH_OR_NONE, names=PLAN_FLAGS["last_stage_layers"][1:], unset="balanced")
 
 
 @dataclass(frozen=True)

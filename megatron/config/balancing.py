@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from megatron.config.experts import ExpertFlags, experts_of
-from megatron.flags.declare import NOT_NEGATIVE, POSITIVE, SHARE, flag
+from megatron.flags.declare import PROBABILITY, SHARE, WEIGHT, Range, flag
 from megatron.flags.groups import Flags, Rule
 from megatron.layers.experts.balance import LOSS_NAMES, Balance
 from megatron.layers.experts.capacity import DropPolicy
@@ -29,18 +29,18 @@ class BalancingFlags:
         "choices themselves. none: nothing, or only --moe-router-enable-expert-bias.",
         idle_without=_EXPERTS)
     moe_aux_loss_coeff: tuple[float, ...] = flag((0.0,),
-        "Coefficient of the balancing loss; of several losses, one for each.", NOT_NEGATIVE,
+        "Coefficient of the balancing loss; of several losses, one for each.", WEIGHT,
         idle_without=_EXPERTS)
     moe_z_loss_coeff: float = flag(0.0,
         "Coefficient of the router's mean squared log-partition, which keeps its logits small.",
-        NOT_NEGATIVE, idle_without=_EXPERTS)
+        WEIGHT, idle_without=_EXPERTS)
     moe_router_enable_expert_bias: bool = flag(False,
         "A bias of every expert joins the scores for the choice, not for the weights; after every "
         "iteration it grows for experts with few tokens and shrinks for the others.",
         idle_without=_EXPERTS)
     moe_router_bias_update_rate: float = flag(1e-3,
         "Change of an expert's bias after an iteration.",
-        NOT_NEGATIVE, idle_without="--moe-router-enable-expert-bias")
+        PROBABILITY, idle_without="--moe-router-enable-expert-bias")
     moe_router_force_load_balancing: bool = flag(False,
         "For benchmarks: random logits take the place of the router's, so that all experts have "
         "about equally many tokens.", idle_without=_EXPERTS)
@@ -49,7 +49,7 @@ class BalancingFlags:
         "1 + EPS.", SHARE, metavar="EPS", idle_without=_EXPERTS)
     moe_expert_capacity_factor: float | None = flag(None,
         "An expert takes this many times the mean number of tokens of an expert in a microbatch; "
-        "choices beyond that add nothing.", POSITIVE, unset="no limit",
+        "choices beyond that add nothing.", Range(0.01, 1e4), unset="no limit",
         idle_without=_EXPERTS)
     moe_token_drop_policy: DropPolicy = flag("probs",
         "Which choices a full expert keeps: those with the largest weights, or the first ones "

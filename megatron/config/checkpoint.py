@@ -7,7 +7,7 @@ from typing import Final
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import COUNT, INTERVAL, flag
 from megatron.flags.groups import Flags, copied
 
 
@@ -21,11 +21,11 @@ class CheckpointFlags:
         "Folder for checkpoints, at the end and every --save-interval iterations. One job at a "
         "time may save to it.",
         unset="nothing is saved")
-    save_interval: int | None = flag(None, "Iterations between two checkpoints.", COUNT,
+    save_interval: int | None = flag(None, "Iterations between two checkpoints.", INTERVAL,
         unset="only at the end", idle_without="--save")
     save_retain_interval: int | None = flag(None,
         "Delete each checkpoint when the next one is saved, except where this number divides its "
-        "iteration.", COUNT, unset="all are kept", idle_without="--save")
+        "iteration.", INTERVAL, unset="all are kept", idle_without="--save")
     async_save: bool = flag(False, "Go on with training while a checkpoint is written.",
         idle_without="--save")
     no_save_optim: bool = flag(False, "Save the weights only.", idle_without="--save")

@@ -15,7 +15,7 @@ from megatron.config.log import DRY_RUN_GPU, LogFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import RANKS, Range, flag, up_to
+from megatron.flags.declare import BANDWIDTH, LATENCY, RANKS, flag, up_to
 from megatron.flags.groups import Flags, declarations
 from megatron.parallel.environment import local_world_size
 from megatron.parallel.grid import Order
@@ -27,9 +27,6 @@ MACHINE_RANKS: Final = 8
 """GPUs of a machine in a dry run without --ranks-per-node."""
 
 _BLOCKS: Final = up_to(MOST_BLOCKS)
-BANDWIDTH: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
-"""GB/s; a number outside is in another unit, and plans would consist of waiting."""
-_LATENCY: Final = Range("at least 0 and at most 100,000", lambda x: 0 <= x <= 1e5)
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 CPUINFO = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -66,14 +63,14 @@ class ClusterFlags:
     link_latency: float | None = flag(None,
         "Microseconds that a message to another GPU of the machine takes besides the time of its "
         "bytes.",
-        _LATENCY, unset="by the GPU")
+        LATENCY, unset="by the GPU")
     network_bandwidth: float | None = flag(None,
         "GB/s in one direction from a GPU to a GPU of another machine, for plans and predictions.",
         BANDWIDTH, unset="by the GPU")
     network_latency: float | None = flag(None,
         "Microseconds that a message to a GPU of another machine takes besides the time of its "
         "bytes.",
-        _LATENCY, unset="by the GPU")
+        LATENCY, unset="by the GPU")
 # fmt: on
 
 

@@ -20,7 +20,7 @@ OWN_PATHS: Final = (
 _WEIGHTED: Final = f"{_SHARED} or {OWN_PATHS.partition(' or --train-weighted')[0]}"
 _OWN_SETS: Final = "--valid-weighted-split-paths or --valid-weighted-split-paths-path"
 _GROUP: Final = "NAME: WEIGHT START:END PREFIX, ..."
-_WORKERS: Final = Range("at least 0 and at most 1,024", lambda x: 0 <= x <= 1024)
+_WORKERS: Final = Range(0, 1024)
 _PREFIXES: Final = "[WEIGHT] PREFIX ..."
 
 

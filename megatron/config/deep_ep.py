@@ -11,7 +11,7 @@ from megatron.config.experts import ExpertFlags
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.precision import activation_dtype
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import flag, up_to
 from megatron.flags.groups import Flags
 from megatron.parallel.deep_ep import MOST_CHOICES, MULTIPLE, load_deep_ep
 
@@ -29,7 +29,8 @@ class DeepEPFlags:
         "What moves tokens: the class Buffer of the package DeepEP. hybridep, another class of "
         "that package, is refused.", idle_without=_FLEX)
     moe_deepep_num_sms: int = flag(20,
-        "Multiprocessors of a GPU that move tokens; an even number.", COUNT, idle_without=_FLEX)
+        "Multiprocessors of a GPU that move tokens; an even number.", up_to(1024),
+        idle_without=_FLEX)
 # fmt: on
 
 

@@ -14,7 +14,7 @@ import torch
 from megatron.config.experts import experts_of
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.declare import DEPTH_OR_NONE, Range, flag, up_to
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe
@@ -50,9 +50,10 @@ class EightBitFlags:
         "Transformer Engine. Only the package has mxfp8. Experts multiply by this project's "
         "kernels either way.",
         idle_without=FORMAT)
-    fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", NOT_NEGATIVE,
+    fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", Range(0, 16),
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
-    fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.", COUNT,
+    fp8_amax_history_len: int = flag(1, "Iterations that delayed scaling remembers.",
+        up_to(1 << 16),
         idle_without=FORMAT, idle_with=_NOT_DELAYED)
     fp8_amax_compute_algo: Literal["most_recent", "max"] = flag("most_recent",
         "Magnitude that decides a delayed scale. most_recent: the largest of the last iteration; "
@@ -69,10 +70,10 @@ class EightBitFlags:
     first_last_layers_bf16: bool = flag(False,
         "Leave layers at both ends of the model in bf16.", idle_without=FORMAT)
     num_layers_at_start_in_bf16: int = flag(1,
-        "With --first-last-layers-bf16: layers in bf16 at the start of the model.", NOT_NEGATIVE,
+        "With --first-last-layers-bf16: layers in bf16 at the start of the model.", DEPTH_OR_NONE,
         idle_without=_ENDS)
     num_layers_at_end_in_bf16: int = flag(1,
-        "With --first-last-layers-bf16: layers in bf16 at the end of the model.", NOT_NEGATIVE,
+        "With --first-last-layers-bf16: layers in bf16 at the end of the model.", DEPTH_OR_NONE,
         idle_without=_ENDS)
 # fmt: on
 

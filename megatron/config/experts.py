@@ -8,7 +8,7 @@ from megatron.config.layer_patterns import parse_pattern
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import (
     COUNT,
-    POSITIVE,
+    FACTOR,
     RANKS,
     WIDTH,
     flag,
@@ -65,7 +65,7 @@ class ExpertFlags:
         unset="--moe-router-topk / --moe-router-group-topk", idle_without=_EXPERTS,
         needs="--moe-router-group-topk")
     moe_router_topk_scaling_factor: float = flag(1.0, "Factor of the weights of chosen experts.",
-        POSITIVE, idle_without=_EXPERTS)
+        FACTOR, idle_without=_EXPERTS)
     moe_router_dtype: Literal["fp32", "fp64"] | None = flag(None,
         "Type of the router's product; with fp64 its scores and losses are in fp64, too.",
         unset="the type of activations", idle_without=_EXPERTS)

@@ -11,7 +11,7 @@ from megatron.config.checkpoint import CheckpointFlags
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, iterations
-from megatron.flags.declare import NOT_NEGATIVE, POSITIVE, flag, option_of
+from megatron.flags.declare import INTERVAL_OR_NONE, MINUTES, SECONDS, Range, flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
 
 
@@ -28,7 +28,8 @@ class GuardFlags:
         "A further signal on which --exit-signal-handler saves and leaves.",
         idle_without="--exit-signal-handler")
     exit_duration_in_mins: float | None = flag(None,
-        "Save and leave at the end of the first iteration after this many minutes.", POSITIVE,
+        "Save and leave at the end of the first iteration after this many minutes.",
+        Range(1e-6, MINUTES.most),
         unset="never")
     kill_switch_path: Path | None = flag(None,
         "Save and leave at the end of the iteration in which this file appears.", unset="none")
@@ -49,11 +50,11 @@ class GuardFlags:
     hang_seconds: float | None = flag(None,
         "Seconds without progress of a rank after which the job ends and names the ranks that are "
         "stuck.",
-        POSITIVE, unset="half of --distributed-timeout-minutes")
+        Range(1, SECONDS.most), unset="half of --distributed-timeout-minutes")
     check_weight_hash_across_dp_replicas_interval: int | None = flag(None,
         "Iterations between two checks that ranks with the same weights hold the same bits; a rank "
         "that differs is named, and the run ends. It is checked before every save too. 0: never.",
-        NOT_NEGATIVE, unset="so many that checks cost 0.1 % of the time")
+        INTERVAL_OR_NONE, unset="so many that checks cost 0.1 % of the time")
     log_straggler: bool = flag(False,
         "Time the passes of one iteration for every printed line, and report slow ranks.")
     manual_gc: bool = flag(False,
@@ -62,7 +63,7 @@ class GuardFlags:
     manual_gc_interval: int = flag(0,
         "With --manual-gc: iterations from one collection to the next; 0: collect only before and "
         "after evaluations.",
-        NOT_NEGATIVE, idle_without="--manual-gc")
+        INTERVAL_OR_NONE, idle_without="--manual-gc")
     no_manual_gc_eval: bool = flag(False,
         "With --manual-gc: do not collect before and after evaluations.",
         idle_without="--manual-gc")

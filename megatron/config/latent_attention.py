@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from megatron.flags.declare import POSITIVE, WIDTH, flag
+from megatron.flags.declare import EPSILON, WIDTH, flag
 from megatron.flags.groups import Flags
 
 _LATENT: Final = "--multi-latent-attention"
@@ -33,7 +33,7 @@ class LatentFlags:
         "share one set of these channels for keys.", WIDTH, idle_without=_LATENT)
     v_head_dim: int = flag(128, "Channels of a head's values.", WIDTH, idle_without=_LATENT)
     latent_norm_epsilon: float | None = flag(None,
-        "Epsilon of the norms of the narrow vectors.", POSITIVE, unset="--norm-epsilon",
+        "Epsilon of the norms of the narrow vectors.", EPSILON, unset="--norm-epsilon",
         idle_without=_LATENT)
 # fmt: on
 

@@ -16,7 +16,7 @@ from megatron.config.latent_attention import latent_fields
 from megatron.config.layer_patterns import parse_pattern, parse_window
 from megatron.config.model import ModelFlags
 from megatron.config.rope_scaling import rope_scaling_fields
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, WIDTH, flag, up_to
+from megatron.flags.declare import CAP, CAP_OR_OFF, FACTOR, STRETCH, WIDTH, Range, flag, up_to
 from megatron.flags.groups import Flags, Rule, copied, faults_of, options_of
 from megatron.layers.attention import Sinks
 from megatron.model.config import ModelConfig, Pattern
@@ -42,13 +42,13 @@ class LayerFlags:
         idle_without="--window-size")
     attn_logit_softcapping: float = flag(0.0,
         "Cap attention's scores softly: c tanh(score / c), with c this number; 0: off.",
-        NOT_NEGATIVE)
+        CAP_OR_OFF)
     softmax_type: Sinks = flag("vanilla",
         "Let one more key without a value take part in attention's softmax, so that a head may "
         "attend to nothing: with a score that every head learns (learnable: attention sinks, as in "
         "GPT-OSS), or with a score of 0 (off-by-one).")
     softmax_scale: float | None = flag(None, "Factor of the products of queries and keys.",
-        POSITIVE, unset="1 / sqrt(width of a head)", excludes="--query-pre-attn-scalar")
+        Range(1e-8, 1000), unset="1 / sqrt(width of a head)", excludes="--query-pre-attn-scalar")
     query_pre_attn_scalar: int | None = flag(None,
         "Divide the products of queries and keys by the root of this number.", WIDTH,
         unset="the width of a head")
@@ -56,7 +56,7 @@ class LayerFlags:
         "RoPE theta of the layers with a window; their frequencies are not scaled.", up_to(10**12),
         unset="theta of all layers", needs="--window-size", idle_without=_ROPE)
     rotary_seq_len_interpolation_factor: int = flag(1,
-        "Number by which RoPE divides positions.", COUNT,
+        "Number by which RoPE divides positions.", STRETCH,
         idle_without=_ROPE)
     no_rope_freq: str | None = flag(None,
         "N: every N-th layer does not rotate. Or a list with 1 for each layer that does not "
@@ -83,22 +83,23 @@ class LayerFlags:
         excludes="--swiglu or --squared-relu or --geglu")
     activation_func_clamp_value: float | None = flag(None,
         "With --quick-geglu: the gate is at most this number, and the half that the gate "
-        "multiplies lies between minus and plus this number, as in GPT-OSS.", POSITIVE,
+        "multiplies lies between minus and plus this number, as in GPT-OSS.", CAP,
         unset="no limit", needs="--quick-geglu")
     glu_linear_offset: float = flag(0.0,
         "Add this number to the half that the gate of --quick-geglu multiplies, as in GPT-OSS.",
-        needs="--quick-geglu")
+        Range(-1000, 1000), needs="--quick-geglu")
     embed_layernorm: bool = flag(False, "Normalise the word embeddings.")
-    embedding_multiplier: float = flag(1.0, "Factor of the word embeddings.", POSITIVE,
+    embedding_multiplier: float = flag(1.0, "Factor of the word embeddings.", FACTOR,
         excludes="--scale-embeddings-by-hidden-size")
     scale_embeddings_by_hidden_size: bool = flag(False,
         "Multiply the word embeddings by the root of --hidden-size.")
     mtp_num_layers: int = flag(0,
         "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3). "
         "Each adds a transformer layer to the last stage. 0: only the next token is predicted.",
-        NOT_NEGATIVE)
+        Range(0, 1000))
     mtp_loss_scaling_factor: float = flag(0.1,
-        "Weight in the loss of the mean loss of the further tokens of --mtp-num-layers.", POSITIVE,
+        "Weight in the loss of the mean loss of the further tokens of --mtp-num-layers.",
+        Range(1e-6, 1000),
         idle_without="--mtp-num-layers")
 # fmt: on
 

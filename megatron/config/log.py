@@ -7,7 +7,17 @@ from typing import Final
 
 from megatron.config.records import RecordConfig
 from megatron.config.train import TrainFlags, iterations
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+from megatron.flags.declare import (
+    BANDWIDTH,
+    COUNT,
+    INTERVAL,
+    LATENCY,
+    NOT_NEGATIVE,
+    RANKS,
+    STRETCH,
+    Range,
+    flag,
+)
 from megatron.flags.groups import Flags, copied
 from megatron.simulator.costs.gpus import GPUS
 
@@ -22,8 +32,9 @@ SCHEDULE_PROFILE_ITERATIONS: Final = 3
 class LogFlags:
     """Printed lines, traces and predictions."""
 
-    log_interval: int = flag(100, "Iterations per printed line.", COUNT)
-    peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.", POSITIVE,
+    log_interval: int = flag(100, "Iterations per printed line.", INTERVAL)
+    peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.",
+        Range(1e-6, 1e6),
         unset="by GPU name, else measured")
     log_num_zeros_in_grad: bool = flag(False,
         "Print how many elements of the gradient are zero. To count them, all ranks wait for each "
@@ -70,17 +81,17 @@ class LogFlags:
         "are needed.")
     dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
         choices=tuple(GPUS), any_case=True, needs="--dry-run")
-    dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", COUNT,
+    dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", RANKS,
         unset="1", needs="--dry-run")
     dry_run_replica_bandwidth: float | None = flag(None,
-        "GB/s in one direction from a rank to its replica in another machine.", POSITIVE,
+        "GB/s in one direction from a rank to its replica in another machine.", BANDWIDTH,
         unset="by the GPU", needs="--dry-run-replicas")
     dry_run_replica_latency: float | None = flag(None,
         "Microseconds that a step from a rank to its replica takes besides the time of its bytes.",
-        NOT_NEGATIVE, unset="10", needs="--dry-run-replicas")
+        LATENCY, unset="10", needs="--dry-run-replicas")
     dry_run_expert_imbalance: float = flag(1.0,
         "Tokens at the experts of a stage's busiest rank, divided by the mean of all ranks. Every "
-        "microbatch and layer counts so.", COUNT, needs="--dry-run",
+        "microbatch and layer counts so.", STRETCH, needs="--dry-run",
         idle_without="--expert-model-parallel-size")
 # fmt: on
 

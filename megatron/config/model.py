@@ -6,22 +6,23 @@ from typing import Final, Literal
 
 from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import (
-    COUNT,
+    CAP_OR_OFF,
+    DEPTH,
+    EPSILON,
     LENGTH,
-    NOT_NEGATIVE,
     PERCENT,
-    POSITIVE,
     SHARE,
+    STRETCH,
+    WEIGHT,
     WIDTH,
+    Range,
     flag,
     required,
     up_to,
 )
 from megatron.flags.groups import Flags
 from megatron.model.config import PositionEmbedding
-from megatron.simulator.costs.redistribute import MOST_LAYERS
 
-DEPTH: Final = up_to(MOST_LAYERS)
 _ROPE: Final = "--position-embedding-type rope"
 _LATENT: Final = "--multi-latent-attention"
 
@@ -62,10 +63,10 @@ class ModelFlags:
         "Lower the low frequencies of RoPE, as Llama 3.1 does for samples of more than 8192 "
         "tokens.", idle_without=_ROPE, idle_with=_LATENT)
     rope_scaling_factor: float = flag(8.0,
-        "Number by which --use-rope-scaling divides the lowest frequencies of RoPE.", COUNT,
+        "Number by which --use-rope-scaling divides the lowest frequencies of RoPE.", STRETCH,
         idle_without="--use-rope-scaling")
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
-    norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", POSITIVE)
+    norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", EPSILON)
     swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
     squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
         excludes="--swiglu")
@@ -83,14 +84,14 @@ class ModelFlags:
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
     hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
         SHARE)
-    init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", NOT_NEGATIVE)
+    init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", Range(0, 10))
     label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
         SHARE)
     z_loss_coeff: float = flag(0.0,
         "Weight of the z-loss: the squared log of the sum of exponentials of a token's logits.",
-        NOT_NEGATIVE)
+        WEIGHT)
     logit_softcap: float = flag(0.0,
-        "Cap the logits softly: c tanh(logit / c), with c this number; 0: off.", NOT_NEGATIVE)
+        "Cap the logits softly: c tanh(logit / c), with c this number; 0: off.", CAP_OR_OFF)
 # fmt: on
 
 

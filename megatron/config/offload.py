@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.config.cluster import BANDWIDTH
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
-from megatron.config.schedule import chunks_of, schedule_of
-from megatron.flags.declare import Range, flag
+from megatron.config.schedule import PipelineFlags, chunks_of, schedule_of
+from megatron.flags.declare import BANDWIDTH, Range, flag
 from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import GIB
 
 OFFLOAD: Final = "--cpu-offload"
 ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
-_MEMORY: Final = Range("at least 0.001 and at most 1,000,000", lambda x: 1e-3 <= x <= 1e6)
+_MEMORY: Final = Range(1e-3, 1e6)
 
 
 # The formatter is off so that the flags read as a table.
@@ -82,6 +82,18 @@ def _engine(flags: Flags) -> Iterator[str]:
         )
 
 
+def _too_many_chunks(flags: Flags) -> Iterator[str]:
+    own, schedule = flags[OffloadFlags], TRAITS[schedule_of(flags)]
+    if not own.cpu_offload or schedule.compares or flags[PipelineFlags].schedule_file is not None:
+        return  # schedules that are compared differ in chunks, and a plan of a file has its own
+    chunks = chunks_of(flags) or schedule.chunks
+    if (own.offload_chunk_num or 0) > chunks:
+        yield (
+            f"--offload-chunk-num {own.offload_chunk_num} is more than the "
+            f"{counted(chunks, 'chunk')} of a rank: leave it out to copy all of them"
+        )
+
+
 def _about_cpus(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
         yield (
@@ -95,7 +107,7 @@ def _about_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-OFFLOAD_RULES: Final = (_engine,)
+OFFLOAD_RULES: Final = (_engine, _too_many_chunks)
 OFFLOAD_OF_MACHINE: Final = (_about_cpus,)
 
 

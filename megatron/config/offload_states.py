@@ -7,12 +7,11 @@ from typing import Final
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import Range, flag
+from megatron.flags.declare import PROBABILITY, flag
 from megatron.flags.groups import Flags
 from megatron.optimizer.config import HostStates
 
 STATES: Final = "--optimizer-cpu-offload"
-_FRACTION: Final = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 
 
 # The formatter is off so that the flags read as a table.
@@ -26,7 +25,7 @@ class StateOffloadFlags:
         idle_with="--skip-train")
     optimizer_offload_fraction: float = flag(1.0,
         "Share of a rank's parameters whose states are on the host. Whole parameters are chosen, "
-        "so it may be a little more.", _FRACTION, idle_without=STATES)
+        "so it may be a little more.", PROBABILITY, idle_without=STATES)
     overlap_cpu_optimizer_d2h_h2d: bool = flag(False,
         "Copy gradients to the host and weights to the device while the CPU updates other "
         "parameters.", idle_without=STATES)

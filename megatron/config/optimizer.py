@@ -5,7 +5,21 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from megatron.config.train import TrainFlags, batch_sizes, iterations
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag, option_of, required
+from megatron.flags.declare import (
+    COUNT,
+    EPSILON,
+    FACTOR,
+    NOT_NEGATIVE,
+    SAMPLES,
+    SAMPLES_OR_NONE,
+    SHARE,
+    WEIGHT,
+    Range,
+    flag,
+    option_of,
+    required,
+    up_to,
+)
 from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import (
     AnnealingStyle,
@@ -16,6 +30,7 @@ from megatron.optimizer.config import (
     ScaleMode,
 )
 
+_PEAK: Final = Range(1e-12, 1000)
 _WSD: Final = "--lr-decay-style WSD"
 _MUON: Final = "--optimizer muon"
 _SGD: Final = "--optimizer sgd"
@@ -30,8 +45,8 @@ _ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last st
 class OptimizerFlags:
     """The optimizer, clipping, learning rate and weight decay."""
 
-    lr: float = required("Peak learning rate.", POSITIVE)
-    min_lr: float = flag(0.0, "Final learning rate.", NOT_NEGATIVE,
+    lr: float = required("Peak learning rate.", _PEAK)
+    min_lr: float = flag(0.0, "Final learning rate.", WEIGHT,
         idle_with="--lr-decay-style constant")
     lr_decay_style: DecayStyle = flag("linear",
         "How the learning rate falls after the warm-up. WSD: it stays at its peak, and falls only "
@@ -39,17 +54,17 @@ class OptimizerFlags:
     lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
         unset="--train-iters", excludes="--lr-decay-samples")
     lr_decay_samples: int | None = flag(None,
-        "Samples until --min-lr is reached, for --train-samples.", COUNT,
+        "Samples until --min-lr is reached, for --train-samples.", SAMPLES,
         unset="--train-samples")
     lr_warmup_iters: int = flag(0, "Iterations of linear warm-up.", NOT_NEGATIVE,
         excludes="--lr-warmup-samples or --lr-warmup-fraction")
     lr_warmup_samples: int = flag(0,
-        "Samples of linear warm-up, for --train-samples.", NOT_NEGATIVE,
+        "Samples of linear warm-up, for --train-samples.", SAMPLES_OR_NONE,
         excludes="--lr-warmup-fraction")
     lr_warmup_fraction: float | None = flag(None,
         "Share of the decay span that is linear warm-up.", SHARE,
         unset="by one of the above")
-    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", NOT_NEGATIVE,
+    lr_warmup_init: float = flag(0.0, "Learning rate at the start of the warm-up.", WEIGHT,
         idle_without="--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction")
     lr_wsd_decay_style: AnnealingStyle = flag("exponential",
         "How the learning rate falls at the end, with --lr-decay-style WSD.",
@@ -62,21 +77,21 @@ class OptimizerFlags:
     lr_wsd_decay_samples: int | None = flag(None,
         "Samples at the end of the decay span in which the learning rate falls, with "
         "--lr-decay-style WSD and --train-samples.",
-        NOT_NEGATIVE, unset="by --lr-wsd-decay-iters", idle_without=_WSD)
+        SAMPLES_OR_NONE, unset="by --lr-wsd-decay-iters", idle_without=_WSD)
     decoupled_lr: float | None = flag(None,
-        "Peak learning rate of the input and the output layer.", POSITIVE, unset="--lr")
+        "Peak learning rate of the input and the output layer.", _PEAK, unset="--lr")
     decoupled_min_lr: float | None = flag(None,
-        "Final learning rate of the input and the output layer.", NOT_NEGATIVE,
+        "Final learning rate of the input and the output layer.", WEIGHT,
         unset="--min-lr", idle_without="--decoupled-lr", idle_with="--lr-decay-style constant")
     weight_decay: float = flag(0.01,
         "Weight decay of matrices; biases and other vectors have none. It is decoupled from the "
-        "gradient, except with SGD.", NOT_NEGATIVE,
+        "gradient, except with SGD.", WEIGHT,
         idle_with=_INCREASE)
     weight_decay_incr_style: IncreaseStyle = flag("constant",
         "How the weight decay goes from --start-weight-decay to --end-weight-decay over the run.")
-    start_weight_decay: float | None = flag(None, "Weight decay of the first step.", NOT_NEGATIVE,
+    start_weight_decay: float | None = flag(None, "Weight decay of the first step.", WEIGHT,
         unset="required, except with --weight-decay-incr-style constant")
-    end_weight_decay: float | None = flag(None, "Weight decay at the end.", NOT_NEGATIVE,
+    end_weight_decay: float | None = flag(None, "Weight decay at the end.", WEIGHT,
         unset="required, except with --weight-decay-incr-style constant")
     optimizer: Literal["adam", "sgd", "muon"] = flag("adam",
         "adam: Adam with decoupled weight decay. sgd: SGD with momentum; the weight decay is "
@@ -88,7 +103,7 @@ class OptimizerFlags:
         "first of these that is there.", idle_with=_NO_ADAM)
     adam_beta1: float = flag(0.9, "First-moment decay.", SHARE, idle_with=_SGD)
     adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE, idle_with=_SGD)
-    adam_eps: float = flag(1e-8, "Added to the root of the second moment.", POSITIVE,
+    adam_eps: float = flag(1e-8, "Added to the root of the second moment.", EPSILON,
         idle_with=_SGD)
     sgd_momentum: float = flag(0.9, "Share of the sum of gradients that a step of SGD keeps.",
         SHARE, idle_without=_SGD)
@@ -98,14 +113,14 @@ class OptimizerFlags:
         "Nesterov's form: Muon's update mixes the gradient with the new mean of gradients.",
         idle_without=_MUON)
     muon_num_ns_steps: int = flag(5,
-        "Newton-Schulz steps of an update of Muon.", COUNT, idle_without=_MUON)
+        "Newton-Schulz steps of an update of Muon.", up_to(100), idle_without=_MUON)
     muon_coefficient_type: Coefficients = flag("quintic",
         "Coefficients of Muon's Newton-Schulz steps. quintic and aol: sets for 5 and 4 steps, "
         "which further steps repeat; polar_express: a set for 8 steps or more.", idle_without=_MUON)
     muon_scale_mode: ScaleMode = flag("spectral",
         "Length of Muon's update of a matrix with m rows and n columns: the root of max(m, n), of "
         "m / n, or of max(1, m / n).", idle_without=_MUON)
-    muon_extra_scale_factor: float = flag(1.0, "Further factor of Muon's update.", POSITIVE,
+    muon_extra_scale_factor: float = flag(1.0, "Further factor of Muon's update.", FACTOR,
         idle_without=_MUON)
     muon_fp32_matmul_prec: Precision = flag("medium",
         "Precision of the products of Muon's Newton-Schulz steps. medium: bf16; high: TF32 where "
@@ -113,7 +128,8 @@ class OptimizerFlags:
     muon_no_split_qkv: bool = flag(False,
         "Let Muon treat the queries, keys and values of a layer as one matrix, not three.",
         idle_without=_MUON)
-    clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.", NOT_NEGATIVE)
+    clip_grad: float = flag(1.0, "Limit of the global gradient norm; 0: off.",
+        Range(1e-6, 1e12, or_zero=True))
     enable_optimizer_post_validation: bool = flag(False,
         "Step before all gradient norms are known, and take a step back that proves wrong.")
 # fmt: on

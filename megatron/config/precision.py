@@ -8,10 +8,12 @@ import torch
 
 from megatron.config.log import LogFlags
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import COUNT, POSITIVE, flag, option_of
+from megatron.flags.declare import INTERVAL, Range, flag, option_of, up_to
 from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 
+_SCALE: Final = Range(1, 1 << 40)
+"""Loss scales lift small gradients into the range of fp16; a larger one would only overflow."""
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
 NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
@@ -29,18 +31,19 @@ class PrecisionFlags:
     fp16: bool = flag(False,
         "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
         "fp32.", excludes="--bf16")
-    loss_scale: float | None = flag(None, "A loss scale that never changes.", POSITIVE,
+    loss_scale: float | None = flag(None, "A loss scale that never changes.", _SCALE,
         unset="a scale that changes", idle_without=_FP16)
-    initial_loss_scale: float = flag(2.0**32, "The first loss scale.", POSITIVE,
+    initial_loss_scale: float = flag(2.0**32, "The first loss scale.", _SCALE,
         idle_without=_FP16, idle_with=_CONSTANT)
-    min_loss_scale: float = flag(1.0, "The least loss scale.", POSITIVE, idle_without=_FP16,
+    min_loss_scale: float = flag(1.0, "The least loss scale.", _SCALE, idle_without=_FP16,
         idle_with=_CONSTANT)
     loss_scale_window: int = flag(1000,
-        "Steps without an overflow after which the loss scale is doubled.", COUNT,
+        "Steps without an overflow after which the loss scale is doubled.", INTERVAL,
         idle_without=_FP16, idle_with=_CONSTANT)
     hysteresis: int = flag(2,
         "Overflows after which the loss scale is halved for the first time. Until it is doubled "
-        "again, each further overflow halves it.", COUNT, idle_without=_FP16, idle_with=_CONSTANT)
+        "again, each further overflow halves it.", up_to(1000),
+        idle_without=_FP16, idle_with=_CONSTANT)
     use_precision_aware_optimizer: bool = flag(False,
         "Allow --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype, with --optimizer adam.")
     main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from megatron.config.dimension import Choice, Dimension
 from megatron.config.experts import experts_of
 from megatron.config.latent_attention import LatentFlags
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import COUNT, DEPTH, flag
 from megatron.flags.groups import Flags
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 
@@ -49,7 +49,7 @@ class RecomputeFlags:
         unset="required with full", idle_without=f"{_FULL} or {_AUTO}", excludes=_SELECTIVE)
     recompute_num_layers: int | None = flag(None,
         "With uniform: layers of a group. With block: layers of every chunk that are computed "
-        "again.", COUNT, unset="1",
+        "again.", DEPTH, unset="1",
         idle_without=f"{_FULL} or {_AUTO}", excludes=_SELECTIVE)
     recompute_ahead: int | None = flag(None,
         "Compute whole layers again in a pass of its own (R). R need not wait for the gradient, "

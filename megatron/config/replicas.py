@@ -15,7 +15,7 @@ from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.train import TrainFlags, growth_of
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import COUNT, flag, up_to
 from megatron.flags.groups import Flags, options_of
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
@@ -31,7 +31,7 @@ class ReplicaFlags:
     overlap_grad_reduce: bool = flag(False,
         "Reduce gradients over the replicas while passes run, in every schedule.")
     ddp_bucket_size: int | None = flag(None,
-        "Parameters of a bucket. The gradients of a bucket are reduced together.", COUNT,
+        "Parameters of a bucket. The gradients of a bucket are reduced together.", up_to(10**12),
         unset="400,000,000, or 1,000,000 for each replica if that is more",
         excludes="--ddp-num-buckets")
     ddp_num_buckets: int | None = flag(None,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from megatron.config.latent_attention import LatentFlags
 from megatron.config.model import ModelFlags, rotated_channels
-from megatron.flags.declare import COUNT, LENGTH, NOT_NEGATIVE, POSITIVE, flag
+from megatron.flags.declare import FACTOR, LENGTH, STRETCH, WEIGHT, flag
 from megatron.flags.groups import Flags, Rule
 from megatron.model.config import RopeType
 
@@ -29,25 +29,25 @@ class RopeScalingFlags:
     rotary_scaling_factor: float = flag(1.0,
         "With yarn: divisor of the lowest frequencies. With dynamic: the lowest frequency is "
         "divided by F L / O - (F - 1) with this factor F, --seq-length L and "
-        "--original-max-position-embeddings O. See --mscale-all-dim too.", COUNT,
+        "--original-max-position-embeddings O. See --mscale-all-dim too.", STRETCH,
         idle_without=_SCALED)
     original_max_position_embeddings: int = flag(4096,
         "Tokens of a sample in the original training.", LENGTH, idle_without=_SCALED,
         idle_with="--rope-type rope")
     beta_fast: float = flag(32.0,
         "YaRN keeps the frequencies with this many turns or more in a sample of the original "
-        "training.", POSITIVE, idle_without=_YARN, idle_with=_OTHERS)
+        "training.", FACTOR, idle_without=_YARN, idle_with=_OTHERS)
     beta_slow: float = flag(1.0,
         "YaRN divides the frequencies with this many turns or fewer by --rotary-scaling-factor.",
-        POSITIVE, idle_without=_YARN, idle_with=_OTHERS)
+        FACTOR, idle_without=_YARN, idle_with=_OTHERS)
     mscale: float = flag(1.0,
         "YaRN multiplies the channels that RoPE turns by 1 + 0.1 m log(--rotary-scaling-factor), "
         "with this m.",
-        NOT_NEGATIVE, idle_without=_YARN, idle_with=_OTHERS)
+        WEIGHT, idle_without=_YARN, idle_with=_OTHERS)
     mscale_all_dim: float = flag(0.0,
         "YaRN divides the factor of --mscale by the same formula, with this m. Multi-latent "
         "attention multiplies all scores by the square of the divisor, whatever --rope-type is, "
-        "as Megatron-Core does.", NOT_NEGATIVE, idle_without=_YARN)
+        "as Megatron-Core does.", WEIGHT, idle_without=_YARN)
     yarn_exact_range: bool = flag(False,
         "YaRN's interpolation between the two kinds of frequencies begins and ends between "
         "channels; otherwise its ends are rounded outwards.", idle_without=_YARN,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from megatron.config.dimension import Choice, Dimension
-from megatron.config.model import DEPTH, ModelFlags
+from megatron.config.model import ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, option_of
+from megatron.flags.declare import COUNT, DEPTH, DEPTH_OR_NONE, SECONDS, flag, option_of
 from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
@@ -78,11 +78,11 @@ class PipelineFlags:
         "0 has found. Without this flag a search ends by itself, and auto compares schedules for "
         "20 s on a known GPU, after up to 10 s for bounds if it compares slices or the like too, "
         "and then plans schedules that could still be better for up to 20 s.",
-        NOT_NEGATIVE, unset="no limit")
+        SECONDS, unset="no limit")
     advice_seconds: float = flag(20.0,
         "Seconds that a dry run looks for settings that fit, or plans the other schedules that "
         "auto compares. Then it names the settings or schedules that it did not try.",
-        NOT_NEGATIVE, idle_without="--dry-run")
+        SECONDS, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
         "as many microbatches as 1f1b.")
@@ -114,15 +114,15 @@ class PipelineFlags:
         "Another name of --vocab-parallel redis, from the paper's code.")
     final_stage_num_layers: int | None = flag(None,
         "With redis: layers of the last stage.",
-        NOT_NEGATIVE, unset="balanced by cost",
+        DEPTH_OR_NONE, unset="balanced by cost",
         idle_without="--enable-layer-redistribution or --vocab-parallel redis or "
         "--layer-distribution redis or --vocab-parallel auto")
     decoder_first_pipeline_num_layers: int | None = flag(None,
-        "Layers of the first stage; the others share the rest.", NOT_NEGATIVE,
+        "Layers of the first stage; the others share the rest.", DEPTH_OR_NONE,
         unset="as the others", excludes=_ACCOUNTS)
     decoder_last_pipeline_num_layers: int | None = flag(None,
-        "Layers of the last stage; the others share the rest.", NOT_NEGATIVE, unset="as the others",
-        excludes=_ACCOUNTS)
+        "Layers of the last stage; the others share the rest.", DEPTH_OR_NONE,
+        unset="as the others", excludes=_ACCOUNTS)
     account_for_embedding_in_pipeline_split: bool = flag(False,
         "Count the embedding as one of the first stage's layers.")
     account_for_loss_in_pipeline_split: bool = flag(False,

@@ -11,11 +11,10 @@ from megatron.data.config import FillConfig
 from megatron.data.tokenizers.build import TYPES, build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
-from megatron.flags.declare import NOT_NEGATIVE, Range, flag, option_of, up_to
+from megatron.flags.declare import PROBABILITY, Range, flag, option_of, up_to
 
 _GPT2 = "--tokenizer-type GPT2BPETokenizer"
 _TIKTOKEN = "--tokenizer-type TikTokenizer"
-_RATE: Final = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
 _ON: Final = "--fim-data"
 
 
@@ -38,7 +37,8 @@ class TokenizerFlags:
         "Entries of the vocabulary before padding. With TikTokenizer: entries that are read from "
         "its file; 131072 if not given.",
         up_to((1 << 31) - 1), unset="the tokenizer's")
-    vocab_extra_ids: int = flag(0, "Entries <extra_id_N> added to the tokenizer's.", NOT_NEGATIVE,
+    vocab_extra_ids: int = flag(0, "Entries <extra_id_N> added to the tokenizer's.",
+        Range(0, 1 << 24),
         idle_without="--tokenizer-type SentencePieceTokenizer")
     tiktoken_pattern: str = flag("v2",
         "How text is cut into words, by Megatron's name of the expression.",
@@ -75,17 +75,18 @@ class FillFlags:
         "Move the middles of documents to their ends, behind tokens that name the parts.",
         needs="--tokenizer-type HuggingFaceTokenizer", excludes="--mock-data",
         lack="names tokens such as <fim_prefix>, which a HuggingFaceTokenizer can have")
-    fim_rate: float = flag(0.5, "Share of the documents in a sample.", _RATE, idle_without=_ON)
+    fim_rate: float = flag(0.5, "Share of the documents in a sample.", PROBABILITY,
+        idle_without=_ON)
     fim_spm_rate: float = flag(0.5,
         "Share of the --fim-rate documents whose suffix comes before their prefix.",
-        _RATE, idle_without=_ON)
+        PROBABILITY, idle_without=_ON)
     fim_split_sample: str | None = flag(None,
         "Token that cuts a document into fragments, such as files. Each fragment is then treated "
         "by itself.",
         unset="none", metavar="TOKEN", idle_without=_ON)
     fim_fragment_rate: float | None = flag(None,
-        "Share of the fragments of a document whose middle is moved.", _RATE, unset="--fim-rate",
-        idle_without="--fim-split-sample")
+        "Share of the fragments of a document whose middle is moved.", PROBABILITY,
+        unset="--fim-rate", idle_without="--fim-split-sample")
     fim_no_prefix: str | None = flag(None,
         "Leave a text unchanged that begins with this prefix.",
         unset="none", metavar="TEXT", idle_without=_ON)

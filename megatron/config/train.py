@@ -10,7 +10,7 @@ import torch
 from megatron.config.batch_growth import parse_rampup, parse_size_steps
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import EvaluationSet
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, SEED, WIDTH, flag, required
+from megatron.flags.declare import COUNT, INTERVAL, SAMPLES, SEED, WIDTH, Range, flag, required
 from megatron.flags.groups import Flags, faults_of
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
@@ -41,10 +41,10 @@ class TrainFlags:
         "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")
     train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
         unset="by --train-samples")
-    train_samples: int | None = flag(None, "Samples of the whole job.", COUNT,
+    train_samples: int | None = flag(None, "Samples of the whole job.", SAMPLES,
         unset="by --train-iters")
     exit_interval: int | None = flag(None,
-        "Stop after the first iteration whose number this number divides.", COUNT, unset="never")
+        "Stop after the first iteration whose number this number divides.", INTERVAL, unset="never")
     seed: int = flag(1234, "Seed of weights, data order and dropout.", SEED)
     use_cpu_initialization: bool = flag(False,
         "Draw the initial weights on the CPU, also for GPUs. Otherwise a GPU draws other weights "
@@ -54,8 +54,8 @@ class TrainFlags:
     eval_interval: int | None = flag(None,
         "Iterations between evaluations. There is an evaluation at the end too, also on the test "
         "set.",
-        COUNT, unset="no evaluation")
-    eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", NOT_NEGATIVE,
+        INTERVAL, unset="no evaluation")
+    eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", Range(0, 10**6),
         idle_without="--eval-interval or --skip-train")
     deepspeed_config: Path | None = flag(None,
         "File of a DeepSpeed configuration, of a launch line for DeepSpeed; it must agree with "

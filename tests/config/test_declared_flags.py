@@ -149,7 +149,10 @@ def test_a_flag_may_have_several_numbers() -> None:
         return [*found.mistakes, *faults], layers
 
     assert told("2 1") == ([], (2, 1))
-    assert told("2 0") == (["--noisy-layers 2 0: must be at least 1 and finite"], (2, 0))
+    assert told("2 0") == (
+        ["--noisy-layers 2 0: must be at least 1 and at most 1,000,000,000"],
+        (2, 0),
+    )
     assert told("2 x y") == (["--noisy-layers x: must be a whole number"], ())
     assert told("") == (["--noisy-layers: nothing stands behind it; give N ..."], ())
 
@@ -180,7 +183,7 @@ def test_one_line_makes_a_flag() -> None:
     with pytest.raises(AssertionError, match="width"):
         copied(MultipliedConfig, model)
     assert mistakes(read("--embedding-multiplier 0.5")) == [
-        "--embedding-multiplier 0.5: must be at least 1 and finite",
+        "--embedding-multiplier 0.5: must be at least 1 and at most 1,000,000,000",
         "--embedding-multiplier 0.5 has no effect by itself: add --swiglu, or leave it out",
     ]
     noise = {"--embedding-noise": 0.1, "--swiglu": False}

@@ -185,7 +185,7 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
         ("--expert-model-parallel-size 3", "does not divide --num-experts 8"),
         ("--expert-tensor-parallel-size 3 --moe-ffn-hidden-size 32", "--moe-ffn-hidden-size 32"),
         ("--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size"),
-        ("--moe-aux-loss-coeff nan", "at least 0 and finite"),
+        ("--moe-aux-loss-coeff nan", "at least 0 and at most 1,000"),
         (
             "--optimizer muon --expert-tensor-parallel-size 2",
             "take --expert-tensor-parallel-size 1",
@@ -196,10 +196,10 @@ def test_recomputed_mixtures_have_an_older_name() -> None:
             "--bf16 --fp8-format e4m3 --moe-shared-expert-intermediate-size 24",
             "--moe-shared-expert-intermediate-size makes 24",
         ),
-        ("--moe-expert-capacity-factor 0", "greater than 0"),
-        ("--moe-expert-capacity-factor -1", "greater than 0"),
+        ("--moe-expert-capacity-factor 0", "at least 0.01"),
+        ("--moe-expert-capacity-factor -1", "at least 0.01"),
         ("--moe-token-drop-policy last", "choose one of probs, position"),
-        ("--moe-input-jitter-eps 1", "at least 0 and below 1"),
+        ("--moe-input-jitter-eps 1", "at least 0 and at most 0.999999"),
         ("--moe-router-enable-expert-bias", "take --moe-router-score-function sigmoid"),
         (
             "--moe-router-enable-expert-bias --moe-router-load-balancing-type sinkhorn",

@@ -55,8 +55,8 @@ def test_what_flags_come_to(flags: str, changed: dict[str, object]) -> None:
     [
         ("--iterations-to-skip 3 0", "--iterations-to-skip 3 0: '0' is no iteration; from 1 on"),
         ("--iterations-to-skip 3.5", "--iterations-to-skip 3.5: '3.5' is no iteration"),
-        ("--exit-duration-in-mins 0", "--exit-duration-in-mins 0.0 greater than 0"),
-        ("--hang-seconds nan", "--hang-seconds nan greater than 0"),
+        ("--exit-duration-in-mins 0", "--exit-duration-in-mins 0.0 at least 1e-06"),
+        ("--hang-seconds nan", "--hang-seconds nan at least 1 "),
         ("--exit-signal SIGKILL", "--exit-signal SIGKILL choose SIGTERM SIGINT SIGUSR1 SIGUSR2"),
     ],
 )

@@ -52,7 +52,8 @@ def test_without_the_flag_nothing_is_moved() -> None:
 
 def test_the_forks_flags_give_the_chunks() -> None:
     asked = [*RUN, "--cpu-offload", "--auto-offload-time", "--offload-overlap-sr"]
-    every, two = parse(asked, 1), parse([*asked, "--offload-chunk-num", "2"], 1)
+    pair = [*asked, "--num-virtual-stages-per-pipeline-rank", "2", "--offload-chunk-num", "2"]
+    every, two = parse(asked, 1), parse(pair, 1)
     assert (every.parallel.offloaded or 0) > 1000  # as many as there are
     assert two.parallel.offloaded == 2
     assert sum("offload" in note for note in two.notes) == 2  # how copies are timed and take turns

@@ -98,7 +98,7 @@ def test_words_make_values(words: str, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ("--coats 0", "--coats 0: must be at least 1 and finite"),
+        ("--coats 0", "--coats 0: must be at least 1 and at most 1,000,000,000"),
         ("-c x", "--coats x: must be a whole number"),
         ("--coats 1 2", "--coats 1 2: takes one value, INT, got 2"),
         ("--coats", "--coats: takes one value, INT, got 0"),
@@ -183,10 +183,14 @@ def ended(call: Any) -> int:
 
 def test_mistakes_end_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(lambda: read(["--coats", "0"], "Paints.", PaintFlags)) == 2
-    assert capsys.readouterr() == ("", "error: --coats 0: must be at least 1 and finite\n")
+    assert capsys.readouterr() == (
+        "",
+        "error: --coats 0: must be at least 1 and at most 1,000,000,000\n",
+    )
     assert ended(lambda: read(["--coats", "0", "--zzz"], "Paints.", PaintFlags)) == 2
     assert capsys.readouterr().err == (
-        "error:\n--zzz is no flag: see --help\n--coats 0: must be at least 1 and finite\n"
+        "error:\n--zzz is no flag: see --help\n"
+        "--coats 0: must be at least 1 and at most 1,000,000,000\n"
     )
 
 

@@ -203,7 +203,7 @@ def test_killed_rank_ends_the_job_with_a_message(corpus: Path) -> None:
 
 @pytest.mark.full
 def test_diverged_loss_ends_the_job_and_names_iteration_and_rank(corpus: Path) -> None:
-    flags = "--train-iters 50 --lr 1e30 --clip-grad 0 --split 1,0,0"
+    flags = "--train-iters 50 --optimizer sgd --lr 1000 --clip-grad 0 --split 1,0,0"
     with started(corpus, flags) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
