@@ -20,6 +20,7 @@ class CheckpointConfig:
         load_optimizer: read the optimizer's state too.
         finetune: read only the weights, and start from iteration 0.
         must_load: end the run if there is no checkpoint to read.
+        trains: whether the run trains on; otherwise changed rates mean nothing to it.
         upcycling: parts of the MLP of a dense checkpoint that experts are made of, one of each
             (``Upcycling``); 0: checkpoints are of the model itself.
     """
@@ -34,4 +35,5 @@ class CheckpointConfig:
     load_optimizer: bool = True
     finetune: bool = False
     must_load: bool = False
+    trains: bool = True
     upcycling: int = 0

@@ -66,6 +66,7 @@ def checkpoint_config(flags: CheckpointFlags, skip_train: bool, upcycling: int) 
         load_step=flags.ckpt_step,
         load_optimizer=not flags.no_load_optim and not skip_train,
         must_load=flags.exit_on_missing_checkpoint or skip_train,
+        trains=not skip_train,
         upcycling=upcycling,
     )
 

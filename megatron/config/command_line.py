@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
@@ -54,7 +55,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)
-    flags = with_default_batch(filled(GROUPS, words.given, world_size))
+    flags = without_training(with_default_batch(filled(GROUPS, words.given, world_size)))
     rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
     found = check(flags, rules, notes, words.unreadable)
     mistakes = map(readable, (*words.mistakes, *found.mistakes))
@@ -68,6 +69,21 @@ def with_default_batch(flags: Flags) -> Flags:
         return flags
     batch = train.micro_batch_size * number_of_replicas(flags)
     return flags.replaced(replace(train, global_batch_size=batch))
+
+
+def without_training(flags: Flags) -> Flags:
+    """Return the flags with a length and a learning rate where a run without training lacks them.
+
+    No step is taken, so neither of them changes anything.
+    """
+    train, optimizer = flags[TrainFlags], flags[OptimizerFlags]
+    if not train.skip_train:
+        return flags
+    if train.train_iters is None and train.train_samples is None:
+        train = replace(train, train_iters=1)
+    if optimizer.lr is None:  # required in training, so its type does not say so
+        optimizer = replace(optimizer, lr=1.0)
+    return flags.replaced(train, optimizer)
 
 
 _PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."

@@ -17,7 +17,7 @@ from megatron.config.data import (
 from megatron.config.log import LogFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
-from megatron.config.train import TrainFlags
+from megatron.config.train import TrainFlags, evaluation_batches
 from megatron.config.weighted_splits import gives_weighted_splits, weighted_paths
 from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedDataset
@@ -235,7 +235,7 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
 def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
     if not flags[TrainFlags].skip_train:
         return
-    if not flags[TrainFlags].eval_iters:
+    if not evaluation_batches(flags[TrainFlags]):
         yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
     if not sets_to_evaluate(flags):
         yield f"--skip-train evaluates nothing: {_why_nothing(flags)}"
@@ -262,17 +262,21 @@ def _split_of_mock_data(flags: Flags) -> Iterator[str]:
 
 
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
-    interval = flags[TrainFlags].eval_interval
-    if interval is None or not flags[TrainFlags].eval_iters or sets_to_evaluate(flags):
+    own = flags[TrainFlags]
+    if own.skip_train or not evaluation_batches(own) or sets_to_evaluate(flags):
         return
+    given = (
+        f"--eval-iters {own.eval_iters}"
+        if own.eval_interval is None
+        else f"--eval-interval {own.eval_interval}"
+    )
     if gives_splits(flags[CorpusFlags]):
         yield (
-            f"--eval-interval {interval} changes nothing: there is nothing to validate on; give "
-            "--valid-data-path too"
+            f"{given} changes nothing: there is nothing to validate on; give --valid-data-path too"
         )
         return
     yield (
-        f"--eval-interval {interval} changes nothing: --split {flags[DataFlags].split} leaves no "
+        f"{given} changes nothing: --split {flags[DataFlags].split} leaves no "
         "documents to validate on; for an evaluation give a second share, as in 969,30,1"
     )
 

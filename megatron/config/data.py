@@ -101,7 +101,7 @@ class CorpusFlags:
         excludes=f"{_WEIGHTED} or --test-weighted-split-paths")
     full_validation: bool = flag(False,
         "Every evaluation reads the whole of the validation set, once, instead of --eval-iters.",
-        excludes="--mock-data", idle_without="--eval-interval or --skip-train",
+        excludes="--mock-data", idle_without="--eval-interval or --skip-train or --eval-iters",
         idle_with="--eval-iters 0")
     reset_attention_mask: bool = flag(False,
         "Keep the documents of a sample apart: a token sees no token of another document. A "

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from megatron.config.checkpoint import CheckpointFlags
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
-from megatron.config.train import TrainFlags, iterations
+from megatron.config.train import TrainFlags, evaluation_batches, iterations
 from megatron.flags.declare import INTERVAL_OR_NONE, MINUTES, SECONDS, Range, flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
 
@@ -126,7 +126,9 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
         intervals[checks] = flags[GuardFlags].check_weight_hash_across_dp_replicas_interval
     for name, interval in intervals.items():
         if interval is not None and interval > total > 0:
-            yield f"{option_of(name)} {interval} changes nothing: the last iteration is {total}"
+            ends = name == "eval_interval" and evaluation_batches(flags[TrainFlags])
+            instead = "leaves the evaluation at the end" if ends else "changes nothing"
+            yield f"{option_of(name)} {interval} {instead}: the last iteration is {total}"
 
 
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:

@@ -48,7 +48,14 @@ from megatron.config.slices import (
     possible_slices,
 )
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
-from megatron.config.train import TrainConfig, TrainFlags, growth_of, iterations
+from megatron.config.train import (
+    EVALUATION,
+    TrainConfig,
+    TrainFlags,
+    evaluation_batches,
+    growth_of,
+    iterations,
+)
 from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
@@ -177,7 +184,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
     """Return length, batches and precision of a run. Only a set with documents is evaluated."""
     flags, sets = given[TrainFlags], sets_to_evaluate(given)
     length = iterations(flags)
-    evaluates = flags.eval_iters > 0 and (flags.eval_interval is not None or flags.skip_train)
+    evaluates = evaluation_batches(flags) > 0
     between = evaluates and "validation" in sets and not flags.skip_train
     return copied(
         TrainConfig,
@@ -192,6 +199,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
             and activation_dtype(given) != torch.float32
         ),
         eval_interval=flags.eval_interval if between else None,
+        eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,
         final_sets=sets if evaluates else (),
         full_validation=given[CorpusFlags].full_validation,
         replicas=replicas,

@@ -17,6 +17,9 @@ from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.config import HostStates, Precision
 
+EVALUATION: Final = 100
+"""Batches of an evaluation, if no flag gives their number."""
+
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
@@ -55,8 +58,9 @@ class TrainFlags:
         "Iterations between evaluations. There is an evaluation at the end too, also on the test "
         "set.",
         INTERVAL, unset="no evaluation")
-    eval_iters: int = flag(100, "Batches per evaluation; 0: no evaluation.", Range(0, 10**6),
-        idle_without="--eval-interval or --skip-train")
+    eval_iters: int | None = flag(None,
+        "Batches per evaluation; 0: no evaluation. Without --eval-interval there is only that at "
+        "the end.", Range(0, 10**6), unset=f"{EVALUATION}, with --eval-interval or --skip-train")
     deepspeed_config: Path | None = flag(None,
         "File of a DeepSpeed configuration, of a launch line for DeepSpeed; it must agree with "
         "the flags.", unset="none")
@@ -98,6 +102,12 @@ def batch_sizes(flags: TrainFlags) -> BatchSizes:
         return BatchSizes(batch, growth_of(flags))
     except ValueError:  # a rule reports this mistake
         return BatchSizes(batch)
+
+
+def evaluation_batches(flags: TrainFlags) -> int:
+    """Return the batches of an evaluation; 0: nothing is evaluated."""
+    asks = flags.eval_interval is not None or flags.skip_train
+    return (EVALUATION if asks else 0) if flags.eval_iters is None else flags.eval_iters
 
 
 def growth_of(flags: TrainFlags) -> Growth | None:
@@ -207,7 +217,8 @@ def _growing_batches(flags: Flags) -> Iterator[str]:
 
 def _length(flags: Flags) -> Iterator[str]:
     train = flags[TrainFlags]
-    if (train.train_iters is None) == (train.train_samples is None):
+    lengths = (train.train_iters, train.train_samples).count(None)
+    if lengths != 1 and not (train.skip_train and lengths == 2):
         given = "neither is given" if train.train_iters is None else "both are given"
         yield f"--train-iters or --train-samples: {given}; give one of them"
     first = batch_sizes(train).at(0)

@@ -165,7 +165,8 @@ class CheckpointReader:
         """Say which values of the optimizer and learning rate differ from the earlier run."""
         saved = common.get("optimizer", {})
         for name, value in asdict(self._optimizer).items():
-            goes_on = not self._config.finetune and not self._config.upcycling
+            own = self._config
+            goes_on = own.trains and not own.finetune and not own.upcycling
             if goes_on and saved.get(name, value) != value:
                 self._say(f"--load: {name} was {saved[name]} in the run so far, and is {value} now")
 

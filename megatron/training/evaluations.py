@@ -70,7 +70,7 @@ class Evaluations:
         *,
         at_end: bool,
     ) -> None:
-        started = time.perf_counter()
+        started, first = time.perf_counter(), loader.consumed_samples
         with self.meter.paused("evaluation"):
             loss = evaluate(self.state, loader, batches)
         self.log.write(
@@ -83,5 +83,7 @@ class Evaluations:
                 lm_loss=loss,
                 perplexity=perplexity(loss),
                 seconds=time.perf_counter() - started,
+                first_batch=1 + first // self.config.global_batch_size,
+                batches=batches,
             )
         )

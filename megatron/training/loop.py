@@ -108,7 +108,9 @@ class _Loop:
         with self._position.within("the load of a checkpoint", may_last=True):
             self.start = self._checkpoints.load()
         self._skip_consumed()
-        if note := self.start.other_order(data.train, config.train.dataset_samples):
+        if not config.train.skip_train and (
+            note := self.start.other_order(data.train, config.train.dataset_samples)
+        ):
             self._say(note)
         self._total = total_iterations(config.train, self.start)
         self.last = last_iteration(config.train, self.start)

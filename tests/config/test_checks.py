@@ -352,7 +352,7 @@ def test_refused_with_flag_value_and_way_out(
         ("--rotary-base 500", "--rotary-base 500 --position-embedding-type rope"),
         ("--disable-backward-fusion", "--disable-backward-fusion --enable-vocab-parallel"),
         ("--distributed-backend nccl", "--distributed-backend nccl gloo"),
-        ("--eval-iters 5", "--eval-iters 5 --eval-interval"),
+        ("--eval-iters 5 --split 1,0,0", "--eval-iters 5 --split 1,0,0 969,30,1"),
         ("--eval-interval 2 --split 1,0,0", "--eval-interval 2 --split 1,0,0 969,30,1"),
         ("--min-lr 1e-4 --lr-decay-style constant", "--min-lr 0.0001 constant"),
         ("--lr-decay-iters 9 --lr-decay-style constant", "--lr-decay-iters 9 constant"),
@@ -665,3 +665,30 @@ def test_every_rank_needs_a_gpu_of_its_own(
     message = refusal(base, "--device cuda")
     assert "--nproc-per-node 2" in message
     assert "1 CUDA" in message
+
+
+def test_a_run_without_training_needs_no_length_and_no_learning_rate(
+    base: dict[str, str], tmp_path: Path
+) -> None:
+    """As running.md writes it: --skip-train --load checkpoints --eval-iters 10."""
+    without = ("--train-iters", "--lr")
+    flags = f"--skip-train --load {tmp_path} --eval-iters 10 --split 8,1,1"
+    config = parse(command_line(base, flags, without), 1)
+    assert config.train.final_sets == ("validation", "test")
+    assert config.train.eval_iters == 10
+    assert not config.notes
+    with pytest.raises(ValueError, match=r"(?s)--lr is missing.*--train-iters or --train-samples"):
+        parse(command_line(base, "", without), 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "evaluates"),
+    [("", False), ("--eval-iters 0", False), ("--eval-iters 5", True), ("--eval-iters 100", True)],
+)
+def test_batches_alone_ask_for_one_evaluation_at_the_end(
+    base: dict[str, str], flags: str, evaluates: bool
+) -> None:
+    """Megatron-LM evaluates at the end of a run whenever --eval-iters is not 0."""
+    config = parse(command_line(base, f"{flags} --split 8,1,1"), 1)
+    assert config.train.final_sets == (("validation", "test") if evaluates else ())
+    assert config.train.eval_interval is None

@@ -77,7 +77,7 @@ def test_a_word_that_is_no_iteration_hides_no_other_mistake() -> None:
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        ("--eval-interval 11", "--eval-interval 11 changes nothing: the last iteration is 10"),
+        ("--eval-interval 11", "--eval-interval 11 leaves the evaluation at the end: the last"),
         ("--eval-interval 10", ""),
         ("--eval-interval 10 --exit-interval 5", ""),
         ("--exit-interval 11", "--exit-interval 11 changes nothing: the last iteration is 10"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,16 @@ def test_evaluations_change_no_loss_and_read_on_in_their_data(
         "iteration 6",
         "iteration 6 on validation set",
         "iteration 6 on test set",
+    ]
+    read = [
+        re.findall(r"\| (\w+ set, batches \d+ to \d+) \|", line) for line in evaluations(between)
+    ]
+    assert read == [
+        ["validation set, batches 1 to 2"],
+        ["validation set, batches 3 to 4"],
+        ["validation set, batches 5 to 6"],
+        ["validation set, batches 7 to 8"],
+        ["test set, batches 1 to 2"],
     ]
     assert (
         evaluations(between)[2].partition("value")[2]

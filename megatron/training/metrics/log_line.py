@@ -115,12 +115,18 @@ def load_lines(values: Interval) -> Iterator[str]:
 
 
 def evaluation_lines(values: Evaluation) -> str:
-    """Return Megatron's validation line between two rules; at the end of a run, with the set."""
+    """Return Megatron's validation line between two rules, and which data it is about.
+
+    At the end of a run Megatron names the set before the loss. There may be two evaluations after
+    the last iteration, so every line names its set and its batches behind the loss.
+    """
     where = f" on {values.dataset} set" if values.at_end else ""
     name = "validation" if values.dataset == "test" else values.dataset
+    last = values.first_batch + values.batches - 1
     line = (
         f" {name} loss at iteration {values.iteration}{where} | "
         f"lm loss value: {values.lm_loss:.6E} | lm loss PPL: {values.perplexity:.6E} | "
+        f"{values.dataset} set, batches {values.first_batch} to {last} | "
     )
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"

@@ -119,7 +119,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss on data that are only evaluated."""
+    """The loss on data that are only evaluated.
+
+    Attributes:
+        first_batch: number in its set, from 1, of the first batch that was read.
+        batches: that were read.
+    """
 
     time: datetime
     iteration: int
@@ -129,6 +134,8 @@ class Evaluation:
     lm_loss: float
     perplexity: float
     seconds: float
+    first_batch: int = 1
+    batches: int = 1
 
 
 @dataclass(frozen=True)

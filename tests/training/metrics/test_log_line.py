@@ -117,7 +117,7 @@ def test_what_is_only_recorded_leaves_the_line_as_it_is() -> None:
 
 def evaluation(lm_loss: float, **changes: Any) -> Evaluation:
     plain = Evaluation(
-        VALUES.time, 10, 60, "validation", False, lm_loss, perplexity(lm_loss), seconds=1.0
+        VALUES.time, 10, 60, "validation", False, lm_loss, perplexity(lm_loss), 1.0, 4, 3
     )
     return replace(plain, **changes)
 
@@ -134,7 +134,7 @@ def test_the_validation_line(changes: dict[str, Any], where: str) -> None:
     rule, line, end = evaluation_lines(evaluation(2.0, **changes)).split("\n")
     assert line == (
         f" validation loss at iteration {where} | lm loss value: 2.000000E+00 | "
-        "lm loss PPL: 7.389056E+00 | "
+        f"lm loss PPL: 7.389056E+00 | {changes.get('dataset', 'validation')} set, batches 4 to 6 | "
     )
     assert rule == end == "-" * (len(line) + 1)
 
