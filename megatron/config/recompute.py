@@ -9,6 +9,7 @@ from megatron.config.experts import experts_of
 from megatron.config.latent_attention import LatentFlags
 from megatron.flags.declare import COUNT, DEPTH, flag
 from megatron.flags.groups import Flags
+from megatron.flags.readable import nearest
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 
 _FULL: Final = "--recompute-granularity full"
@@ -86,7 +87,8 @@ def _modules(flags: Flags) -> Iterator[str]:
     for name in flags[RecomputeFlags].recompute_modules:
         if name not in PARTS:
             why = _ELSEWHERE.get(name, "no part of a layer has this name")
-            yield f"--recompute-modules {name}: {why}; take some of {', '.join(PARTS)}"
+            near = "" if name in _ELSEWHERE else nearest(name, PARTS)
+            yield f"--recompute-modules {name}: {near}{why}; take some of {', '.join(PARTS)}"
         elif name == "mla_up_proj" and not flags[LatentFlags].multi_latent_attention:
             yield f"--recompute-modules {name} has no such part without --multi-latent-attention"
 

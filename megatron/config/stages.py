@@ -28,6 +28,7 @@ from megatron.config.schedule import (
     treatment_of,
 )
 from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.flags.readable import nearest
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
@@ -190,9 +191,10 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
     text = flags[PipelineFlags].layer_distribution
     words = [] if text in (None, *_NAMED) else text.split(",")
     if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
+        near = nearest(text or "", _NAMED) if len(words) == 1 else ""
         yield (
-            f"--layer-distribution {text}: give {', '.join(_NAMED)}, or a number of layers for "
-            "every stage, as in 3,4,4,1"
+            f"--layer-distribution {text}: {near}give {', '.join(_NAMED)}, "
+            "or a number of layers for every stage, as in 3,4,4,1"
         )
 
 

@@ -25,8 +25,8 @@ from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
-from megatron.flags.readable import as_error, readable
-from megatron.flags.words import SortedWords, as_written, nearest, no_flag, split
+from megatron.flags.readable import as_error, nearest, readable
+from megatron.flags.words import SortedWords, as_written, no_flag, split
 
 
 def read(

@@ -18,6 +18,8 @@ from typing import (
     get_origin,
 )
 
+from megatron.flags.readable import nearest
+
 T = TypeVar("T")
 
 
@@ -271,7 +273,8 @@ class Declaration:
             return None
         if self.choices and not self._is_choice(word):
             instead = f"; {self.facts.instead}" if self.facts.instead else ""
-            return f"{self.option} {word}: choose one of {', '.join(self.choices)}{instead}"
+            near = nearest(word, self.choices)
+            return f"{self.option} {word}: {near}choose one of {', '.join(self.choices)}{instead}"
         return self._no_number(word)
 
     def value(self, words: Sequence[str]) -> Any:

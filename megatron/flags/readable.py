@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -28,6 +28,15 @@ def readable(message: str) -> str:
     beginning, end = _KEPT
     shown = "".join(c if c.isprintable() or c in "\n\t" else _number(c) for c in message)
     return _TOO_LONG.sub(lambda word: f"{word[0][:beginning]}...{word[0][-end:]}", shown)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return the question whether the most similar known word is meant; empty if there is none."""
+    from difflib import get_close_matches  # imported here, so that right command lines start sooner
+
+    alike = {own.lower(): own for own in known}
+    near = get_close_matches(word.lower(), alike, n=1)
+    return f"did you mean {alike[near[0]]}? " if near else ""
 
 
 def as_error(message: object) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from megatron.flags.declare import Declaration
+from megatron.flags.readable import nearest
 
 
 @dataclass
@@ -100,14 +101,6 @@ def spelling(word: str) -> str:
 def no_flag(option: str, known: Collection[str]) -> str:
     """Return the line on a flag that does not exist, with the known flag that is most like it."""
     return f"{option} is no flag: {nearest(option, known)}see --help"
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """Return the question whether the most similar known word is meant; empty if there is none."""
-    from difflib import get_close_matches  # imported here, so that right command lines start sooner
-
-    near = get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}? " if near else ""
 
 
 def as_written(option: str, values: Sequence[str]) -> str:

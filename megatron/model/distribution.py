@@ -7,7 +7,7 @@ only the planner knows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 DistributionKind = Literal["even", "remainder", "cost", "redis", "explicit"]
 
@@ -126,20 +126,26 @@ def _even(distribution: LayerDistribution, num_layers: int, stages: int) -> tupl
     return tuple(layers)
 
 
+_REMAINDER: Final = "--layer-distribution remainder"
+
+
 def _uneven(distribution: LayerDistribution, num_layers: int, stages: int, free: int) -> str:
     """Return the error message for layers that do not divide, with the ways out."""
     besides = _given(distribution)
-    way_out = "or give --layer-distribution remainder"
     if besides:
         return (
             f"--num-layers {num_layers} with {', '.join(besides)} cannot be spread evenly over "
-            f"{stages} stages: change one of them, {way_out} in their place"
+            f"{stages} stages: give {_REMAINDER} in their place, or change one of them"
         )
     near = sorted({num_layers // free * free, num_layers // free * free + free} - {0})
-    return (
+    fault = (
         f"--num-layers {num_layers} is not divisible by the {stages} stages of the pipeline, and "
-        f"every stage takes as many: use {' or '.join(map(str, near))}, {way_out}"
+        "every stage takes as many"
     )
+    numbers = " or ".join(map(str, near))
+    if num_layers < stages:
+        return f"{fault}: use {numbers}, or give {_REMAINDER}, which leaves stages without a layer"
+    return f"{fault}: give {_REMAINDER}, or another number of layers: {numbers}"
 
 
 def _given(distribution: LayerDistribution) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from command_lines import with_flags
 
 from megatron.config.command_line import parse
+from megatron.config.foreign.answers import ANSWERS
 from megatron.config.model import ModelFlags
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
@@ -193,3 +194,29 @@ def test_one_line_makes_a_flag() -> None:
     ]
     assert not list(idle_notes(declared, {"--embedding-noise": 0.1, "--swiglu": True}))
     assert not list(idle_notes(declared, {"--embedding-noise": 0.0, "--swiglu": False}))
+
+
+WORDS = [own for own in DECLARED.values() if own.choices and not own.facts.reads]
+
+
+@pytest.mark.parametrize("declared", WORDS, ids=lambda own: own.option)
+def test_a_word_without_its_last_letter_is_answered_with_the_nearest(declared: Declaration) -> None:
+    """Every flag and every word of every flag; another word may be as near."""
+    for word in (choice for choice in declared.choices if len(choice) > 3):
+        fault = declared.unreadable([word[:-1]])
+        if word[:-1] not in declared.choices and fault is not None:
+            asked = re.match(
+                rf"{declared.option} {re.escape(word[:-1])}: did you mean (\S+)\? choose", fault
+            )
+            assert asked is not None, fault
+            assert asked[1] in declared.choices
+
+
+@pytest.mark.parametrize("option", DECLARED)
+def test_a_flag_without_its_last_letter_is_answered_with_the_nearest(option: str) -> None:
+    """Some beginnings of a flag are flags themselves, or flags of Megatron-LM with an answer."""
+    cut_short = option[:-1]
+    found = sort_words([cut_short, "1"], DECLARED)
+    asked = f"{cut_short} is no flag: did you mean --"
+    if not any(line.startswith(asked) for line in found.mistakes):
+        assert cut_short in DECLARED or ANSWERS.of(cut_short)

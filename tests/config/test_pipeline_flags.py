@@ -206,7 +206,23 @@ def test_distributions(run: Callable[..., Any], flags: str, layers: LayerDistrib
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--num-layers 5", ["--num-layers 5 is not divisible by the 2 stages"]),
+        (
+            "--num-layers 5",
+            [
+                "--num-layers 5 is not divisible by the 2 stages of the pipeline, and every stage "
+                "takes as many: give --layer-distribution remainder, or another number of layers: "
+                "4 or 6"
+            ],
+        ),
+        ("--pipeline-schedule zbv", ["--pipeline-schedule zbv: did you mean zb-v? choose one of"]),
+        (
+            "--layer-distribution remaindr",
+            ["--layer-distribution remaindr: did you mean remainder? give even"],
+        ),
+        (
+            "--recompute-granularity selective --recompute-modules core-attn",
+            ["--recompute-modules core-attn: did you mean core_attn?"],
+        ),
         ("--num-layers 6 --pipeline-schedule zb-v", ["--num-layers 6 is not divisible by the 4"]),
         ("--layer-distribution 5,2", ["--layer-distribution 5,2 adds up to 7"]),
         ("--num-layers 5 --layer-distribution even,2", ["--layer-distribution even,2: give even"]),

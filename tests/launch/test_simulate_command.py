@@ -171,7 +171,7 @@ def test_the_report_for_people() -> None:
         (
             ["--pipeline-schedule", "dualpipe"],
             2,
-            "--pipeline-schedule dualpipe: choose one of gpipe, 1f1b",
+            "--pipeline-schedule dualpipe: did you mean dualpipe-v? choose one of gpipe, 1f1b",
         ),
     ],
 )
