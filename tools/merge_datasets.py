@@ -22,6 +22,7 @@ with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import required
     from megatron.flags.readable import as_error
+    from megatron.schedules.counted import counted
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing was kept", file=sys.stderr)
         return 130
-    print(f"{len(prefixes)} pairs, {sequences:,} sequences, {tokens:,} tokens", file=sys.stderr)
+    numbers = {"pair": len(prefixes), "sequence": sequences, "token": tokens}
+    told = (counted(number, noun, grouped=True) for noun, number in numbers.items())
+    print(", ".join(told), file=sys.stderr)
     print(f"DATA_PATH={given.output_prefix}")
     return 0
 

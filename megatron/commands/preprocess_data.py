@@ -30,6 +30,7 @@ with in_environment():
     from megatron.flags.declare import COUNT, INTERVAL, flag, required
     from megatron.flags.groups import Flags, declarations
     from megatron.flags.readable import as_error
+    from megatron.schedules.counted import counted, were
 
 _SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
 
@@ -109,12 +110,13 @@ class Reporter:
         if self._first is None:
             self._first = status
             if status.done_bytes or status.documents:
-                self._console.print(f"going on after {status.documents:,} documents")
+                self._console.print(f"going on after {_documents(status)}")
         now = time.monotonic()
         seconds = max(now - self._begin, 1e-9)
         rate = (status.done_bytes - self._first.done_bytes) / seconds
         words = (
-            f"{status.documents:,} documents, {status.tokens:,} tokens, {status.bad:,} bad lines, "
+            f"{_documents(status)}, {counted(status.tokens, 'token', grouped=True)}, "
+            f"{counted(status.bad, 'line', grouped=True)} refused, "
             f"{rate / 1e6:.2f} MB/s"
         )
         self._bar.update(
@@ -122,9 +124,14 @@ class Reporter:
         )
         if not self._console.is_terminal and now - self._told >= _SECONDS:
             self._told = now
-            left = (status.total_bytes - status.done_bytes) / rate if rate else float("inf")
+            rest = max(0, status.total_bytes - status.done_bytes)
+            left = f", {rest / rate:.0f} s left" if rate > 0 else ""
             share = status.done_bytes / max(1, status.total_bytes)
-            self._console.print(f"{share:.0%}  {words}, {left:.0f} s left")
+            self._console.print(f"{share:.0%}  {words}{left}")
+
+
+def _documents(status: Status) -> str:
+    return counted(status.documents, "document", grouped=True)
 
 
 def config_of(flags: Flags) -> PreprocessConfig:
@@ -168,9 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; the same command goes on where this one was", file=sys.stderr)
         return 130
     if status.bad:
-        print(f"note: {status.bad:,} lines were left out; the first of them:", file=sys.stderr)
+        told = f"{counted(status.bad, 'line', grouped=True)} {were(status.bad)} left out"
+        print(f"note: {told}; the first of them:", file=sys.stderr)
         print(*(f"  {line}" for line in status.told), sep="\n", file=sys.stderr)
-    print(f"{status.documents:,} documents, {status.tokens:,} tokens", file=sys.stderr)
+    print(f"{_documents(status)}, {counted(status.tokens, 'token', grouped=True)}", file=sys.stderr)
     for prefix in config.prefixes.values():
         print(f"DATA_PATH={prefix}")
     return 0

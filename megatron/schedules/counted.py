@@ -10,14 +10,22 @@ _PLURALS: Final = {
 }
 
 
-def counted(number: float, noun: str) -> str:
+def were(number: float) -> str:
+    """Return the verb of the past for a number of things."""
+    return "was" if number == 1 else "were"
+
+
+def counted(number: float, noun: str, *, grouped: bool = False) -> str:
     """Return a number with its noun, which is in the plural unless the number is 1.
 
     Args:
         number: a whole number is written in full, any other number with four digits.
         noun: in the singular; if it has several words, the first word takes the plural.
+        grouped: whether thousands are told apart by commas, as in 1,000,000.
     """
-    written = str(number) if isinstance(number, int) else f"{number:.4g}"
+    written = (
+        f"{number:,}" if grouped else str(number) if isinstance(number, int) else f"{number:.4g}"
+    )
     if written == "1":
         return f"1 {noun}"
     first, *others = noun.split(" ")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.runtime.pipeline import Installed
+from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.training.planning.planned_run import RunPlan
 from megatron.training.planning.run_plan import make_run_plan
@@ -56,7 +57,8 @@ class GrowingBatches:
             self._largest = self._largest or replaced
         self._loader.num_microbatches = self._microbatches(size)
         self._say(
-            f"batches of {size} samples from here on, {self._loader.num_microbatches} microbatches"
+            f"batches of {counted(size, 'sample')} from here on, "
+            f"{counted(self._loader.num_microbatches, 'microbatch')}"
         )
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.schedules.counted import counted
+from megatron.schedules.counted import counted, were
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ from megatron.schedules.counted import counted
 )
 def test_a_number_agrees_with_its_noun(number: float, noun: str, written: str) -> None:
     assert counted(number, noun) == written
+
+
+def test_the_verb_and_the_thousands_follow_the_number() -> None:
+    assert [were(number) for number in (0, 1, 2)] == ["were", "was", "were"]
+    assert counted(1, "document", grouped=True) == "1 document"
+    assert counted(1234567, "document", grouped=True) == "1,234,567 documents"
+    assert counted(1234567, "document") == "1234567 documents"

@@ -157,8 +157,12 @@ class Watch:
         return f"{said}, {_duration(every)} for all plans"
 
     def _within(self, seconds: float, now: float) -> float:
-        """Return ``seconds``, or the time that is left if that is less."""
-        return seconds if self.seconds is None else min(seconds, self._begun + self.seconds - now)
+        """Return ``seconds``, or the time that is left if that is less, but no negative time.
+
+        A search looks at the clock between its trials, so its last trial may end late.
+        """
+        left = seconds if self.seconds is None else min(seconds, self._begun + self.seconds - now)
+        return max(0.0, left)
 
     def _put(self, line: str) -> None:
         """Write the lines not written yet, then ``line``, over a line that may be rewritten."""

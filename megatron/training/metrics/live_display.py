@@ -103,7 +103,7 @@ class Shown:
 
 
 def _progress(step: Step, seconds: float) -> Table:
-    left = timedelta(seconds=round(seconds * (step.train_iters - step.iteration)))
+    left = timedelta(seconds=round(seconds * max(0, step.train_iters - step.iteration)))
     row = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 2))
     row.expand = True
     row.add_row(

@@ -117,6 +117,10 @@ def test_the_time_left_is_at_most_that_of_the_watch() -> None:
     clock.now = 3.0
     watch.show(0.1)
     assert "about 2 s left" in stream.getvalue()
+    clock.now = 30.0  # a trial that began in time ends late
+    watch.show(0.2)
+    assert "about 0 s left" in stream.getvalue()
+    assert "about -" not in stream.getvalue()
 
 
 def test_a_search_that_was_cut_is_told_and_one_that_was_not_is_not() -> None:
