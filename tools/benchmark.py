@@ -100,7 +100,7 @@ class BenchmarkFlags:
     zero_bubble_max_pending_backward: float | None = flag(None,
         "Microbatches that a rank may have in flight, for all schedules; needed by "
         f"{' and '.join(LIMITED)}.", names=PLAN_FLAGS["memory_limit"][1:], metavar="MICROBATCHES",
-        unset="none")
+        unset="none", range=COUNT)
     pipeline_model_parallel_size: int = flag(2, "Pipeline ranks.", COUNT,
         names=("-p", *PLAN_FLAGS["ranks"][1:]))
     layout: tuple[Layout, ...] = flag((),

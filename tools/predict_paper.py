@@ -21,7 +21,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import flag, positional
+from megatron.flags.declare import COUNT, flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predict_published import update
@@ -155,8 +155,8 @@ class PaperFlags:
 
     reference: Path = positional(f"Folder with {' and '.join(TABLES.values())}.", "REFERENCE")
     table: str | None = flag(None, "Only this table.", choices=tuple(TABLES), unset="all")
-    gpus: int | None = flag(None, "Only these setups.", unset="all")
-    seq_length: int | None = flag(None, "Only these setups.", unset="all")
+    gpus: int | None = flag(None, "Only these setups.", COUNT, unset="all")
+    seq_length: int | None = flag(None, "Only these setups.", COUNT, unset="all")
     vocab_size: str | None = flag(
         None, "Only these setups.", choices=tuple(VOCABULARIES), unset="all"
     )

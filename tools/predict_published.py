@@ -19,7 +19,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import flag, positional
+from megatron.flags.declare import COUNT, flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
 from tools.predictions.own_runs import HEADING as OWN
@@ -128,7 +128,7 @@ class PublishedFlags:
     reference: Path = positional(
         f"Folder with {PUBLISHED}, {MEASURED} and {OWN_RUNS}.", "REFERENCE"
     )
-    rows: tuple[int, ...] = flag((), "Only these rows, by their id.", unset="all")
+    rows: tuple[int, ...] = flag((), "Only these rows, by their id.", COUNT, unset="all")
     update: Path | None = flag(
         None,
         "Also replace the tables of this page, which must be whole.",

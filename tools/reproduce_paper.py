@@ -224,7 +224,7 @@ class CellFlags:
     schedule: tuple[str, ...] = flag((), "Of tables 5 and 6.", choices=tuple(TABLES), unset="both")
     method: tuple[str, ...] = flag((), "As the paper writes them.", unset="all")
     vocab: tuple[str, ...] = flag((), "Sizes.", choices=tuple(VOCABULARIES), unset="all")
-    seq_length: tuple[int, ...] = flag((), "Tokens of a sample.", unset="all")
+    seq_length: tuple[int, ...] = flag((), "Tokens of a sample.", COUNT, unset="all")
     launch: str = flag("", "What starts the ranks.", unset="torchrun on this machine")
     small: bool = flag(False, "A tiny model on two CPU ranks, to try it.")
 

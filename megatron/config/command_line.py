@@ -13,6 +13,7 @@ from megatron.config.words import sort_words
 from megatron.flags.checks import check
 from megatron.flags.groups import Flags, Reading, filled
 from megatron.flags.help import help_text
+from megatron.flags.pipes import show
 from megatron.flags.readable import readable
 
 
@@ -51,7 +52,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         if speak:
-            print(help_text("pretrain_gpt.py [flags]", _PURPOSE, GROUPS))
+            show(help_text("pretrain_gpt.py [flags]", _PURPOSE, GROUPS))
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)

@@ -25,6 +25,7 @@ from megatron.flags.checks import check
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
+from megatron.flags.pipes import end_without_reader, show
 from megatron.flags.readable import as_error, nearest, readable
 from megatron.flags.words import SortedWords, as_written, no_flag, split
 
@@ -53,11 +54,12 @@ def read(
     Raises:
         SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
+    end_without_reader()
     argv = sys.argv[1:] if argv is None else argv
     if not {"-h", "--help"}.isdisjoint(argv):
         places = [own.option for own in all_declarations(groups).values() if own.facts.place]
         words = filter(None, (Path(sys.argv[0]).name, usage, *places, "[flags]"))
-        print(help_text(" ".join(words), about or "", groups))
+        show(help_text(" ".join(words), about or "", groups))
         sys.exit(0)
     found = reading(argv, groups, rules, others)
     if found.mistakes:
@@ -88,11 +90,12 @@ def read_command(
     Raises:
         SystemExit: with 0 after ``--help``, with 2 after printing mistakes.
     """
+    end_without_reader()
     name, *words = (sys.argv[1:] if argv is None else argv) or [""]
     if name in ("-h", "--help"):
         listed = [f"  {name:<14}{summary(group)}" for name, group in commands.items()]
         usage = f"{Path(sys.argv[0]).name} COMMAND [flags]"
-        print(help_text(usage, "\n".join([str(about), "commands:", *listed]), ()))
+        show(help_text(usage, "\n".join([str(about), "commands:", *listed]), ()))
         sys.exit(0)
     if name not in commands:
         fault = f"{name} is no command" if name else "a command is missing"

@@ -50,5 +50,7 @@ def test_flags_have_a_meaning_a_default_and_conditions_that_exist(module: str) -
         for own in declared.values():
             assert re.fullmatch(r"\S.*\.", own.facts.help)
             assert own.default is not None or own.facts.unset or own.facts.hidden
+            numeric = own.kind in (int, float, tuple[int, ...], tuple[float, ...])
+            assert own.facts.range or own.facts.reads or not numeric, f"{own.option} has no range"
             for condition in (own.facts.needs, own.facts.excludes):
                 assert set(re.findall(r"--[\w-]+", condition)) <= declared.keys()
