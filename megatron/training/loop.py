@@ -24,6 +24,7 @@ from megatron.training.guard.data_watch import DataWatch
 from megatron.training.guard.exits import AgreedExit
 from megatron.training.guard.losses import LossWatch
 from megatron.training.guard.stragglers import StragglerWatch
+from megatron.training.interrupted import lost_words
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics.introduce import introduce
 from megatron.training.metrics.last_screen import screen_lines
@@ -74,6 +75,9 @@ def train(
                 with loop.collector.running():
                     loop.run_all(agreed_exit)
                 loop.end()
+            except KeyboardInterrupt:
+                loop.say_what_is_lost()
+                raise
             except (FloatingPointError, UserError, DriftError):
                 # All ranks raise, so they can end a save that is under way.
                 loop.let_save_end()
@@ -133,6 +137,7 @@ class _Loop:
         interval = config.guard.check_weight_hash_across_dp_replicas_interval
         self._copies = Copies(state, 0 if config.train.skip_train else interval)
         self._leaves = ""
+        self._finished = self._saved = self.start.iteration
         guard = config.guard
         every = guard.manual_gc_interval if guard.manual_gc else None
         self.collector = Collector(every, not guard.no_manual_gc_eval)
@@ -154,6 +159,7 @@ class _Loop:
         with profiler(self._config.log, self._state.groups.world.rank) as profiler_step:
             for iteration in range(self.start.iteration, self.last):
                 self.run(iteration)
+                self._finished = iteration + 1
                 with self.meter.paused(), self._position.within("the profiler", may_last=True):
                     profiler_step()  # may write its trace
                 reason, saves = agreed_exit.decide()
@@ -355,7 +361,15 @@ class _Loop:
             samples = self._config.train.dataset_samples
             self._checkpoints.save(Progress.after(iteration + 1, self._data.train, samples))
 
+    def say_what_is_lost(self) -> None:
+        """Say how many iterations an interrupted run loses."""
+        saves = self._config.checkpoint.save is not None
+        if not self._config.train.skip_train:
+            self._say(lost_words(self._finished, self._saved, saves=saves))
+
     def _record_save(self, event: SaveEvent, progress: Progress) -> None:
+        if event != "Saving async checkpoint":
+            self._saved = progress.iteration
         self.log.write(Saved(now(), event, progress.iteration, progress.consumed_samples))
 
 

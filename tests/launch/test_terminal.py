@@ -191,6 +191,9 @@ def test_a_signal_leaves_the_terminal_as_it_was(how: signal.Signals) -> None:
     ended = on_terminal("--train-iters 9999 --lr 1e-2", act=lambda job: job.send_signal(how))
     assert ended.code == (130 if how == signal.SIGINT else -how)
     assert "\npipeline of 1 on cpu" in ended.shown
+    lost = re.findall(r"\ninterrupted after iteration \d+: (.*);", ended.shown)
+    assert len(lost) == (how == signal.SIGINT)
+    assert all(re.fullmatch(r"\d+ iterations? of this run (is|are) lost", own) for own in lost)
     assert re.search(r"\nidle [\d.]+% of the time.*\n$", ended.shown), "the cursor is below it"
     assert ended.settings[0] == ended.settings[1]
 
