@@ -285,6 +285,11 @@ else
   meanwhile="" # beside the setup; it is done again below, where it finds itself done
   if ((samples)); then meanwhile="tools/sample_data.py --vocab-size $VOCAB_SIZE"; fi
   venv="$(MEANWHILE="$meanwhile" "$root/tools/setup_venv.sh")"
+  # One process answers a misspelt flag before anything is compiled, made or measured.
+  env ONLY_WORDS=1 "$venv/bin/python" "$root/tools/check_flags.py" ${own[@]+"${own[@]}"}
+  for word in ${own[@]+"${own[@]}"}; do
+    case "$word" in -h | --help) exit 0 ;; esac # the process has printed the help
+  done
   PYTHONPATH="$root" "$venv/bin/python" -m megatron.native.build &
   compiling=$!
 fi
@@ -525,6 +530,11 @@ fi
 if ((needs_data)); then options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL"); fi
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})
+if ! on DRY_RUN; then
+  # The same process judges all flags together, before torchrun starts ranks that would all find them.
+  env WORLD_SIZE="$ranks" LOCAL_WORLD_SIZE="$ranks_per_node" "$venv/bin/python" \
+    "$root/tools/check_flags.py" "${options[@]}" ${own[@]+"${own[@]}"}
+fi
 show "${command[@]}"
 on DRY_RUN || printf 'Starting %s ranks: each loads PyTorch first, 5 to 30 s\n' "$ranks_per_node" >&2
 if ! on DRY_RUN; then exec "${command[@]}"; fi
