@@ -19,6 +19,9 @@ _CONSTANT: Final = "--loss-scale"
 NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
 """The mistake of a dry run in fp32."""
 
+NARROW_SUMS: Final = "--use-precision-aware-optimizer --main-grads-dtype bf16"
+"""The flags with which the gradients of an iteration add up in bf16."""
+
 _TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 

@@ -14,6 +14,7 @@ from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
+from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
 from megatron.flags.declare import COUNT, flag, up_to
 from megatron.flags.groups import Flags, options_of
@@ -43,7 +44,9 @@ class ReplicaFlags:
         "only. It updates this share, and gathers the other shares.")
     overlap_param_gather: bool = flag(False,
         "Gather updated parameters while passes run that do not read them.")
-    grad_reduce_in_bf16: bool = flag(False, "Reduce gradients in bf16, not in fp32.")
+    grad_reduce_in_bf16: bool = flag(False,
+        "Reduce gradients in bf16, not in fp32. On a rank they add up in fp32; in Megatron-LM this "
+        f"flag makes them add up in bf16 too, as {NARROW_SUMS} does here.")
     use_tp_pp_dp_mapping: bool = flag(False,
         "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
         "of each other.")
@@ -246,4 +249,16 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 
 
 REPLICA_RULES = (_ranks,)
-REPLICA_NOTES = (_one_replica,)
+
+
+def _wide_sums(flags: Flags) -> Iterator[str]:
+    alone = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size == 1
+    wide = flags[PrecisionFlags].main_grads_dtype != "bf16"
+    if flags[ReplicaFlags].grad_reduce_in_bf16 and wide and not alone:
+        yield (
+            "--grad-reduce-in-bf16 rounds the gradients that travel, and a rank adds up in fp32; "
+            f"Megatron-LM adds up in bf16 too, as {NARROW_SUMS} does here"
+        )
+
+
+REPLICA_NOTES = (_one_replica, _wide_sums)

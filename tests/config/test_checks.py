@@ -692,3 +692,15 @@ def test_batches_alone_ask_for_one_evaluation_at_the_end(
     config = parse(command_line(base, f"{flags} --split 8,1,1"), 1)
     assert config.train.final_sets == (("validation", "test") if evaluates else ())
     assert config.train.eval_interval is None
+
+
+def test_gradients_that_travel_in_bf16_add_up_in_fp32_and_a_note_says_so(
+    base: dict[str, str],
+) -> None:
+    narrow = "--use-precision-aware-optimizer --main-grads-dtype bf16"
+    flags = "--grad-reduce-in-bf16 --bf16 --global-batch-size 4"
+    [note] = parse(command_line(base, flags), 2).notes
+    assert note.startswith("--grad-reduce-in-bf16 rounds the gradients that travel")
+    assert f"Megatron-LM adds up in bf16 too, as {narrow} does here" in note
+    assert parse(command_line(base, f"{flags} {narrow}"), 2).train.gradient_dtype == torch.bfloat16
+    assert not parse(command_line(base, f"{flags} {narrow}"), 2).notes

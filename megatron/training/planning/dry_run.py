@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.precision import NEEDS_16_BITS
+from megatron.config.precision import NARROW_SUMS, NEEDS_16_BITS
 from megatron.config.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
@@ -222,5 +222,14 @@ def _never_fits(config: RunConfig, least: Fullest, gpu: Gpu, untried: Sequence[s
         f"{found}: no plan {plans} holds less than {MEMORY.write(least.peak)} on rank "
         f"{least.rank} ({MEMORY.write(least.static)} of parameters, optimizer and transfers, the "
         f"rest for one microbatch), and {least.room_in_words(gpu)}; "
-        f"so no plan was searched{rest}"
+        f"so no plan was searched{_narrower_sums(config)}{rest}"
     )
+
+
+def _narrower_sums(config: RunConfig) -> str:
+    """Return a line on the flags that halve the memory of gradients; empty: they do not apply."""
+    train = config.train
+    wide = train.gradient_dtype == torch.float32 and not train.skip_train
+    if not wide or config.optimizer.optimizer != "adam":
+        return ""
+    return f"\ngradients add up in fp32; {NARROW_SUMS} takes half of their memory"

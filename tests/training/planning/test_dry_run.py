@@ -315,6 +315,8 @@ def test_what_can_never_fit_is_said_without_a_search() -> None:
     found = re.search(r"it can never fit: .* less than ([\d.]+) GiB on rank (\d)", said)
     assert found is not None
     assert float(found[1]) > GPUS["RTX4090"].usable / GIB
+    narrow = "--use-precision-aware-optimizer --main-grads-dtype bf16"
+    assert f"\ngradients add up in fp32; {narrow} takes half of their memory" in said
     assert stream.getvalue() == ""
     larger = report(run, "A100-40GB")
     assert "can never fit" not in larger
