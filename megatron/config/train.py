@@ -10,7 +10,17 @@ import torch
 from megatron.config.batch_growth import parse_rampup, parse_size_steps
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import EvaluationSet
-from megatron.flags.declare import COUNT, INTERVAL, SAMPLES, SEED, WIDTH, Range, flag, required
+from megatron.flags.declare import (
+    COUNT,
+    INTERVAL,
+    SAMPLES,
+    SAMPLES_OR_NONE,
+    SEED,
+    WIDTH,
+    Range,
+    flag,
+    required,
+)
 from megatron.flags.groups import Flags, faults_of
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
@@ -33,12 +43,14 @@ class TrainFlags:
     rampup_batch_size: tuple[str, ...] = flag((),
         "Grow the batch, by three numbers: samples of the first batch, samples by which it grows "
         "at a time until it has --global-batch-size, and samples of the run over which it grows.",
+        SAMPLES_OR_NONE,
         unset="off",
         metavar="START INCREMENT SAMPLES", excludes="--schedule-file or "
         "--pipeline-schedule auto or --profile-schedule-start")
     batch_size_steps: tuple[str, ...] = flag((),
         "Grow the batch by these steps, each START:SIZE: from START consumed samples on, a batch "
         "has SIZE samples. The first START is 0, the last SIZE is --global-batch-size.",
+        SAMPLES_OR_NONE,
         unset="off",
         metavar="SAMPLES:SIZE ...", excludes="--rampup-batch-size or "
         "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")

@@ -6,6 +6,7 @@ mistake, the rule stops silently. Each mistake is therefore reported only once.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 from megatron.flags.conditions import alternatives, holds
-from megatron.flags.declare import Declaration, Facts
+from megatron.flags.declare import LARGEST, Declaration, Facts
 from megatron.flags.groups import Flags, Rule, all_declarations
 
 
@@ -122,11 +123,19 @@ def value_mistakes(
         declaration, allowed = declared[option], declared[option].facts.range
         if value is None and declaration.default is MISSING:
             yield option, f"{option} is missing: {declaration.facts.help}"
-        numbers = value if isinstance(value, tuple) else (value,)
-        if allowed and not all(
-            allowed.contains(number) for number in numbers if isinstance(number, (int, float))
-        ):
+        if allowed and not all(map(allowed.contains, _numbers_in(value))):
             yield option, f"{declaration.shown(value)}: must be {allowed.words}"
+
+
+def _numbers_in(value: object) -> list[float]:
+    """Return the numbers of a flag's value: the value itself, those of a tuple, those in words."""
+    if isinstance(value, tuple):
+        return [number for part in value for number in _numbers_in(part)]
+    if isinstance(value, str):
+        most = len(str(LARGEST)) + 1  # of more digits Python may refuse to make a number
+        found = (digits.lstrip("0") for digits in re.findall(r"[0-9]+", value))
+        return [int(digits[:most] or "0") for digits in found]
+    return [value] if isinstance(value, (int, float)) else []
 
 
 def pairing_mistakes(

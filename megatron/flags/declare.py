@@ -116,7 +116,8 @@ class Facts:
 
     Attributes:
         help: the flag's meaning, in a sentence or two.
-        range: the numbers that the flag may take.
+        range: the numbers that the flag may take. If its words hold several whole numbers, as in
+            0:8, each of them.
         unset: in words, the value of a flag without a default if the flag is not given.
         metavar: the form of its values; by default the form of its type.
         choices: the words that the flag may be set to, if its type does not list them.

@@ -86,6 +86,18 @@ def test_an_extreme_is_refused_by_its_flag_or_lies_in_the_range(declared: Declar
             assert own or _means_another_flag(option, word), f"{option} {word}: {lines}"
 
 
+@pytest.mark.parametrize("number", ["1000000000001", "9" * 18, "9" * 200])
+@pytest.mark.parametrize(
+    "flags",
+    ["--rampup-batch-size 1 1 {}", "--batch-size-steps 0:1 {}:2", "--batch-size-steps 0:{}"],
+)
+def test_numbers_in_words_have_ranges_too(flags: str, number: str) -> None:
+    given = flags.format(number)
+    with pytest.raises(ValueError, match=given) as told:
+        parse([*RUN.split(), *given.split()], 1, speak=False)
+    assert str(told.value) == f"{given}: must be at least 0 and at most 1,000,000,000,000"
+
+
 def _means_another_flag(option: str, word: str) -> bool:
     """Return whether Megatron gives a number outside of the range a meaning of its own."""
     return (option, word) == ("--eval-iters", "-1")
