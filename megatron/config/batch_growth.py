@@ -4,6 +4,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatron.data.batch_sizes import Rampup, SizeSteps
+from megatron.flags.declare import LARGEST
+
+
+def _whole(word: str) -> int:
+    """Return a whole number; of more digits than any flag may have: a ``ValueError``."""
+    number = int(word)
+    if abs(number) > LARGEST:
+        raise ValueError(f"{word} is too large")
+    return number
 
 
 def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
@@ -21,7 +30,7 @@ def parse_rampup(words: Sequence[str], last: int, unit: int) -> Rampup | None:
         return None
     given = f"--rampup-batch-size {' '.join(words)}"
     try:
-        start, increment, samples = map(int, words)
+        start, increment, samples = map(_whole, words)
     except ValueError as error:
         raise ValueError(
             f"{given}: give three whole numbers: samples of the first batch, samples by which "
@@ -54,7 +63,7 @@ def parse_size_steps(words: Sequence[str], last: int, unit: int) -> SizeSteps | 
     given = f"--batch-size-steps {' '.join(words)}"
     entries = " ".join(words).replace(",", " ").split()
     try:
-        steps = [(int(begin), int(size)) for begin, size in (e.split(":") for e in entries)]
+        steps = [(_whole(begin), _whole(size)) for begin, size in (e.split(":") for e in entries)]
     except ValueError as error:
         raise ValueError(
             f"{given}: give pairs SAMPLES:SIZE of whole numbers, the samples after which batches "
