@@ -37,8 +37,9 @@ CONNECT_SECONDS: Final = 2.0
 SECOND_SPEAKER_SECONDS: Final = 4.0
 """How long the rank before a lost one waits for the rank after it to speak; it may be lost too."""
 
-PROBE_SECONDS, PROBES = 5, 6
-"""Seconds between two probes of a silent connection, and probes without an answer that end it."""
+PROBE_SECONDS, PROBES = 5, 24
+"""Seconds between two probes of a silent connection, and probes without an answer that end it: a
+network for sockets may be away for a minute while the links between GPUs go on."""
 
 MEET_SECONDS: Final = 60.0
 """How long a rank may take to publish its address."""
