@@ -60,39 +60,49 @@ MADE: Final = "2026-11-26"
 INTRODUCTION: Final = f"""# Choosing a schedule
 
 Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
-is beside the layers. This page compares all schedules for one model with three vocabularies.
+is beside the layers. The [glossary](glossary.md) explains the words and the letters, and says in a
+line what each [schedule](glossary.md#schedules) does. This page has three parts:
 
-**All figures of this page are predicted.** `python tools/choosing_page.py` writes those of the
-three vocabularies (made on {MADE}) with the cost model of the dry run, and runs nothing. To get the
-table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to its command
-line.
+* all schedules for one model, with vocabularies of 32k, 128k and 256k entries;
+* [when splitting the vocabulary pays](#when-does-splitting-the-vocabulary-pay), for Llama 3;
+* what [long samples](#long-samples) need.
+
+**All times and memories of jobs on this page are predicted.** `python tools/choosing_page.py`
+writes those of the first part (made on {MADE}) with the cost model of the dry run, and runs no job.
+To get the table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to
+its command line.
 
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
 and links attain shares of these rates. The shares were calibrated on published runs of Megatron-LM,
 most of them on A100s ([constants](predictions.md#constants)). No job of several GPUs has run this
-project's code. All of this page assumes that communications run while passes compute, at the cost
-of the multiprocessors that they occupy. On one H200 a product took 1.2 to 1.3 times as long while a
-receive waited beside it ([report](benchmarks/2026-11-26-h200/report.md)), whatever its blocks.
+project's code. This page assumes that communications run while passes compute, and that they slow
+passes only by the multiprocessors that they occupy. On one H200 a product took 1.2 to 1.3 times as
+long while a receive waited beside it, however many thread blocks the receive had
+([report](benchmarks/2026-11-26-h200/report.md)).
 <!-- from: benchmarks/2026-11-26-h200/report.md -->
 
 **What is a tie.** Predictions for 8 GPUs in one machine could be compared with 40 runs of 1F1B on
-8 A100s, in the paper's tables ([predictions](predictions.md#the-papers-tables)). The predicted
-times were {ERROR:.1%} off on average, and {_PAPER.most:.1f}% at most. Constants were fitted to pass
-times of runs like half of these; the other half was {_APART.mean:.1f}% off on average, and
-{_APART.most:.1f}% at most. This project's own iterations on one H200 were
-{_OWN.mean:.1f}% off on average, and {_OWN.most:.1f}% at most. No run on 8 H100s was compared.
-Times that differ by less than {ERROR:.1%} are called a tie here. That is a convention: times that
-differ by more may also be in the other order on a machine.
+8 A100s, in the tables of the paper on vocabulary parallelism (arXiv 2411.05288;
+[comparison](predictions.md#the-papers-tables)). The predicted times were {ERROR:.1%} off on
+average, and {_PAPER.most:.1f}% at most. Half of these runs have samples of 2,048 tokens. Constants
+were fitted to pass times of such runs, so the other half is the better check: its times were
+{_APART.mean:.1f}% off on average, and {_APART.most:.1f}% at most. This project's own iterations on
+one H200 were {_OWN.mean:.1f}% off on average, and {_OWN.most:.1f}% at most. No run on 8 H100s was
+compared. Times that differ by less than {ERROR:.1%} are called a tie here. That is a convention:
+times that differ by more may also be in the other order on a machine.
 <!-- from: predictions.md#predictions predictions.md#the-papers-tables -->
 
-The job: 32 layers of h = 4096, sequences of 2048 tokens, 32 microbatches over a pipeline of
-8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. There are three
-ways to treat the vocabulary: whole on the first and the last stage (`none`); whole on these two
-stages, with layers moved away from them (`redis`); or split over all ranks (`vocab-2`).
+The job of the first part: 32 layers of h = 4096, 32 microbatches of one sample of 2048 tokens, a
+pipeline of 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. Three
+[treatments](glossary.md#treatments-of-the-vocabulary) of the vocabulary are compared: whole on the
+first and the last stage (`none`); whole on these two stages, with layers moved away from them
+(`redis`); or split over all ranks (`vocab-2`). A row with more than
+{GPUS[DEVICE].memory / GIB:.0f} GiB does not fit; its time is for comparison.
 <!-- figures: the memory of a data sheet -->
 
 A ● in a table, and a name in a picture, is on the Pareto front: no other row takes as little time
-and as little memory. A ≈ marks rows that tie with the fastest.
+and as little memory (before rounding). A ≈ marks rows that tie with the fastest. V is the number of
+rows of the vocabulary.
 """
 
 RUN: Final = "run: python tools/choosing_page.py"
@@ -197,8 +207,21 @@ def advice(found: Sequence[Choice]) -> str:
         )
     return said + (
         f" With the vocabulary on the first and the last stage, {whole.words} is best: "
-        f"{_slower(whole, fastest)}. With layers moved away from these stages (redis), "
-        f"{layers.words} is best: {_slower(layers, fastest)}."
+        f"{_slower(whole, fastest)}. {_of_redis(found, layers, fastest)}"
+    )
+
+
+def _of_redis(found: Sequence[Choice], best: Choice, fastest: Choice) -> str:
+    """Return a sentence about ``redis``, which may move no layer at all."""
+    whole, moved = (
+        {one.schedule: one[2:] for one in found if one.treatment == treatment}
+        for treatment in ("none", "redis")
+    )
+    if whole == moved:
+        return "`redis` moves no layer here, so its rows are those of `none`."
+    return (
+        f"With layers moved away from these stages (redis), {best.words} is best: "
+        f"{_slower(best, fastest)}."
     )
 
 

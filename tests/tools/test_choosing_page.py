@@ -65,6 +65,16 @@ def test_the_advice_follows_from_the_figures() -> None:
     assert "and none that ties takes less memory" in advice([found[0], *found[3:]])
 
 
+def test_a_redis_that_moves_no_layer_is_not_called_best() -> None:
+    found = [choice("fast", 1.0, 60), choice("a", 1.5, 80, "none"), choice("a", 1.5, 80, "redis")]
+    assert advice(found).endswith(
+        "`a` (1.500 s, 80.0 GiB) is best: 50% slower than the fastest. `redis` moves no layer "
+        "here, so its rows are those of `none`."
+    )
+    moved = [*found[:2], choice("a", 1.4, 80, "redis")]
+    assert "moved away from these stages (redis), `a` (1.400 s" in advice(moved)
+
+
 def test_differences_in_the_advice_are_those_of_the_figures_beside_them() -> None:
     """The differences of the figures before rounding would be shown as 3.7 GiB and 41%."""
     found = [
