@@ -29,7 +29,7 @@ BASE = (
         pytest.param(
             "endless", "has more than .* bytes: give another file", marks=pytest.mark.full
         ),
-        ("folder", "cannot be read .*: give a text file"),
+        ("folder", "is a folder, not a file: give another file"),
     ],
     ids=["deep", "binary", "endless", "folder"],
 )

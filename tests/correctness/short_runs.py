@@ -181,6 +181,11 @@ class Job:
             for iteration in range(self.iterations)
         ]
 
+    @property
+    def evaluated(self) -> list[RandomMicrobatch]:
+        """The microbatches of an evaluation, whose tokens all have the same weight."""
+        return [microbatch for batch in self.batches(seed=1)[:2] for microbatch in batch]
+
     def learning_rates(self) -> list[float]:
         """Of every iteration: linear from 0 to the peak, then half a cosine to a tenth of it."""
         rates = []

@@ -51,9 +51,7 @@ def test_evaluation_under_every_treatment(layout: Layout, ranks: RankPool) -> No
     """
     result = run(ranks, JOB, layout, evaluate_after=(JOB.iterations - 1,))
     weights = {name: value.double() for name, value in result.final.items()}
-    first_two = JOB.batches(seed=1)[:2]  # eval_iters
-    together = [microbatch for batch in first_two for microbatch in batch]
-    expected, _ = loss_and_gradients(weights, together, JOB.options)
+    expected, _ = loss_and_gradients(weights, JOB.evaluated, JOB.options)
     assert result.evaluations == pytest.approx([expected], rel=1e-6)
 
 

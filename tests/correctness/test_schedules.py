@@ -77,10 +77,9 @@ def run(ranks: RankPool, job: Job, layout: Layout) -> list[RankRun]:
 
 
 def evaluated(job: Job, final: Parameters) -> float:
-    """The plain GPT's loss over two batches, as ``eval_iters`` says, with these weights."""
+    """The plain GPT's loss over all tokens of two batches, as ``eval_iters`` says, at ``final``."""
     weights = {name: value.double() for name, value in final.items()}
-    losses = [loss_and_gradients(weights, b, job.options)[0] for b in job.batches(seed=1)[:2]]
-    return sum(losses) / 2
+    return loss_and_gradients(weights, job.evaluated, job.options)[0]
 
 
 def check(ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout: Layout) -> None:

@@ -292,8 +292,8 @@ def test_logits_formed_again_are_proposed_before_layers_computed_again() -> None
     fitting = text.split("what would fit, the fastest first:\n")[1]
     proposed = re.findall(r"^  (--.*?): ", fitting, re.MULTILINE)
     speeds = [float(own) for own in re.findall(r", ([\d.]+) samples/s", fitting)]
-    assert len(proposed) == ALTERNATIVES
-    assert proposed[0] == "--pipeline-schedule 1f1b --vocab-recompute"
+    assert len(proposed) > 1
+    assert proposed[0] == "--vocab-recompute"
     assert speeds[0] == pytest.approx(again.train.global_batch_size / less.seconds, abs=0.01)
     assert all("--recompute-granularity" in other for other in proposed[1:])
     assert "vocabulary none with recomputed logits;" in next(dry_run(again, small))
