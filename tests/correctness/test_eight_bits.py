@@ -90,7 +90,8 @@ def test_gradients_are_those_of_rounded_factors(
 ) -> None:
     """Those of a plain GPT whose linear layers round by themselves, and not of one that does not.
 
-    What the two add up differently may round a number to the next one: few numbers, by little.
+    What the two add up differently may round a number to the next one: few numbers, by little. How
+    many depends on the CPU: 1.4e-3 of the gradient on one kind, below 1e-3 on others.
     """
     model = MODELS[name]
     parameters = random_parameters(model, dtype=torch.float32)
@@ -115,7 +116,7 @@ def test_gradients_are_those_of_rounded_factors(
     for key, value in expected.items():
         error = float((found[key] - value).norm() / value.norm())
         rounding = float((wide[key] - value).norm() / value.norm())
-        assert error < 1e-3 < 0.02 < rounding < 0.5, (key, error, rounding)
+        assert error < 3e-3 < 0.02 < rounding < 0.5, (key, error, rounding)
     assert wide_loss != pytest.approx(loss, rel=1e-6)
 
 
