@@ -323,7 +323,7 @@ choose_sizes() {
   fi
   words+=(${HIDDEN_SIZE:+--hidden-size "$HIDDEN_SIZE"} ${ATTENTION_HEADS:+--heads "$ATTENTION_HEADS"}
     ${MICRO_BATCH_SIZE:+--micro-batch-size "$MICRO_BATCH_SIZE"})
-  mkdir -p "$root/.cache"
+  mkdir -p "$root/.cache" 2>/dev/null || true
   kept="$root/.cache/sizes-$(cksum <<<"${words[*]} $(uname -n)" | tr ' ' -)"
   if [[ -s "$kept" ]]; then
     found="$(<"$kept")"
@@ -332,7 +332,7 @@ choose_sizes() {
     printf 'Timing a product of the model on this machine, to choose its size: some seconds\n' >&2
     found="$(OMP_NUM_THREADS=1 "$venv/bin/python" "$root/tools/first_model.py" "${words[@]}")" ||
       return 0 # it has said why
-    printf '%s\n' "$found" >"$kept"
+    { printf '%s\n' "$found" >"$kept"; } 2>/dev/null || true # the folder may be read-only
   fi
   measured_precision="$(sed -n 's/^PRECISION=//p' <<<"$found")"
   HIDDEN_SIZE="$(sed -n 's/^HIDDEN_SIZE=//p' <<<"$found")"
@@ -343,9 +343,14 @@ measured_precision=""
 if ((gpus == 0)); then
   LAYERS="${LAYERS:-$((2 * p))}"
   SEQ_LENGTH="${SEQ_LENGTH:-64}" # many short samples: the loss of a small batch falls more smoothly
+  # Ranks and groups of queries must divide the heads, and a width of its own has fewer than 8.
+  if ((t > 1)) || [[ -n "${GQA:-}" ]]; then ATTENTION_HEADS="${ATTENTION_HEADS:-8}"; fi
   # A batch of an own size may not divide; flags of sizes win anyway; nodes must not differ.
-  sizes=' --(hidden-size|num-layers|seq-length|micro-batch-size|global-batch-size)[= ]'
-  if [[ -n "${GLOBAL_BATCH_SIZE:-}" ]]; then MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"; fi
+  sizes=' --(hidden-size|num-layers|seq-length|micro-batch-size)[= ]'
+  batches=' --(global-batch-size|rampup-batch-size|batch-size-steps|step-batch-size-schedule)[= ]'
+  if [[ -n "${GLOBAL_BATCH_SIZE:-}" || "$given" =~ $batches ]]; then
+    MICRO_BATCH_SIZE="${MICRO_BATCH_SIZE:-1}"
+  fi
   if ((samples && nodes == 1)) && ! on DRY_RUN && ! [[ "$given" =~ $sizes ]] &&
     [[ -z "${HIDDEN_SIZE:-}" || -z "${MICRO_BATCH_SIZE:-}" ]]; then
     choose_sizes

@@ -1,9 +1,9 @@
 """Judges the command line of a training job before the job starts, in one process.
 
 ``pretrain_gpt.sh`` calls it with the flags of ``pretrain_gpt.py``, and with ``WORLD_SIZE`` set to
-the ranks of the job. With ``ONLY_WORDS`` set, only names and values are read, because the script
-does not know the other flags yet. Mistakes are printed, and the exit status is then 2. Mistakes
-about the files of data are left to the ranks.
+the ranks of the job. With ``ONLY_WORDS`` set, only the names of flags are judged, because other
+mistakes depend on flags that the script adds later. Mistakes are printed, and the exit status is
+then 2. Mistakes about the files of data are left to the ranks.
 """
 
 import os
@@ -22,6 +22,7 @@ with in_environment():
     from megatron.flags.readable import as_error
 
 _FILES = ("--data-path ", "--tokenizer-model ")
+_UNKNOWN = " is no flag"
 
 
 def mistakes(argv: Sequence[str], world_size: int) -> list[str]:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, ranks = sys.argv[1:] if argv is None else argv, os.environ.get("WORLD_SIZE") or "1"
     helps = not {"-h", "--help"}.isdisjoint(words)
     if os.environ.get("ONLY_WORDS") and not helps:
-        found = sort_words(words, DECLARED).mistakes
+        found = [line for line in sort_words(words, DECLARED).mistakes if _UNKNOWN in line]
     else:
         found = mistakes(words, int(ranks))
     if found:

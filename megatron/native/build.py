@@ -40,7 +40,10 @@ def _built(extension: Extension, tell_every: float) -> bool:
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
     try:
-        load_extension(extension, extension.source.parent)
+        try:
+            load_extension(extension, extension.source.parent)
+        except OSError:  # a folder of sources that cannot be written: ranks take the cache
+            load_extension(extension)
     except LOAD_ERRORS as error:
         _say(f"{name} is not compiled, slower code takes its place: {reason(error)}")
         return False

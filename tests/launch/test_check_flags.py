@@ -42,6 +42,25 @@ def test_all_mistakes_but_those_of_files_that_are_made_later(
     assert all(line.startswith(begin) for line, begin in zip(lines, told, strict=True))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--deterministic-mode",
+        "--num-layers-per-virtual-pipeline-stage 1 "
+        "--microbatch-group-size-per-virtual-pipeline-stage 2",
+        "--embedding-init-method-std 0.006",
+    ],
+)
+def test_names_alone_are_judged_before_the_other_flags_are_known(
+    flags: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to these depends on flags that the script adds."""
+    monkeypatch.setenv("ONLY_WORDS", "1")
+    assert main(flags.split()) == 0
+    assert main([*flags.split(), "--num-layrs", "2"]) == 2
+    assert capsys.readouterr().err.count("is no flag") == 1
+
+
 def script(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", str(ROOT / "pretrain_gpt.sh"), *flags],

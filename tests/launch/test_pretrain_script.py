@@ -212,6 +212,27 @@ def test_the_rate_of_a_laptop_falls_with_the_width(cpu: Machine, hidden: int, ra
     assert float(training["--min-lr"]) == pytest.approx(rate / 10)
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--global-batch-size 6",
+        "--rampup-batch-size 2 2 24",
+        "--batch-size-steps 0:2 24:6",
+        "--step-batch-size-schedule 0:2",
+    ],
+)
+def test_an_own_batch_on_a_laptop_has_microbatches_of_one_sample(cpu: Machine, flag: str) -> None:
+    assert cpu.line(*flag.split()).training["--micro-batch-size"] == "1"
+    assert cpu.line(*flag.split(), MICRO_BATCH_SIZE=2).training["--micro-batch-size"] == "2"
+
+
+@pytest.mark.parametrize("variables", [{"TP_SIZE": 2}, {"GQA": 4}])
+def test_heads_of_a_narrow_model_can_be_shared(cpu: Machine, variables: dict[str, int]) -> None:
+    training = cpu.line(HIDDEN_SIZE=96, **variables).training
+    assert training["--num-attention-heads"] == "8"
+    assert cpu.line(HIDDEN_SIZE=96).training["--num-attention-heads"] == "3"
+
+
 class Laptop(Machine):
     """A machine without GPUs on which the script runs to the end: the environment is a stand-in."""
 
