@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Final
 
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import number_of_replicas
@@ -75,16 +76,25 @@ def with_default_batch(flags: Flags) -> Flags:
 def without_training(flags: Flags) -> Flags:
     """Return the flags with a length and a learning rate where a run without training lacks them.
 
-    No step is taken, so neither of them changes anything.
+    No step is taken, so neither of them changes anything. Without a length, spans of the learning
+    rate are spans of nothing, so they are left out too.
     """
     train, optimizer = flags[TrainFlags], flags[OptimizerFlags]
     if not train.skip_train:
         return flags
     if train.train_iters is None and train.train_samples is None:
         train = replace(train, train_iters=1)
+        optimizer = replace(optimizer, **_NO_SPANS)
     if optimizer.lr is None:  # required in training, so its type does not say so
         optimizer = replace(optimizer, lr=1.0)
     return flags.replaced(train, optimizer)
 
+
+_NO_SPANS: Final[dict[str, Any]] = {
+    "lr_decay_style": "constant",
+    **dict.fromkeys(("lr_decay_iters", "lr_decay_samples", "lr_warmup_fraction")),
+    **dict.fromkeys(("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
+    **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), 0),
+}
 
 _PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."

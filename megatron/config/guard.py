@@ -11,7 +11,7 @@ from megatron.config.checkpoint import CheckpointFlags
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, evaluation_batches, iterations
-from megatron.flags.declare import INTERVAL_OR_NONE, MINUTES, SECONDS, Range, flag, option_of
+from megatron.flags.declare import INTERVAL_OR_NONE, SECONDS, Range, flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
 
 
@@ -29,7 +29,7 @@ class GuardFlags:
         idle_without="--exit-signal-handler")
     exit_duration_in_mins: float | None = flag(None,
         "Save and leave at the end of the first iteration after this many minutes.",
-        Range(1e-6, MINUTES.most),
+        Range(1e-6, 10**12),
         unset="never")
     kill_switch_path: Path | None = flag(None,
         "Save and leave at the end of the iteration in which this file appears.", unset="none")
@@ -50,7 +50,7 @@ class GuardFlags:
     hang_seconds: float | None = flag(None,
         "Seconds without progress of a rank after which the job ends and names the ranks that are "
         "stuck.",
-        Range(1, SECONDS.most), unset="half of --distributed-timeout-minutes")
+        Range(0.1, SECONDS.most), unset="half of --distributed-timeout-minutes")
     check_weight_hash_across_dp_replicas_interval: int | None = flag(None,
         "Iterations between two checks that ranks with the same weights hold the same bits; a rank "
         "that differs is named, and the run ends. It is checked before every save too. 0: never.",

@@ -9,7 +9,6 @@ from megatron.config.records import RecordConfig
 from megatron.config.train import TrainFlags, iterations
 from megatron.flags.declare import (
     BANDWIDTH,
-    COUNT,
     INTERVAL,
     LATENCY,
     NOT_NEGATIVE,
@@ -46,9 +45,9 @@ class LogFlags:
         "Record layer by layer too, in --log-jsonl and as curves: the routers' losses, the balance "
         "of experts, and how many tokens have chosen each expert.", idle_without="--num-experts")
     profile: bool = flag(False, "Write a torch profiler trace.")
-    profile_step_start: int = flag(10, "First traced iteration.", COUNT,
+    profile_step_start: int = flag(10, "First traced iteration.", INTERVAL,
         idle_without="--profile")
-    profile_step_end: int = flag(12, "First iteration that is no longer traced.", COUNT,
+    profile_step_end: int = flag(12, "First iteration that is no longer traced.", INTERVAL,
         idle_without="--profile")
     profile_dir: Path = flag(Path("profile"), "Folder of the traces.",
         idle_without="--profile")
@@ -60,10 +59,10 @@ class LogFlags:
         "File for the timeline of the last iteration as it ran, in the simulator's format.",
         unset="none")
     profile_schedule_start: int | None = flag(None, "First iteration whose passes are timed.",
-        COUNT, unset="never")
+        INTERVAL, unset="never")
     profile_schedule_end: int | None = flag(None,
-        "First iteration whose passes are no longer timed.", COUNT, unset="three iterations later",
-        idle_without="--profile-schedule-start")
+        "First iteration whose passes are no longer timed.", INTERVAL,
+        unset="three iterations later", idle_without="--profile-schedule-start")
     save_measured_costs: Path | None = flag(None,
         "Write the measured costs of passes to this file, for --measured-costs.",
         unset="not saved", needs="--profile-schedule-start", lack="needs measured passes")

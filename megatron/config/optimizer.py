@@ -6,9 +6,9 @@ from typing import Final, Literal, NamedTuple
 
 from megatron.config.train import TrainFlags, batch_sizes, iterations
 from megatron.flags.declare import (
-    COUNT,
     EPSILON,
     FACTOR,
+    MEMORY,
     NOT_NEGATIVE,
     SAMPLES,
     SAMPLES_OR_NONE,
@@ -51,7 +51,7 @@ class OptimizerFlags:
     lr_decay_style: DecayStyle = flag("linear",
         "How the learning rate falls after the warm-up. WSD: it stays at its peak, and falls only "
         "at the end of the decay span.")
-    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", COUNT,
+    lr_decay_iters: int | None = flag(None, "Iterations until --min-lr is reached.", SAMPLES,
         unset="--train-iters", excludes="--lr-decay-samples")
     lr_decay_samples: int | None = flag(None,
         "Samples until --min-lr is reached, for --train-samples.", SAMPLES,
@@ -101,8 +101,8 @@ class OptimizerFlags:
         "Whose AdamW updates on GPUs. local: one Triton kernel of this project; apex: "
         "apex.optimizers.FusedAdam, if NVIDIA's package is installed; torch: PyTorch's. auto: the "
         "first of these that is there.", idle_with=_NO_ADAM)
-    adam_beta1: float = flag(0.9, "First-moment decay.", SHARE, idle_with=_SGD)
-    adam_beta2: float = flag(0.999, "Second-moment decay.", SHARE, idle_with=_SGD)
+    adam_beta1: float = flag(0.9, "First-moment decay.", MEMORY, idle_with=_SGD)
+    adam_beta2: float = flag(0.999, "Second-moment decay.", MEMORY, idle_with=_SGD)
     adam_eps: float = flag(1e-8, "Added to the root of the second moment.", EPSILON,
         idle_with=_SGD)
     sgd_momentum: float = flag(0.9, "Share of the sum of gradients that a step of SGD keeps.",

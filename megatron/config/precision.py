@@ -12,8 +12,9 @@ from megatron.flags.declare import INTERVAL, Range, flag, option_of, up_to
 from megatron.flags.groups import Flags, Rule
 from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 
-_SCALE: Final = Range(1, 1 << 40)
-"""Loss scales lift small gradients into the range of fp16; a larger one would only overflow."""
+_SCALE: Final = Range(2.0**-10, 1 << 40)
+"""Loss scales lift small gradients into the range of fp16, and a scale below 1 lowers large ones. A
+larger one would only overflow, a smaller one lose all gradients."""
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
 NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"

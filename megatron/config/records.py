@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from megatron.flags.declare import COUNT, INTERVAL, flag
+from megatron.flags.declare import INTERVAL, flag
 from megatron.flags.groups import Flags, copied
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
@@ -28,7 +28,7 @@ class RecordFlags:
     tensorboard_log_interval: int = flag(1,
         "Iterations between two points of the curves of loss, rate and norm. Other curves have a "
         "point for every --log-interval.", INTERVAL, idle_without=_CURVES)
-    tensorboard_queue_size: int = flag(1000, "Points that may wait to be written.", COUNT,
+    tensorboard_queue_size: int = flag(1000, "Points that may wait to be written.", INTERVAL,
         idle_without="--tensorboard-dir")
     log_timers_to_tensorboard: bool = flag(False,
         "Draw curves of times, throughput and the ranks' idle share too.", idle_without=_CURVES)

@@ -13,7 +13,7 @@ from megatron.config.dimension import Choice, Dimension
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
-from megatron.flags.declare import COUNT, DEPTH, DEPTH_OR_NONE, SECONDS, flag, option_of
+from megatron.flags.declare import DEPTH, DEPTH_OR_NONE, PATIENCE, Range, flag, option_of
 from megatron.flags.groups import Flags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
@@ -70,19 +70,19 @@ class PipelineFlags:
     zero_bubble_max_pending_backward: float | None = flag(None,
         "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
         "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
-        "auto takes a schedule within this limit. A schedule that needs more is refused.", COUNT,
-        unset="no limit",
+        "auto takes a schedule within this limit. A schedule that needs more is refused.",
+        Range(1, 10**12), unset="no limit",
         metavar="MICROBATCHES")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
         "0 has found. Without this flag a search ends by itself, and auto compares schedules for "
         "20 s on a known GPU, after up to 10 s for bounds if it compares slices or the like too, "
         "and then plans schedules that could still be better for up to 20 s.",
-        SECONDS, unset="no limit")
+        PATIENCE, unset="no limit")
     advice_seconds: float = flag(20.0,
         "Seconds that a dry run looks for settings that fit, or plans the other schedules that "
         "auto compares. Then it names the settings or schedules that it did not try.",
-        SECONDS, idle_without="--dry-run")
+        PATIENCE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
         "as many microbatches as 1f1b.")

@@ -54,7 +54,7 @@ class TrainFlags:
         unset="off",
         metavar="SAMPLES:SIZE ...", excludes="--rampup-batch-size or "
         "--schedule-file or --pipeline-schedule auto or --profile-schedule-start")
-    train_iters: int | None = flag(None, "Iterations of the whole job.", COUNT,
+    train_iters: int | None = flag(None, "Iterations of the whole job.", SAMPLES,
         unset="by --train-samples")
     train_samples: int | None = flag(None, "Samples of the whole job.", SAMPLES,
         unset="by --train-iters")

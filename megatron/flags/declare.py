@@ -81,6 +81,8 @@ POSITIVE = Range(1e-9, 1e9)
 
 SHARE = Range(0, 0.999999)
 """A share of something of which a part must remain."""
+MEMORY = Range(0, 1 - 1e-9)
+"""Share of a running mean that a step keeps; 1 would never learn anything."""
 PERCENT = Range(1e-6, 1)
 PROBABILITY = Range(0, 1)
 FACTOR = Range(1e-4, 1e4)
@@ -103,6 +105,8 @@ DEPTH = up_to(100_000)
 DEPTH_OR_NONE = Range(0, 100_000)
 MINUTES = up_to(366 * 24 * 60)
 SECONDS = Range(0, 366 * 24 * 3600)
+PATIENCE = Range(0, 10**12)
+"""Seconds after which something is given up; a large number means never."""
 BANDWIDTH = Range(1e-3, 1e6)
 """GB/s in one direction; a number outside is in another unit, and plans would only wait."""
 LATENCY = Range(0, 1e5)

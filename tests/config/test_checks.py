@@ -677,6 +677,8 @@ def test_a_run_without_training_needs_no_length_and_no_learning_rate(
     assert config.train.final_sets == ("validation", "test")
     assert config.train.eval_iters == 10
     assert not config.notes
+    for spans in ("--lr-warmup-iters 10", "--lr-warmup-samples 100", "--lr-decay-style WSD"):
+        parse(command_line(base, f"{flags} {spans}", without), 1)
     with pytest.raises(ValueError, match=r"(?s)--lr is missing.*--train-iters or --train-samples"):
         parse(command_line(base, "", without), 1)
 

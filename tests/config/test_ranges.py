@@ -46,6 +46,25 @@ def test_a_number_without_a_meaning_is_refused_with_flag_value_and_way_out(flags
     assert "must be at least" in way_out or "leave it out" in way_out
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--fp16 --min-loss-scale 0.5",
+        "--fp16 --loss-scale 0.5",
+        "--exit-duration-in-mins 1000000",
+        "--search-seconds 1e9",
+        "--lr-decay-iters 1000000000000",
+        "--profile --profile-step-end 1000000000000",
+        "--tensorboard-dir curves --tensorboard-queue-size 1000000000000",
+        "--zero-bubble-max-pending-backward 10000000000",
+        "--adam-beta2 0.9999999",
+        "--hang-seconds 0.5",
+    ],
+)
+def test_a_number_that_means_never_or_nearly_always_is_taken(flags: str) -> None:
+    parse([*RUN.split(), *flags.split()], 1, speak=False)
+
+
 def test_every_number_has_a_range_with_two_ends() -> None:
     without = {own.option for own in NUMBERS if own.facts.range is None and not own.facts.reads}
     assert not without
