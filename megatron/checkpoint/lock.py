@@ -5,7 +5,8 @@ process ends, so a dead job blocks nobody. The content of the file only tells pe
 lock.
 
 The folder may come from a stranger. A file of this name that is a link, or holds something else
-than the name of a job, is left as it is, and the job does not save there.
+than the name of a job, is left as it is, and the job does not save there. A name that a job could
+not write to its end, as the power or the disk ended, is written anew.
 
 Somebody may remove the folder while a job runs. Another job could then lock a new file of the same
 name. So before every save a job checks that the name still belongs to the file that it has locked.
@@ -15,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -33,6 +35,17 @@ _LARGEST: Final = 1 << 12
 
 PATIENCE: Final = 10.0
 """Seconds to wait for the lock: a launcher may start a job before the last job has ended."""
+
+_BLANKS: Final = "\0 \t\r\n"
+"""Characters that a file may have in place of those that were never written."""
+
+_SIGNATURE: Final = (
+    ('{"host": "', r'[^"\0]*'),
+    ('", "pid": ', r"[0-9]*"),
+    (', "since": "', r'[^"\0]*'),
+    ('"}', ""),
+)
+"""Parts of the text that a job writes: characters that are always the same, and a value's form."""
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 """Error numbers of a file system that has no locks."""
@@ -142,14 +155,14 @@ def _opened(path: Path) -> TextIO:
 
 
 def _check_content(file: TextIO, path: Path) -> None:
-    """Check that a job may write its name over the content of a file.
+    """Check that a job may write its name over a file's content: a name, or the beginning of one.
 
     Raises:
         NoLockError: the file holds something else than the name of a job.
     """
     file.seek(0)
-    content = file.read(_LARGEST)
-    if content and _owner(content) is None:
+    content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST or (_owner(content) is None and not _is_torn(content)):
         raise NoLockError(
             f"{path} is a file of somebody else, and jobs write their names to a file of this "
             "name; move it away"
@@ -185,6 +198,16 @@ def _holder(file: TextIO) -> str:
     if owner is None:
         return "another job"
     return f"process {owner['pid']} of {owner['host']}, since {owner['since']},"
+
+
+def _is_torn(content: str) -> bool:
+    """Return whether a job was ended while it wrote the content, so that blanks are the rest."""
+    rest = content.strip(_BLANKS)
+    for same, value in _SIGNATURE:
+        if not rest.startswith(same):
+            return same.startswith(rest)
+        rest = re.sub(value, "", rest[len(same) :], count=1)
+    return not rest
 
 
 def _owner(content: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -125,3 +127,29 @@ def test_other_faults_of_the_disk_are_raised(
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="Input/output error"), lock.held(tmp_path):
         pass
+
+
+SIGNATURE: Final = '{"host": "node-7", "pid": 31, "since": "2026-11-28 16:00:00+00:00"}'
+TORN: Final = (
+    *("\n", " \n", "\0" * 87, "\0" * 4096, SIGNATURE[:20] + "\0" * 40, SIGNATURE + "\0" * 40),
+    *(SIGNATURE[:end] for end in range(0, len(SIGNATURE), 3)),
+)
+OTHER: Final = (
+    *("\0" * 4097, "{}", '{"host": "a", "port": 1', '{"hosts', '"', '{"host": "no\0de'),
+    *('{"host": "node-7", "pid": 31}', SIGNATURE + "x", "x" + SIGNATURE),
+)
+
+
+@pytest.mark.parametrize("torn", TORN)
+def test_a_name_that_was_not_written_to_its_end_is_overwritten(torn: str, tmp_path: Path) -> None:
+    (tmp_path / lock.LOCK).write_text(torn)
+    with lock.held(tmp_path, 0):
+        assert json.loads((tmp_path / lock.LOCK).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_the_beginning_of_another_text_is_left(other: str, tmp_path: Path) -> None:
+    (tmp_path / lock.LOCK).write_text(other)
+    with pytest.raises(lock.NoLockError, match="of somebody else"), lock.held(tmp_path, 0):
+        pass
+    assert (tmp_path / lock.LOCK).read_text() == other
