@@ -2,13 +2,14 @@
 
 A corpus is mapped into memory, so tokens that somebody writes into it are trained on at once, and
 a run would not notice. So a run remembers size, time and a sample of the content of every file, and
-compares them now and then.
+compares them now and then. A file that was replaced by another file of its name is only told: the
+run has mapped the old one.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -31,11 +32,13 @@ class Seen:
     """A file as it was seen.
 
     Attributes:
+        file: device and number on it; another file of the same name has others.
         size: bytes.
         time: when it was last written to, in nanoseconds since 1970.
         sample: a hash of spots of its content, evenly spaced from its first byte to its last.
     """
 
+    file: tuple[int, int]
     size: int
     time: int
     sample: str
@@ -56,11 +59,13 @@ class CorpusWatch:
     files: Sequence[Path] = ()
     epoch: int = 1
     _seen: dict[Path, Seen] = field(default_factory=dict, init=False)
+    _told: set[Path] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         for path in self.files:
             stat = path.stat()
-            self._seen[path] = Seen(stat.st_size, stat.st_mtime_ns, self._sample(path))
+            sample = self._sample(path)
+            self._seen[path] = Seen(_file(stat), stat.st_size, stat.st_mtime_ns, sample)
 
     def check(self, *, content: bool = True) -> list[str]:
         """Compare all files with their state at the beginning.
@@ -69,11 +74,12 @@ class CorpusWatch:
             content: whether content is compared, too; one rank of a machine is enough for that.
 
         Returns:
-            A line about each file that was written to, or is gone, without a difference that this
-            run would read. Each is told once.
+            A line about each file that was written to, was replaced, or is gone, without a
+            difference that this run would read. Each is told once.
 
         Raises:
-            ValueError: a file has another size or other content; the message names the file.
+            ValueError: a file, and no other one of its name, has another size or other content; the
+                message names the file.
         """
         return [line for path in self.files if (line := self._check(path, content))]
 
@@ -81,6 +87,8 @@ class CorpusWatch:
         seen = self._seen[path]
         try:
             stat = path.stat()
+            if _file(stat) != seen.file:
+                return self._replaced(path)
             if stat.st_size != seen.size:
                 raise ValueError(
                     f"{path} has {stat.st_size} bytes, and had {seen.size} when the run began: "
@@ -100,8 +108,18 @@ class CorpusWatch:
                 f"{path} was written to on {_day(time)}, while the run read it: its size and a "
                 "sample of its content are as before, the rest is not compared"
             )
-        self._seen[path] = Seen(seen.size, time, seen.sample)
+        self._seen[path] = replace(seen, time=time)
         return said if time != seen.time else None
+
+    def _replaced(self, path: Path) -> str | None:
+        """Return a line about a file that is another one than at the beginning, if it is new."""
+        if path in self._told:
+            return None
+        self._told.add(path)
+        return (
+            f"{path} was replaced; this run goes on with the old file; a restart would read the "
+            "new one"
+        )
 
     def _sample(self, path: Path) -> str:
         """Return a hash of the spots of a file."""
@@ -112,6 +130,10 @@ class CorpusWatch:
             for number in range(spots):
                 found.update(os.pread(file.fileno(), _SPOT, last * number // (spots - 1)))
         return found.hexdigest()
+
+
+def _file(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
 
 
 def _day(nanoseconds: int) -> str:
