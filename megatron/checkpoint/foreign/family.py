@@ -59,16 +59,18 @@ class Family:
 
         Args:
             config: fields of ``config.json``.
-            seq_length: tokens per sample; ``None``: as many as the model has positions.
+            seq_length: tokens per sample; ``None``: as many as the model has positions. A model
+                with RoPE gets positions for more tokens than ``config.json`` says.
 
         Raises:
-            ForeignError: a field is damaged, or has a value that this program does not support.
+            ForeignError: a field is damaged, or has a value that this program does not support; or
+                samples have more tokens than there are learned positions.
         """
         config = config.renamed(self.aliases)
         values = self.read(config)
         positions = values["max_position_embeddings"]
         length = positions if seq_length is None else seq_length
-        if values.get("rope_type") == "dynamic":  # it is made for more positions than it was given
+        if values.get("position_embedding_type") == "rope":  # it turns any position
             values["max_position_embeddings"] = max(positions, length)
         elif length > positions:
             name = "n_positions" if "n_positions" in config else "max_position_embeddings"
@@ -177,10 +179,9 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
 
 def written_sizes(model: ModelConfig) -> Values:
     """Return the fields of ``config.json`` that ``sizes`` reads, and ``tie_word_embeddings``."""
-    is_dynamic = model.rope_type == "dynamic"
-    positions = (
-        model.original_max_position_embeddings if is_dynamic else model.max_position_embeddings
-    )
+    positions = max(model.max_position_embeddings, model.seq_length)
+    if model.rope_type == "dynamic":
+        positions = model.original_max_position_embeddings
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,

@@ -40,6 +40,8 @@ def same_layers(model: ModelConfig) -> ModelConfig:
     local["moe_layer_pattern"] = tuple(map(int, has_experts))
     if all(has_experts):
         local["ffn_hidden_size"] = model.moe_ffn_hidden_size
+    if model.position_embedding_type == "rope":  # it turns any position
+        local["max_position_embeddings"] = max(model.max_position_embeddings, model.seq_length)
     if model.rope_type == "dynamic":  # the original length is their number of positions
         local["max_position_embeddings"] = model.original_max_position_embeddings
     if not any(has_window):

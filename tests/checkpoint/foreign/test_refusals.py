@@ -1,5 +1,6 @@
 """Models that this program and ``transformers`` would compute differently are refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are n
         ("gemma 2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0"),
         ("llama 2", {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
         ("llama 2", {"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
-        ("llama 2", {"max_position_embeddings": 19}, "max_position_embeddings 19 is less than"),
         ("gpt2", {"n_positions": 19}, "n_positions 19 is less than --seq-length 20"),
         ("deepseek v3", {"norm_topk_prob": None}, "norm_topk_prob is null"),
     ],
@@ -50,6 +50,17 @@ def test_refused_by_name(family: str, fields: dict[str, Any], words: str) -> Non
     config = Fields(config_of(family) | fields, "config.json")
     with pytest.raises(ForeignError, match=words):
         family_of(config).model_of(config, 20)
+
+
+def test_rope_has_positions_for_longer_samples() -> None:
+    """``max_position_embeddings`` limits no rotation; older checkpoints have less than a sample."""
+    family = family_of(Fields(config_of("llama 2"), "config.json"))
+    fields = Fields(config_of("llama 2") | {"max_position_embeddings": 16}, "config.json")
+    model = family.model_of(fields, 20)
+    assert (model.seq_length, model.max_position_embeddings) == (20, 20)
+    for positions, written in ((16, 20), (20, 20), (64, 64)):
+        exported = family.config_of(replace(model, max_position_embeddings=positions))
+        assert exported["max_position_embeddings"] == written
 
 
 def test_dynamic_rope_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
