@@ -24,8 +24,12 @@ from megatron.data.preparation.encode import TOLD, Encoded, Tokens
 from megatron.native.files import read_bytes, replace_text, sync, unlinked
 
 _STATE = "state.json"
-_FILE = re.compile(r"state\.json|\d+\.(bin|lengths|documents|idx)|\.state\.json\.[-0-9a-f]+")
-"""Names of the files of a run; the last one is of a state that was being written."""
+_FILE = re.compile(
+    r"state\.json|\d+\.(bin|lengths|documents|idx)|\.state\.json\.[-0-9a-f]+"
+    r"|\.nfs[0-9a-f]+|\.DS_Store|\._.*"
+)
+"""Names of the files of a run, the last one of a state that was being written; and of files that
+file systems add: NFS for a removed file that is still open, and macOS."""
 
 
 @dataclass
