@@ -137,6 +137,18 @@ def test_masks_of_gpt2_are_causal(tmp_path: Path) -> None:
         assert f"{name} is a table" in refused(folder, tmp_path / "refused")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_score_of_hidden_positions_may_be_rounded(dtype: torch.dtype, tmp_path: Path) -> None:
+    """bf16 has 8 bits, so it rounds -10000 to a multiple of 64: -9984."""
+    folder = saved("gpt2", tmp_path / "theirs")
+    name, score = "transformer.h.1.attn.masked_bias", torch.tensor(-1e4).to(dtype)
+    assert score == (-9984 if dtype == torch.bfloat16 else -10000)
+    rewritten(folder, lambda tensors: tensors.update({name: score}))
+    run("import", folder, tmp_path / "ours", "--seq-length", 20)
+    rewritten(folder, lambda tensors: tensors.update({name: score / 2}))
+    assert f"{name} is a table" in refused(folder, tmp_path / "refused")
+
+
 def test_copies_of_multi_token_prediction_are_compared_with_a_tied_embedding(
     tmp_path: Path,
 ) -> None:
