@@ -29,6 +29,8 @@ from megatron.checkpoint.folder import DamagedError
 from megatron.native.files import read_bytes
 
 METADATA: Final = ".metadata"
+LARGEST: Final = 1 << 33
+"""Bytes of the largest metadata that is read: it has room for 50 million parts of tensors."""
 
 CLASSES: Final = {
     "torch.distributed.checkpoint.metadata": {
@@ -69,7 +71,7 @@ def read_metadata(where: Path) -> Metadata:
             f"{where / folder.MANIFEST} does not list {METADATA}, so that nobody has checked it"
         )
     try:
-        metadata = unpickled(read_bytes(path))
+        metadata = unpickled(read_bytes(path, LARGEST, is_told=True))
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check(name, saved, metadata.storage_data, files)
