@@ -22,6 +22,9 @@ _SPOT: Final = 1 << 12
 _SPOTS: Final = (64, 512)
 """Most spots of a file, and of all files together: a few milliseconds on a local disk."""
 
+_FEWEST: Final = 2
+"""Fewest spots of a file: its beginning and its end. Of many files only some are sampled."""
+
 WAY_OUT: Final = (
     "put back the file with which the run began, and go on from the last checkpoint (--load)"
 )
@@ -35,13 +38,14 @@ class Seen:
         file: device and number on it; another file of the same name has others.
         size: bytes.
         time: when it was last written to, in nanoseconds since 1970.
-        sample: a hash of spots of its content, evenly spaced from its first byte to its last.
+        sample: a hash of spots of its content, evenly spaced from its first byte to its last;
+            ``None``: its content is not compared.
     """
 
     file: tuple[int, int]
     size: int
     time: int
-    sample: str
+    sample: str | None = None
 
 
 @dataclass
@@ -49,11 +53,11 @@ class CorpusWatch:
     """The files of a run's corpora, and how they were when the run began.
 
     Args:
-        files: the files; each is read.
+        files: the files.
         epoch: samples of the run after which a corpus is read once more from its beginning.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file is missing.
     """
 
     files: Sequence[Path] = ()
@@ -64,14 +68,24 @@ class CorpusWatch:
     def __post_init__(self) -> None:
         for path in self.files:
             stat = path.stat()
-            sample = self._sample(path)
-            self._seen[path] = Seen(_file(stat), stat.st_size, stat.st_mtime_ns, sample)
+            self._seen[path] = Seen(_file(stat), stat.st_size, stat.st_mtime_ns)
 
-    def check(self, *, content: bool = True) -> list[str]:
+    def compare_content(self) -> None:
+        """Sample the files, so that checks compare content, too.
+
+        One process of a machine is enough for that. Of more than 256 files 256 are sampled, evenly
+        spaced among all.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        sampled = min(len(self.files), _SPOTS[1] // _FEWEST)
+        for number in range(sampled):
+            path = self.files[number * len(self.files) // sampled]
+            self._seen[path] = replace(self._seen[path], sample=self._sample(path))
+
+    def check(self) -> list[str]:
         """Compare all files with their state at the beginning.
-
-        Args:
-            content: whether content is compared, too; one rank of a machine is enough for that.
 
         Returns:
             A line about each file that was written to, was replaced, or is gone, without a
@@ -81,9 +95,9 @@ class CorpusWatch:
             ValueError: a file, and no other one of its name, has another size or other content; the
                 message names the file.
         """
-        return [line for path in self.files if (line := self._check(path, content))]
+        return [line for path in self.files if (line := self._check(path))]
 
-    def _check(self, path: Path, content: bool) -> str | None:
+    def _check(self, path: Path) -> str | None:
         seen = self._seen[path]
         try:
             stat = path.stat()
@@ -94,7 +108,7 @@ class CorpusWatch:
                     f"{path} has {stat.st_size} bytes, and had {seen.size} when the run began: "
                     f"{WAY_OUT}"
                 )
-            if content and self._sample(path) != seen.sample:
+            if seen.sample is not None and self._sample(path) != seen.sample:
                 raise ValueError(
                     f"{path} has other content than when the run began (of as many bytes; written "
                     f"to on {_day(stat.st_mtime_ns)}), so that the run reads other tokens: "
@@ -124,7 +138,7 @@ class CorpusWatch:
     def _sample(self, path: Path) -> str:
         """Return a hash of the spots of a file."""
         found = hashlib.blake2b(digest_size=16)
-        spots = max(2, min(_SPOTS[0], _SPOTS[1] // len(self.files)))
+        spots = max(_FEWEST, min(_SPOTS[0], _SPOTS[1] // len(self.files)))
         with open_file(path) as file:
             last = max(0, os.fstat(file.fileno()).st_size - _SPOT)
             for number in range(spots):

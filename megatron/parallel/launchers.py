@@ -75,6 +75,17 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | 
     return None
 
 
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of this process on its machine, 0 if no launcher tells it.
+
+    Some users set ``RANK`` and ``WORLD_SIZE`` themselves in a job of srun or MPI. Then another
+    launcher's variable counts where ``LOCAL_RANK`` is missing.
+    """
+    names = ("LOCAL_RANK", *(known.local_rank for known in LAUNCHERS))
+    found = next((value for name in names if (value := environment.get(name))), "0")
+    return int(found) if found.isdecimal() else 0
+
+
 def _of_torchrun(launcher: Launcher, environment: Mapping[str, str]) -> dict[str, str]:
     """Return torchrun's variables; a value that is not known is empty."""
     size = environment[launcher.size]

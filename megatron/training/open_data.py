@@ -13,6 +13,7 @@ from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
 from megatron.parallel.grid import Coordinates
+from megatron.parallel.launchers import local_rank
 from megatron.schedules.counted import counted
 
 _ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)
@@ -62,6 +63,8 @@ def open_data(
     if config.full_validation and evaluations:
         validation = None
     datasets = build_datasets(config, (train.dataset_samples, validation, 0), vocab_size)
+    if local_rank() == 0:
+        datasets.corpora.compare_content()
     test, notes = _test_set(config, train, vocab_size)
 
     def loader(

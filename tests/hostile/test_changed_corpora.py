@@ -40,6 +40,13 @@ def corpus(tmp_path: Path) -> Path:
     return write(tmp_path / "corpus", 1000)
 
 
+def watched(prefix: Path) -> CorpusWatch:
+    """Watch a corpus, and its content."""
+    watch = CorpusWatch(IndexedDataset(prefix).files, 100)
+    watch.compare_content()
+    return watch
+
+
 def other_tokens(prefix: Path) -> None:
     """Write other tokens into the file, in place."""
     with Path(f"{prefix}.bin").open("r+b") as file:
@@ -65,7 +72,7 @@ CHANGES: Final[dict[str, tuple[Callable[[Path], None], str]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_told_with_the_file(change: str, corpus: Path) -> None:
-    watch = CorpusWatch(IndexedDataset(corpus).files)
+    watch = watched(corpus)
     assert watch.check() == []
     make, said = CHANGES[change]
     make(corpus)
@@ -79,7 +86,7 @@ def test_a_replaced_corpus_is_told_once_and_the_old_one_is_read(
 ) -> None:
     """Mapped memory is the old file's as long as it is mapped (mmap(2))."""
     old = IndexedDataset(corpus)
-    watch = CorpusWatch(old.files)
+    watch = watched(corpus)
     write(corpus, documents, first=7)
     lines = [
         f"{path} was replaced; this run goes on with the old file; a restart would read the new one"
@@ -95,7 +102,7 @@ def test_a_replaced_corpus_is_told_once_and_the_old_one_is_read(
 
 
 def test_a_change_of_a_last_byte_is_seen(corpus: Path) -> None:
-    watch = CorpusWatch(IndexedDataset(corpus).files)
+    watch = watched(corpus)
     with Path(f"{corpus}.bin").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x7f")
@@ -104,7 +111,7 @@ def test_a_change_of_a_last_byte_is_seen(corpus: Path) -> None:
 
 
 def test_what_changes_no_token_is_noted_once(corpus: Path) -> None:
-    watch = CorpusWatch(IndexedDataset(corpus).files)
+    watch = watched(corpus)
     os.utime(f"{corpus}.bin", (1e9, 1e9))
     (note,) = watch.check()
     assert re.match(
@@ -130,8 +137,8 @@ def test_files_are_checked_when_an_epoch_begins(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_watch, "AT_MOST_EVERY", 0.0)
-    watch = DataWatch(CorpusWatch(IndexedDataset(corpus).files, 100), print, local_rank=0)
-    other = DataWatch(CorpusWatch(IndexedDataset(corpus).files, 100), print, local_rank=1)
+    watch = DataWatch(watched(corpus), print)
+    other = DataWatch(CorpusWatch(IndexedDataset(corpus).files, 100), print)
     assert not watch.is_due(40)
     assert not watch.is_due(99)
     assert watch.is_due(100)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from megatron.parallel.environment import Launched, launched, missing_for_meeting
-from megatron.parallel.launchers import PORTS, adopt_launcher, first_node
+from megatron.parallel.launchers import PORTS, adopt_launcher, first_node, local_rank
 
 SRUN = {
     "SLURM_PROCID": "13",
@@ -114,3 +114,11 @@ def test_by_default_it_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     adopt_launcher()
     assert os.environ["WORLD_SIZE"] == "2"
+
+
+def test_the_number_on_a_machine_is_known_where_the_user_has_set_the_rank_alone() -> None:
+    ranks = {"RANK": "13", "WORLD_SIZE": "20"}
+    for variables, found in ((SRUN, 5), (OPEN_MPI, 1), (MPICH, 1), ({}, 0)):
+        assert local_rank(variables | ranks) == found
+    assert local_rank(SRUN | {"LOCAL_RANK": "2"}) == 2
+    assert local_rank({"LOCAL_RANK": ""}) == 0
