@@ -6,10 +6,14 @@ when they are asked for, which is rare.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from megatron.schedules.lower import Instruction, Program, Run, Wait
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
+
+END_OF_SAVE: Final = "the end of a save"
+"""The phase of a rank that waits until its part of a checkpoint is written."""
 
 
 class Position:

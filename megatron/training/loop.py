@@ -14,6 +14,7 @@ from megatron.checkpoint.lock import FolderLock
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.runtime.feed import Feed
+from megatron.runtime.position import END_OF_SAVE
 from megatron.training.end_of_run import last_screen
 from megatron.training.evaluations import Evaluations
 from megatron.training.exit_signals import ExitSignals
@@ -328,7 +329,7 @@ class _Loop:
 
     def let_save_end(self) -> None:
         """Wait for a checkpoint that is being written: it may be the last one of the run."""
-        with self._position.within("the end of a save", may_last=True):
+        with self._position.within(END_OF_SAVE, may_last=True):
             self._checkpoints.report(wait=True)
 
     def _skip_consumed(self) -> None:

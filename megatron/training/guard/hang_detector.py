@@ -20,7 +20,7 @@ from typing import Final
 import torch.distributed as dist
 
 from megatron.parallel.groups import Groups
-from megatron.runtime.position import Position
+from megatron.runtime.position import END_OF_SAVE, Position
 from megatron.training.failure import end_silently, end_with_reason
 from megatron.training.guard.neighbours import Neighbours
 from megatron.training.guard.places import Place, hang, place_of, table
@@ -50,6 +50,7 @@ class HangDetector:
         self, rendezvous: Rendezvous, seconds: float, neighbours: Neighbours | None = None
     ) -> None:
         self._neighbours = neighbours or Neighbours(rendezvous)
+        self._neighbours.ends_a_save = lambda: self._position.phase == END_OF_SAVE
         self._position = Position()
         self._groups: Groups | None = None
         self._size = rendezvous.size
@@ -77,6 +78,7 @@ class HangDetector:
             Seconds to wait for the answer. If a rank is lost, this process ends before that.
         """
         if self._neighbours.another_told:
+            self._neighbours.take_leave("left")  # or its neighbours would say that it is lost
             end_silently(1)
         self._lost.set()
         is_watched = self._neighbours.lost is not None or self._neighbours.is_linked

@@ -7,7 +7,9 @@ both neighbours know. They pass the word on in both directions, and every rank e
 the lost one says which rank was lost. A machine that is out of reach stops to answer the probes of
 TCP, which takes ``PROBES`` probes.
 
-A rank that ends in good order, or has said itself why it ends, takes leave first.
+A rank that ends in good order, or has said itself why it ends, takes leave first. If it has said
+why, the other ranks end too: at once by themselves, if they have found the same fault, and
+otherwise after ``TOLD_SECONDS``, as their main threads may wait for that rank.
 """
 
 import json
@@ -18,14 +20,14 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
 import torch.distributed as dist
 
-from megatron.training.failure import GRACE_SECONDS, end_silently, end_with_reason
+from megatron.training.failure import GRACE_SECONDS, SILENT_SECONDS, end_silently, end_with_reason
 from megatron.training.rendezvous import Rendezvous, come
 from megatron.training.words import ranks_in_words
 
@@ -40,6 +42,10 @@ SECOND_SPEAKER_SECONDS: Final = 4.0
 PROBE_SECONDS, PROBES = 5, 24
 """Seconds between two probes of a silent connection, and probes without an answer that end it: a
 network for sockets may be away for a minute while the links between GPUs go on."""
+
+TOLD_SECONDS: Final = SILENT_SECONDS + 2 * GRACE_SECONDS
+"""How long a rank that hears why the job ends has to end by itself. A rank that has found the same
+fault ends after ``SILENT_SECONDS``, with its own status."""
 
 MEET_SECONDS: Final = 60.0
 """How long a rank may take to publish its address."""
@@ -81,14 +87,17 @@ class Neighbours:
     Attributes:
         rendezvous: where the ranks have met.
         news: what has become of other ranks, by rank; several threads may read it.
+        ends_a_save: tells whether this rank waits for the end of a save before it ends by itself.
     """
 
     rendezvous: Rendezvous
     news: dict[int, News] = field(default_factory=dict)
+    ends_a_save: Callable[[], bool] = lambda: False
     _links: list[_Link] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _word: str = ""
     _is_ending: bool = False
+    _is_told: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -222,7 +231,7 @@ class Neighbours:
         return True
 
     def _hear(self, news: News, source: _Link) -> None:
-        """Note news, pass them on, and end this rank if another one is lost.
+        """Note news, pass them on, and end this rank if another one is lost or told why it ends.
 
         Both neighbours of a lost rank tell of it. The word of the rank after it counts more, so
         that one rank speaks.
@@ -239,6 +248,19 @@ class Neighbours:
         if news.event == "lost" and not self._is_ending:
             self._is_ending = True
             threading.Thread(target=self._end, name="end", daemon=True).start()
+        elif news.event == "told" and not self._is_told:
+            self._is_told = True
+            threading.Thread(target=self._end_as_told, name="end as told", daemon=True).start()
+
+    def _end_as_told(self) -> None:
+        """End this process unless it ends by itself; the reason is on the screen already."""
+        end = time.monotonic() + TOLD_SECONDS
+        while time.monotonic() < end:
+            time.sleep(TOLD_SECONDS / 50)
+            if self.ends_a_save():
+                end = time.monotonic() + TOLD_SECONDS
+        self.take_leave("left")
+        end_silently(1)
 
     def _end(self) -> None:
         """End this process. A signal to all ranks, such as Ctrl-C, has a moment to reach them."""

@@ -4,9 +4,13 @@ Ranks are threads with sockets of their own; a rank dies by closing its sockets,
 system does for a process.
 """
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -62,22 +66,25 @@ def ring(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Rin
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setattr(neighbours, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(neighbours, "SECOND_SPEAKER_SECONDS", 1.0)
+    monkeypatch.setattr(neighbours, "TOLD_SECONDS", 1.0)
     of_thread = threading.local()
 
     def end(how: object) -> NoReturn:
         made.ended[of_thread.rank] = how
         raise EndedError
 
-    own_end = Neighbours._end
+    def noted(own_end: Callable[[Neighbours], None]) -> Callable[[Neighbours], None]:
+        def end_of(self: Neighbours) -> None:
+            of_thread.rank = self.rendezvous.rank
+            with suppress(EndedError):
+                own_end(self)
 
-    def noted(self: Neighbours) -> None:
-        of_thread.rank = self.rendezvous.rank
-        with suppress(EndedError):
-            own_end(self)
+        return end_of
 
     monkeypatch.setattr(neighbours, "end_with_reason", end)
     monkeypatch.setattr(neighbours, "end_silently", end)
-    monkeypatch.setattr(Neighbours, "_end", noted)
+    monkeypatch.setattr(Neighbours, "_end", noted(Neighbours._end))
+    monkeypatch.setattr(Neighbours, "_end_as_told", noted(Neighbours._end_as_told))
     made = Ring(request.param)
     return made
 
@@ -114,19 +121,84 @@ def test_the_rank_before_speaks_if_the_rank_after_is_silent(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("ring", [4], indirect=True)
-@pytest.mark.parametrize("event", ["left", "told"])
-def test_a_rank_that_took_leave_is_not_missed(ring: Ring, event: Any) -> None:
-    ring.ranks[2].take_leave(event)
+def test_a_rank_that_left_in_good_order_is_not_missed(ring: Ring) -> None:
+    ring.ranks[2].take_leave("left")
     ring.wait(lambda: all(2 in ring.ranks[rank].news for rank in (1, 3)))
     ring.dies(2)
-    if event == "told":
-        ring.wait(lambda: ring.ranks[0].another_told)
-    time.sleep(0.5)
+    time.sleep(1.5)
     assert not ring.ended
     assert all(own.lost is None for own in ring.ranks)
     ring.dies(0)  # the ring is open at rank 2, and the news goes the other way
     assert str(ring.ends(1)[0]).startswith("error: rank 0 was lost: ")
     ring.ends(3)
+
+
+@pytest.mark.parametrize("ring", [4], indirect=True)
+def test_ranks_that_wait_for_a_rank_that_told_why_it_ends_end_in_silence(ring: Ring) -> None:
+    """Their main threads do nothing, as in a collective; rank 1 hears two ranks tell."""
+    ring.ranks[2].take_leave("told")
+    ring.wait(lambda: all(ring.ranks[rank].another_told for rank in (0, 1, 3)))
+    ring.dies(2)
+    time.sleep(0.3)
+    assert not ring.ended, "ranks with the same fault have time to end by themselves"
+    ring.ranks[0].take_leave("told")
+    ring.wait(lambda: len(ring.ranks[1].news) == 2)
+    assert ring.ends(0, 1, 3) == [1, 1, 1]
+    assert all(own.lost is None for own in ring.ranks)
+
+
+@pytest.mark.parametrize("ring", [3], indirect=True)
+def test_a_rank_that_is_told_why_waits_for_its_own_save(ring: Ring) -> None:
+    saving = threading.Event()
+    saving.set()
+    ring.ranks[0].ends_a_save = saving.is_set
+    ring.ranks[2].take_leave("told")
+    assert ring.ends(1) == [1]
+    time.sleep(0.7)
+    assert 0 not in ring.ended
+    saving.clear()
+    assert ring.ends(0) == [1]
+
+
+BLOCKED = """
+import sys, time
+import torch.distributed as dist
+from megatron.training.guard import neighbours
+from megatron.training.rendezvous import Rendezvous
+
+neighbours.TOLD_SECONDS = 1.0
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.TCPStore("localhost", port, 2, rank == 0)
+dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=2)
+connect = lambda: dist.TCPStore("localhost", port, 2, False)
+own = neighbours.Neighbours(Rendezvous(store, rank, 2, connect))
+own.join()
+while len([link for link in own._links if link.rank is not None]) < 2:
+    time.sleep(0.01)
+if rank == 0:
+    dist.barrier()
+time.sleep(0.5)  # rank 0 comes to its barrier
+own.take_leave("told")
+time.sleep(3600.0)
+"""
+"""Rank 0 waits for rank 1 in a collective, and rank 1, which never joins, tells why it ends."""
+
+
+def test_a_process_that_waits_in_a_collective_for_one_that_told_ends() -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", BLOCKED, str(rank), str(port)], env=environment)
+        for rank in (0, 1)
+    ]
+    try:
+        assert jobs[0].wait(2 * SECONDS) == 1
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
 
 
 @pytest.mark.parametrize("ring", [4], indirect=True)
