@@ -156,7 +156,9 @@ class _Loop:
 
     def run_all(self, agreed_exit: AgreedExit) -> None:
         """Train all iterations, or until the ranks agree to leave."""
-        self._copies.begin(self.start.iteration)
+        phase = "the first reading of the optimizer"
+        with self.meter.paused(), self._position.within(phase, may_last=True):
+            self._copies.begin(self.start.iteration)
         with profiler(self._config.log, self._state.groups.world.rank) as profiler_step:
             for iteration in range(self.start.iteration, self.last):
                 self.run(iteration)

@@ -8,10 +8,11 @@ A sharded optimizer (ZeRO) leaves another fault without a trace in copies: all r
 same shards, also the shard of a rank whose optimizer does nothing. Such a rank knows that it had a
 gradient and that the step was taken; then a tensor of its optimizer must have changed.
 
-**How often.** Unless the user gives a number of iterations, checks cost at most ``SHARE`` of the
-time. The first estimate comes from the bytes of the tensors, the later ones from the last check:
-all ranks take the seconds of the slowest rank, divide them by the share and by the seconds of an
-iteration, and check again after so many iterations.
+**How often.** Unless the user gives a number of iterations, checks between saves cost at most
+``SHARE`` of the time. The checks before saves, and the reading of the optimizer's state before the
+first iteration, come on top. The first estimate comes from the bytes of the tensors, the later ones
+from the last check: all ranks take the seconds of the slowest rank, divide them by the share and by
+the seconds of an iteration, and check again after so many iterations.
 """
 
 import math
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.guard.held import Held, checksums, held_by
@@ -130,10 +132,10 @@ class Copies:
 
     def begin(self, iteration: int) -> None:
         """Note the optimizer's state before the first iteration, counted from 0."""
-        self._first, self._begin = iteration, time.perf_counter()
         if self.is_used:
             moments = [own for own in held_by(self._state) if own.is_moment]
             self._moments = dict(zip(map(self._key, moments), checksums(moments), strict=True))
+        self._first, self._begin = iteration, time.perf_counter()
 
     def note(self, finished: Finished | None) -> None:
         """Note whether an iteration that has become final has taken a step."""
@@ -214,11 +216,11 @@ class Copies:
         return self._keys[name]
 
     def _estimate(self) -> float:
-        """Return an estimate of the seconds of a check."""
-        rate = BYTES_PER_SECOND.get(self._state.groups.device.type, BYTES_PER_SECOND["cpu"])
-        held = list(held_by(self._state))
-        read = sum(own.tensor.numel() * own.tensor.element_size() for own in held)
-        return read / rate + len(held) * SECONDS_OF_TENSOR
+        """Return an estimate of the seconds of a check; the host may hold some of the tensors."""
+        return sum(
+            own.tensor.numel() * own.tensor.element_size() / _rate(own.tensor) + SECONDS_OF_TENSOR
+            for own in held_by(self._state)
+        )
 
     def _seconds_of_iteration(self, done: int) -> float:
         return (time.perf_counter() - self._begin) / max(1, done - self._first)
@@ -226,6 +228,11 @@ class Copies:
     def _plan(self, done: int, by_rank: Sequence[tuple[float, float]]) -> None:
         """Decide when to check next, from the seconds of a check and of an iteration on ranks."""
         self._next = done + iterations_apart(by_rank)
+
+
+def _rate(tensor: Tensor) -> float:
+    """Return the bytes of a tensor that its device checks in a second, by a low estimate."""
+    return BYTES_PER_SECOND.get(tensor.device.type, BYTES_PER_SECOND["cpu"])
 
 
 def iterations_apart(by_rank: Sequence[tuple[float, float]]) -> int:

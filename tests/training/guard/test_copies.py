@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,8 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.mixed_precision import Step
+from megatron.training import loop
+from megatron.training.guard import copies as copies_of_guard
 from megatron.training.guard.copies import (
     BYTES_PER_SECOND,
     SHARE,
@@ -37,6 +40,7 @@ from megatron.training.guard.copies import (
 )
 from megatron.training.iteration import run_iteration
 from megatron.training.loop import train
+from megatron.training.metrics.introduce import introduce
 from megatron.training.open_data import Data
 from megatron.training.own_tokens import kept_tokens
 from megatron.training.post_validated_step import make_train_step
@@ -325,3 +329,70 @@ def test_the_first_check_follows_an_estimate_and_all_ranks_agree(ranks: RankPool
     assert min(BYTES_PER_SECOND.values()) == 1e9
     config = JOB.config(Layout(1, "none", replicas=2))
     assert ranks.run(check_seldom, 2, config=config) == [list(range(10, 30))] * 2
+
+
+def test_the_estimate_is_of_the_device_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU trains, and the host keeps 10 GB of the optimizer: 10 s, besides 2 GB on the GPU."""
+
+    def of_size(gigabytes: float, device: str) -> Any:
+        tensor = SimpleNamespace(
+            device=torch.device(device), element_size=lambda: 4, numel=lambda: gigabytes * 1e9 / 4
+        )
+        return SimpleNamespace(tensor=tensor)
+
+    held = [of_size(10, "cpu"), of_size(2, "cuda")]
+    monkeypatch.setattr(copies_of_guard, "held_by", lambda state: held)
+    groups = SimpleNamespace(world_hosts=None, device=torch.device("cuda"))
+    state: Any = SimpleNamespace(groups=groups)
+    assert Copies(state, None)._estimate() == pytest.approx(10 + 0.01, rel=1e-3)
+
+
+def test_the_first_reading_is_no_part_of_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def slow(held: Any) -> list[int]:
+        clock[0] += 1000.0
+        return []
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(copies_of_guard, "held_by", lambda state: [])
+    monkeypatch.setattr(copies_of_guard, "checksums", slow)
+    state: Any = SimpleNamespace(groups=SimpleNamespace(world_hosts=None))
+    copies = Copies(state, None)
+    copies.begin(5)
+    clock[0] += 20.0
+    assert copies._seconds_of_iteration(15) == 2.0
+
+
+def first_reading(rank: int, world_size: int, *, config: RunConfig) -> tuple[str, bool, float]:
+    """Where a run takes its first reading, which sleeps, and the seconds of other pauses."""
+    state = build_train_state(config, connected(config))
+    found: list[Any] = []
+
+    def begin(self: Copies, iteration: int) -> None:
+        position = state.pipeline.position
+        found.extend((position.phase, position.may_last))
+        time.sleep(2.0)
+
+    def kept(*arguments: Any) -> Any:
+        found.append(introduce(*arguments))
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Copies, "begin", begin)
+        patch.setattr(loop, "introduce", kept)
+        train(config, state, Data(Batches(JOB.batches(), state.groups.replica)))
+    meter, phase, may_last = found
+    return phase, may_last, meter._paused["other"]
+
+
+def test_the_first_reading_is_a_phase_of_its_own_and_a_pause(ranks: RankPool) -> None:
+    config = JOB.config(Layout(1, "none"))
+    config = replace(
+        config,
+        log=replace(config.log, peak_tflops=1.0),
+        train=replace(config.train, eval_interval=None),
+    )
+    [(phase, may_last, paused)] = ranks.run(first_reading, 1, config=config)
+    assert (phase, may_last) == ("the first reading of the optimizer", True)
+    assert paused >= 2.0
