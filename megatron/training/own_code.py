@@ -5,9 +5,12 @@ on, and no number tells.
 """
 
 import hashlib
+import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -19,7 +22,9 @@ SOURCES: Final = "sources"
 """Name of the digest of all sources together."""
 
 _OF_VERSION: Final = "version of "
-_SUFFIXES: Final = (".py", ".cpp", ".txt")
+_SOURCES_AND_DATA: Final = ("*.py", "*.cpp", "table.txt")
+"""Patterns of the files that a wheel brings into a room (``setup.py``), besides ``_TYPED``."""
+
 _TYPED: Final = "py.typed"
 """A file in every room of this package. Rooms of Megatron-Core, which may lie beside them, lack it.
 """
@@ -46,18 +51,17 @@ def is_version(name: str) -> bool:
 def digests_of_files(root: Path = _ROOT) -> dict[str, str]:
     """Return a digest of every source in a folder of rooms, and of the script that runs.
 
-    Files of the rooms are named from the folder above ``root``.
+    Files of the rooms are named from the folder above ``root``. Editors keep notes and copies under
+    names that begin with a dot; such files and folders do not count.
     """
     rooms = sorted(path.parent for path in root.glob(f"*/{_TYPED}"))
-    found = {
-        str(path.relative_to(root.parent)): _digest(path)
-        for room in rooms
-        for path in sorted(room.rglob("*"))
-        if path.suffix in _SUFFIXES
+    digests = {
+        str(path.relative_to(root.parent)): _digest(path) for room in rooms for path in _files(room)
     }
+    found = {name: digest for name, digest in digests.items() if digest is not None}
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    if script.suffix == ".py" and script.is_file():
-        found[script.name] = _digest(script)
+    if script.suffix == ".py" and (digest := _digest(script)) is not None:
+        found[script.name] = digest
     return found
 
 
@@ -81,5 +85,20 @@ def _version(package: str) -> str:
         return "none"
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def _files(room: Path) -> Iterator[Path]:
+    """Yield the paths in a room that may be sources or data of the package."""
+    for folder, below, names in os.walk(room):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in sorted(names):
+            fits = any(fnmatchcase(name, pattern) for pattern in _SOURCES_AND_DATA)
+            if fits and not name.startswith("."):
+                yield Path(folder, name)
+
+
+def _digest(path: Path) -> str | None:
+    """Return the digest of a file; ``None``: there is no file, or it has gone meanwhile."""
+    if not path.is_file():
+        return None
+    with suppress(FileNotFoundError):
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return None

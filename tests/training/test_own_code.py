@@ -1,5 +1,6 @@
 """Ranks whose sources or packages differ are refused, by the name of the rank and of the file."""
 
+import ast
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,52 @@ def test_a_norm_times_another_number_is_another_file(copy: Path) -> None:
     assert unlike_files([before, before, digests_of_files(copy)]) == (
         "rank 2 has another megatron/layers/more.py and 1 other files"
     )
+
+
+def test_only_files_of_the_package_count(copy: Path) -> None:
+    """What editors and users leave in a room is no other code, and is no fault."""
+    before = digests_of_files(copy)
+    layers = copy / "layers"
+    (layers / ".#norm.py").symlink_to("user@machine.4711:1700000000")
+    (layers / "gone.py").symlink_to(layers / "nowhere.py")
+    (layers / ".norm.py").write_text("1")
+    (layers / "notes.txt").write_text("1")
+    for folder in ("x.txt", "x.py", ".ipynb_checkpoints"):
+        (layers / folder).mkdir()
+    (layers / ".ipynb_checkpoints" / "norm-checkpoint.py").write_text("1")
+    assert digests_of_files(copy) == before
+    (layers / "x.py" / "more.py").write_text("1")
+    assert digests_of_files(copy).keys() - before.keys() == {"megatron/layers/x.py/more.py"}
+
+
+def test_a_file_that_vanishes_does_not_count(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, own_read = digests_of_files(copy), Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.name == "norm.py":
+            raise FileNotFoundError(path)
+        return own_read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert before.keys() - digests_of_files(copy).keys() == {"megatron/layers/norm.py"}
+
+
+def test_every_file_that_a_wheel_brings_counts() -> None:
+    """The data of packages, by the one statement in setup.py; rooms are marked by py.typed."""
+    nodes = list(ast.walk(ast.parse((PACKAGE.parent / "setup.py").read_text())))
+    named = [node for node in nodes if isinstance(node, ast.keyword)]
+    [data] = [node.value for node in named if node.arg == "package_data"]
+    patterns = {"*.py", *ast.literal_eval(data)[""]} - {"py.typed"}
+    rooms = [path.parent for path in PACKAGE.glob("*/py.typed")]
+    files = {
+        str(path.relative_to(PACKAGE.parent))
+        for room in rooms
+        for pattern in patterns
+        for path in room.rglob(pattern)
+        if path.is_file() and not path.name.startswith(".")
+    }
+    assert {name for name in digests_of_files() if name.startswith("megatron/")} == files
+    assert "megatron/config/foreign/table.txt" in files
 
 
 def test_versions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
