@@ -208,7 +208,7 @@ def test_diverged_loss_ends_the_job_and_names_iteration_and_rank(corpus: Path) -
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
     [error] = errors_of(output)
-    assert re.match(r"error: iteration \d+: lm loss is \S+: .*rank [01]", error)
+    assert re.match(r"error: iteration \d+: lm loss is \S+: .*ranks? [01]", error)
 
 
 BROKEN = """
@@ -217,10 +217,10 @@ from typing import Any
 import pretrain_gpt
 from megatron.training import loop
 train = loop.run_iteration
-def broken(*arguments: Any) -> Any:
+def broken(*arguments: Any, **named: Any) -> Any:
     if os.environ["RANK"] == "0" and arguments[4] == 3:
         raise LookupError("a bug in iteration 4")
-    return train(*arguments)
+    return train(*arguments, **named)
 loop.run_iteration = broken
 pretrain_gpt.main()
 """
