@@ -31,6 +31,7 @@ with in_environment():
     from megatron.checkpoint import folder
     from megatron.checkpoint.choose import choose
     from megatron.checkpoint.folder import DamagedError
+    from megatron.checkpoint.foreign.core_reader import CoreReader
     from megatron.checkpoint.foreign.families import FAMILIES
     from megatron.checkpoint.foreign.hugging_face import (
         TYPES,
@@ -40,7 +41,6 @@ with in_environment():
     )
     from megatron.checkpoint.foreign.layouts import ForeignError
     from megatron.checkpoint.foreign.megatron_core import (
-        CoreReader,
         arguments,
         find,
         import_core,

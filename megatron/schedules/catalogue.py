@@ -287,6 +287,11 @@ OF_EVERY_SHAPE: Final = ("1f1b", "interleaved", "zb-v")
 """A schedule of every shape: a chunk for each rank, chunks in a circle, and chunks in a V."""
 
 
+def without_bubble(*, in_chunks: bool) -> str:
+    """Return the schedule to try after ``1f1b``: with W apart, and in chunks if layers allow it."""
+    return "zb-v" if in_chunks else "zb-h1"
+
+
 def compared_schedules(memory_limit: float | None) -> tuple[str, ...]:
     """Return the names of the schedules that ``auto`` compares.
 

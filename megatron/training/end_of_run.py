@@ -6,7 +6,9 @@ from statistics import fmean, median
 from typing import Final
 
 from megatron.config.run_config import RunConfig
+from megatron.config.schedule import DEFAULT_SCHEDULE
 from megatron.parallel.environment import ranks_share_cores
+from megatron.schedules.catalogue import without_bubble
 from megatron.simulator.compare import idle, total
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline
@@ -97,9 +99,9 @@ def _further(config: RunConfig, found: Prediction | None) -> Iterator[str]:
             f"--vocab-parallel {found.treatment}, in place of the flag that asked for "
             f"{parallel.vocab_parallel}, runs the predicted job"
         )
-    if parallel.pipeline_size > 1 and parallel.pipeline_schedule == "1f1b":
+    if parallel.pipeline_size > 1 and parallel.pipeline_schedule == DEFAULT_SCHEDULE:
         halves = config.model.num_layers % (2 * parallel.pipeline_size) == 0
-        other = "zb-v" if halves else "zb-h1"
+        other = without_bubble(in_chunks=halves)
         yield f"--pipeline-schedule {other} does the same work in another order"
     if config.log.record_timeline is None:
         trace = Path("run.json").with_suffix(TRACE)

@@ -17,8 +17,9 @@ from typing import Any, Final
 import pytest
 from harness.damage import DAMAGES, within
 
+from megatron.checkpoint.foreign.core_reader import CoreReader
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.checkpoint.foreign.megatron_core import COMMON, CoreReader, arguments
+from megatron.checkpoint.foreign.megatron_core import COMMON, arguments
 from megatron.checkpoint.metadata import METADATA
 
 COUNT: Final = 30

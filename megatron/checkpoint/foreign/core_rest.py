@@ -3,22 +3,20 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from megatron.checkpoint.foreign.core_reader import CoreReader, CoreTensor
 from megatron.checkpoint.foreign.derived import same_numbers
 from megatron.checkpoint.foreign.layouts import ForeignError, without_number
 from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
 from megatron.parallel.box import Box
 
-if TYPE_CHECKING:  # the reader's module calls this one
-    from megatron.checkpoint.foreign.megatron_core import CoreReader, CoreTensor
-
 _NO_WEIGHT: Final = re.compile(r"(^|\.)optimizer\.|(^|[./])_extra_state|^rng_state|^rerun_state")
 """Names of tensors that training needs and a model does not."""
 
 
-def check_rest(reader: "CoreReader", found: Mapping[str, "CoreTensor"], model: ModelConfig) -> None:
+def check_rest(reader: CoreReader, found: Mapping[str, CoreTensor], model: ModelConfig) -> None:
     """Refuse weights of a checkpoint for which a model has no use.
 
     Args:
@@ -49,7 +47,7 @@ def check_rest(reader: "CoreReader", found: Mapping[str, "CoreTensor"], model: M
             )
 
 
-def _check_copy(reader: "CoreReader", embedding: "CoreTensor") -> None:
+def _check_copy(reader: CoreReader, embedding: CoreTensor) -> None:
     """Refuse an output matrix that differs from the embedding to which it is to be tied."""
     saved = reader.tensors[OUTPUT_LAYER]
     size, dtype = tuple(saved.size), saved.properties.dtype

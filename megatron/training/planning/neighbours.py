@@ -30,8 +30,8 @@ _LEAST_DELAYED: Final = min(
 """The sharded treatment, with overlapped barriers, that adds the fewest microbatches in flight."""
 
 
-_ON_ONE_RANK: Final = "1f1b"
-"""The only schedule worth a look on one pipeline rank."""
+_ON_ONE_RANK: Final = OF_EVERY_SHAPE[0]
+"""The only schedule worth a look on one pipeline rank: a chunk for each rank, the least held."""
 
 
 @dataclass(frozen=True)
