@@ -5,11 +5,11 @@ Python's own modules only, because it speaks while PyTorch is loaded.
 
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic
 from typing import Final
+
+from megatron.native.slow_work import while_it_lasts
 
 TELL_FIRST: Final = 3.0
 """Seconds before the first line: a launcher has been loading for a while without a word."""
@@ -33,21 +33,12 @@ def telling(
         tell_every: seconds between two lines.
         environment: names the rank; a process that no launcher has started is silent.
     """
-    begin, ended = monotonic(), threading.Event()
-
-    def tell() -> None:
-        pause = first
-        while not ended.wait(pause):
-            pause = tell_every
-            line = f"starting: {monotonic() - begin:.0f} s so far for {doing}"
-            print(line, file=sys.stderr, flush=True)
-
-    teller = threading.Thread(target=tell, daemon=True)
-    if environment.get("RANK") == "0":
-        teller.start()
-    try:
+    if environment.get("RANK") != "0":
         yield
-    finally:
-        ended.set()
-        if teller.ident is not None:
-            teller.join()
+        return
+
+    def tell(seconds: float) -> None:
+        print(f"starting: {seconds:.0f} s so far for {doing}", file=sys.stderr, flush=True)
+
+    with while_it_lasts(tell, first, tell_every):
+        yield

@@ -8,13 +8,12 @@ goes on without: it compiles into the cache, or takes the slower versions in Pyt
 """
 
 import sys
-import threading
 from collections.abc import Sequence
-from time import monotonic
 from typing import Final
 
 from megatron.native.compile import reason
 from megatron.native.extensions import EXTENSIONS, LOAD_ERRORS, Extension, load_extension
+from megatron.native.slow_work import while_it_lasts
 
 TELL_EVERY: Final = 8.0
 """Seconds between two lines of a compilation that goes on."""
@@ -31,25 +30,20 @@ def build(extensions: Sequence[Extension] = EXTENSIONS, tell_every: float = TELL
 
 
 def _built(extension: Extension, tell_every: float) -> bool:
-    name, begin, ended = extension.source.name, monotonic(), threading.Event()
+    name = extension.source.name
 
-    def tell() -> None:
-        while not ended.wait(tell_every):
-            _say(f"compiling {name}, once per machine: {monotonic() - begin:.0f} s so far")
+    def tell(seconds: float) -> None:
+        _say(f"compiling {name}, once per machine: {seconds:.0f} s so far")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
     try:
-        try:
-            load_extension(extension, extension.source.parent)
-        except OSError:  # a folder of sources that cannot be written: ranks take the cache
-            load_extension(extension)
+        with while_it_lasts(tell, tell_every, tell_every):
+            try:
+                load_extension(extension, extension.source.parent)
+            except OSError:  # a folder of sources that cannot be written: ranks take the cache
+                load_extension(extension)
     except LOAD_ERRORS as error:
         _say(f"{name} is not compiled, slower code takes its place: {reason(error)}")
         return False
-    finally:
-        ended.set()
-        teller.join()
     return True
 
 

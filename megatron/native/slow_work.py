@@ -1,8 +1,10 @@
 """Says how far slow work is: a command that works in silence looks like one that hangs."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 _LOG = logging.getLogger(__name__)
@@ -30,3 +32,29 @@ def told(steps: Iterable[T], count: int, what: str) -> Iterator[T]:
         if number % _AT_ONCE == 0 and time.monotonic() - last >= TELL_EVERY:
             last = time.monotonic()
             _LOG.warning("%s: %s of %s", what, f"{number:,}", f"{count:,}")
+
+
+@contextmanager
+def while_it_lasts(tell: Callable[[float], None], first: float, every: float) -> Iterator[None]:
+    """Call ``tell`` with the seconds so far, in a thread of its own, while the block runs.
+
+    Args:
+        tell: says how long the work has lasted.
+        first: seconds before the first call.
+        every: seconds between two calls.
+    """
+    begin, ended = time.monotonic(), threading.Event()
+
+    def go_on() -> None:
+        pause = first
+        while not ended.wait(pause):
+            pause = every
+            tell(time.monotonic() - begin)
+
+    teller = threading.Thread(target=go_on, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
