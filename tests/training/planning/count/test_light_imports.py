@@ -41,6 +41,8 @@ ELSEWHERE = {
     "_efficient_attention_backward", "convolution", "_convolution", "cudnn_convolution",
     "convolution_overrideable", "_slow_conv2d_forward", "convolution_backward", "flex_attention",
     "flex_attention_backward",
+    # known to PyTorch from the first import of torch.nn.attention.varlen on
+    "_varlen_attn", "_varlen_attn_out", "_varlen_attn_backward",
 }  # fmt: skip
 
 
