@@ -16,6 +16,8 @@ with in_environment(), telling("loading PyTorch and this program"):
     from megatron.config.run_config import RunConfig
     from megatron.parallel.environment import launched, set_nccl_environment
     from megatron.parallel.launchers import adopt_launcher
+    from megatron.planning.dry_run import dry_run
+    from megatron.planning.run_plan import COMPARISON_SECONDS
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.connect import leave
@@ -26,8 +28,6 @@ with in_environment(), telling("loading PyTorch and this program"):
     from megatron.training.guard.orphans import end_with_torchrun
     from megatron.training.loop import train
     from megatron.training.out_of_memory import explained
-    from megatron.training.planning.dry_run import dry_run
-    from megatron.training.planning.run_plan import COMPARISON_SECONDS
     from megatron.training.prepare import agreed, prepare, set_up
     from megatron.training.rendezvous import join
 

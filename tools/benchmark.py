@@ -42,11 +42,11 @@ with in_environment():
     from megatron.flags.declare import COUNT, flag
     from megatron.flags.groups import Flags
     from megatron.parallel.environment import set_nccl_environment
+    from megatron.planning.race import chosen
+    from megatron.planning.run_plan import candidates, make_run_plan
     from megatron.schedules.catalogue import SCHEDULES, TRAITS
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.schedules.treatments import TREATMENTS
-    from megatron.training.planning.race import chosen
-    from megatron.training.planning.run_plan import candidates, make_run_plan
     from tools.benchmarking.allocator import allocator
     from tools.benchmarking.case import BASE, REFERENCES, BenchmarkCase
 

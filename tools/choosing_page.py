@@ -23,12 +23,12 @@ with in_environment():
     from megatron.config.command_line import parse
     from megatron.flags.command import read
     from megatron.flags.declare import flag
+    from megatron.planning.forecast_run import RunForecast, forecast_run
+    from megatron.planning.run_plan import asked
     from megatron.simulator.costs.accuracy import OWN, PAPER, PAPER_NOT_FITTED, RunClass
     from megatron.simulator.costs.gpus import GIB, GPUS
     from megatron.simulator.draw.picture import Box, Label, Line, Picture
     from megatron.simulator.draw.svg import paint_svg
-    from megatron.training.planning.forecast_run import RunForecast, forecast_run
-    from megatron.training.planning.run_plan import asked
     from tools.predictions.kept import kept
     from tools.predictions.ties import error_of, is_tie
 

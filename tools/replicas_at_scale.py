@@ -26,11 +26,11 @@ with in_environment():
     from megatron.config.run_config import RunConfig
     from megatron.flags.command import read
     from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+    from megatron.planning.forecast_run import RunForecast, forecast_run
+    from megatron.planning.run_plan import make_run_plan
     from megatron.schedules.catalogue import SCHEDULES
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu
-    from megatron.training.planning.forecast_run import RunForecast, forecast_run
-    from megatron.training.planning.run_plan import make_run_plan
 
 
 MODEL: Final = (

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.planning.planned_run import RunPlan
 from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
 from megatron.training.own_code import SOURCES, digests_of_files, is_version, unlike_files
-from megatron.training.planning.planned_run import RunPlan
 from megatron.training.rendezvous import Rendezvous, UserError
 
 Digests = Mapping[str, str]

@@ -8,14 +8,14 @@ from typing import Final
 from megatron.config.run_config import RunConfig
 from megatron.config.schedule import DEFAULT_SCHEDULE
 from megatron.parallel.environment import ranks_share_cores
+from megatron.planning.other_treatment import Prediction, predict_other
+from megatron.planning.run_plan import described
 from megatron.schedules.catalogue import without_bubble
 from megatron.simulator.compare import idle, total
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline
 from megatron.training.metrics.last_screen import LastScreen
 from megatron.training.outputs import TRACE
-from megatron.training.planning.other_treatment import Prediction, predict_other
-from megatron.training.planning.run_plan import described
 from megatron.training.setup import TrainState
 
 FEWEST: Final = 5

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.pipeline import Installed
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState
 
 

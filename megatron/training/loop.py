@@ -13,6 +13,7 @@ import time
 from megatron.checkpoint.lock import FolderLock
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.feed import Feed
 from megatron.runtime.position import END_OF_SAVE
 from megatron.training.end_of_run import last_screen
@@ -33,7 +34,6 @@ from megatron.training.metrics.log import open_log
 from megatron.training.metrics.records import Saved, SaveEvent, now
 from megatron.training.open_checkpoints import open_checkpoints, sole_writer, writer_hosts
 from megatron.training.open_data import Data
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.profiling.last_passes import LastPasses
 from megatron.training.profiling.observation import Observation

@@ -15,12 +15,12 @@ import torch
 
 from megatron.config.log import LogConfig
 from megatron.native.files import atomic_path
+from megatron.planning.host_room import machine_memory
 from megatron.runtime.position import Position
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted
 from megatron.schedules.lower import Run
 from megatron.simulator.units import MEMORY
-from megatron.training.planning.host_room import machine_memory
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 

@@ -12,6 +12,16 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
+from megatron.planning.context_choice import with_context_exchange
+from megatron.planning.must_fit import check_host, check_memory
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.prepared_advice import prepared_advice
+from megatron.planning.run_plan import (
+    COMPARISON_SECONDS,
+    depends_on_time,
+    make_run_plan,
+)
+from megatron.planning.settled import settled
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import (
@@ -29,16 +39,6 @@ from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.own_code import code_digests
 from megatron.training.own_tokens import kept_tokens, slices_of
-from megatron.training.planning.context_choice import with_context_exchange
-from megatron.training.planning.must_fit import check_host, check_memory
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.prepared_advice import prepared_advice
-from megatron.training.planning.run_plan import (
-    COMPARISON_SECONDS,
-    depends_on_time,
-    make_run_plan,
-)
-from megatron.training.planning.settled import settled
 from megatron.training.rendezvous import Rendezvous, UserError
 from megatron.training.setup import TrainState, build_train_state
 

@@ -38,6 +38,8 @@ from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.groups import ConnectedAxis, Groups, with_turns
 from megatron.parallel.lanes import make_lane
 from megatron.parallel.tensor import tensor_parallel
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank
@@ -46,8 +48,6 @@ from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
 from megatron.training.layer_figures import LayerFigures
 from megatron.training.own_tokens import slices_of
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_plan import make_run_plan
 
 
 @dataclass

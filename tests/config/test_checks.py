@@ -15,7 +15,7 @@ from megatron.config.model import ModelFlags
 from megatron.data.indexed import IndexedWriter
 from megatron.flags.groups import Flags
 from megatron.optimizer.lr_schedule import rates
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.planning.run_plan import make_run_plan
 
 VOCAB = 1000
 

@@ -7,9 +7,9 @@ import pytest
 
 from megatron.config.command_line import parse
 from megatron.optimizer.config import HostStates
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.gpus import GIB
-from megatron.training.planning.run_plan import make_run_plan
 
 RUN = [
     "--num-layers",

@@ -15,11 +15,11 @@ from megatron.config.log import DryRun
 from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GIB, GPUS
-from megatron.training.planning.run_plan import make_run_plan
 
 BASE = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "

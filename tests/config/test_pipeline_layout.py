@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from megatron.config.command_line import parse
 from megatron.config.pipeline_layout import parse_layout
 from megatron.config.run_config import RunConfig
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.planning.run_plan import make_run_plan
 
 BASE = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "

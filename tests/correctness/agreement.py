@@ -18,9 +18,9 @@ from reference.plain_gpt import Parameters
 from reference.plain_training import Training
 
 from megatron.config.run_config import RunConfig
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
-from megatron.training.planning.run_plan import make_run_plan
 
 
 def errors(found: Parameters, wanted: Parameters) -> dict[str, float]:

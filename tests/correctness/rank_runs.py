@@ -21,14 +21,14 @@ from megatron.data import microbatch
 from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.communicator import ends_with_copies
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.own_tokens import kept_tokens
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.parallel import collectives
 from megatron.parallel.lanes import InlineLane, ThreadLane
+from megatron.planning.count.launches import tensors_of
 from megatron.runtime.pass_graphs import NewGraph
-from megatron.training.planning.count.launches import tensors_of
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Functions of ``megatron.parallel.collectives`` that tensor-parallel layers call."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.passes import Pass
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 4
 QUICK_ITERATIONS = 2

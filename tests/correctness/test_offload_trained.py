@@ -28,12 +28,12 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.layers.slices import SeenKeys
 from megatron.parallel.groups import Groups, single_rank
+from megatron.planning.count.launches import tensors_of
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime import offload
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.schedules.lower import Start
 from megatron.training.own_tokens import kept_tokens
-from megatron.training.planning.count.launches import tensors_of
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state
 
 WHOLE, SOME = Recomputation(group=1), Recomputation(parts=frozenset(PARTS))

@@ -24,9 +24,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
 
 from megatron.config.run_config import RunConfig
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
-from megatron.training.planning.run_plan import make_run_plan
 
 LAYOUTS = [
     ("mixtral", Layout(2, "none", "dualpipe-v", replicas=2, experts=2, dispatcher="alltoall")),

@@ -31,10 +31,10 @@ from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.plan import Plan, with_recomputation
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 
 WAYS = {

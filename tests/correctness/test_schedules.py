@@ -28,10 +28,10 @@ from reference.plain_gpt import Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.held import in_flight
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.run_plan import make_run_plan
 
 
 @dataclass(frozen=True)

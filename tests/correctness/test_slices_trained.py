@@ -21,9 +21,9 @@ from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
 from megatron.layers.slices import SeenKeys, SequenceSlice
+from megatron.planning.count import subject
 from megatron.runtime import units
 from megatron.training import own_tokens
-from megatron.training.planning.count import subject
 
 ITERATIONS = 4
 SEQUENCE = 16

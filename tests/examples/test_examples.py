@@ -20,9 +20,9 @@ from examples.s_and_t import differences
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.library.plans import plan, to_torch_csv
+from megatron.planning import dry_run as dry_runs
+from megatron.planning.run_plan import make_run_plan
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.planning import dry_run as dry_runs
-from megatron.training.planning.run_plan import make_run_plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLES: Final = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())

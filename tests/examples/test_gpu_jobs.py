@@ -10,10 +10,10 @@ import pytest
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.race import chosen
+from megatron.planning.run_plan import asked, make_run_plan
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.race import chosen
-from megatron.training.planning.run_plan import asked, make_run_plan
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 OF_A_RUN: Final = ("--data-path", "--tokenizer-type", "--save", "--save-interval")

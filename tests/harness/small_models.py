@@ -11,7 +11,7 @@ from megatron.layers.site import Site
 from megatron.model.config import ModelConfig
 from megatron.model.placement import place
 from megatron.model.stage import RankModel
-from megatron.training.planning.count.recorder import ONLY_IN_PLACE
+from megatron.planning.count.recorder import ONLY_IN_PLACE
 
 ROWS: Final = 128
 """Of the vocabulary's matrix, padding included."""

@@ -33,8 +33,8 @@ from megatron.model.config import ModelConfig
 from megatron.model.stage import RankModel
 from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
 from megatron.parallel.groups import ConnectedAxis
-from megatron.training.planning.count.assumed_routes import AssumedExchange, AssumedGathering
-from megatron.training.planning.count.recorder import ListedGroup
+from megatron.planning.count.assumed_routes import AssumedExchange, AssumedGathering
+from megatron.planning.count.recorder import ListedGroup
 
 Where = Literal["pretended GPU", "meta"]
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from parallel.deep_ep_stand_in import Buffer, EventOverlap, installed
 from torch import Tensor
 
-from megatron.training.planning.count.assumed_routes import AssumedBuffer
-from megatron.training.planning.count.recorder import Recorder
+from megatron.planning.count.assumed_routes import AssumedBuffer
+from megatron.planning.count.recorder import Recorder
 
 
 class _Waiting(Recorder):

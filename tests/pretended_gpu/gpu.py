@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.kernels.cuda.sizes import quotient
 from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
+from megatron.planning.count.launches import tensors_of, uses_of
 from megatron.simulator.costs.gpus import WORKSPACE
-from megatron.training.planning.count.launches import tensors_of, uses_of
 
 DEVICE = torch.device("cuda", 0)
 GRANULE = 512

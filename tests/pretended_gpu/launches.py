@@ -37,8 +37,8 @@ from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
 from megatron.parallel.groups import ConnectedAxis
+from megatron.planning.count.recorder import Recorder
 from megatron.simulator.costs.count import Launch
-from megatron.training.planning.count.recorder import Recorder
 
 PRODUCTS_PER_SECOND: Final = 790e12
 BYTES_PER_SECOND: Final = 4e12

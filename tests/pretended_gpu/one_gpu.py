@@ -19,8 +19,8 @@ from megatron.layers import site
 from megatron.model.flops import iteration_flops
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel.groups import single_rank
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state
 from megatron.training.step import Iteration

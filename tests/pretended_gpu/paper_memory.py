@@ -11,9 +11,9 @@ from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.run_plan import make_run_plan
 from megatron.simulator.costs.gpus import GIB, gpu
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.run_plan import make_run_plan
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from megatron.parallel import turns
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts
 from megatron.parallel.grid import Tiling
 from megatron.parallel.groups import ConnectedAxis, connect_grid
+from megatron.planning.count.assumed_routes import assumed_rows, busiest
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.feed import Feed
@@ -34,9 +37,6 @@ from megatron.simulator.simulate import Span
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.own_tokens import kept_tokens
-from megatron.training.planning.count.assumed_routes import assumed_rows, busiest
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Iteration

@@ -30,13 +30,13 @@ from schedules.cases import expected_passes
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.optimizer.config import LossScaleConfig
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.communicator import links_of
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB, WORKSPACES
 from megatron.training import loop
 from megatron.training.metrics.meter import Meter, Pause
-from megatron.training.planning.run_plan import make_run_plan
 
 ITERATIONS = 3
 EVALUATIONS = 1

@@ -15,7 +15,7 @@ from pretended_gpu.pool import GpuPool
 from megatron.model.init import BLOCK_ROWS
 from megatron.model.stage import RankModel
 from megatron.parallel.groups import single_rank
-from megatron.training.planning.run_plan import make_run_plan
+from megatron.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 
 pytestmark = needs_pretended_gpus

@@ -15,11 +15,11 @@ from pretended_gpu.rank import Findings, run_rank
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.offload import HostCopies
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB, gpu
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.run_plan import make_run_plan
 
 pytestmark = needs_pretended_gpus
 

@@ -12,8 +12,8 @@ from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
 
 from megatron.config.run_config import RunConfig
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.communicator import links_of
-from megatron.training.planning.run_plan import make_run_plan
 
 pytestmark = needs_pretended_gpus
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.held import in_flight
 from megatron.simulator.metrics import DEFINITIONS, definitions
-from megatron.training.planning.run_plan import make_run_plan
 from tools import benchmark
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.report import Report, best_of_each, detail_table, table, write_report

@@ -9,9 +9,9 @@ import pytest
 from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.model.flops import iteration_flops
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.planned_run import RunPlan
 from megatron.simulator.costs.gpus import gpu
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.planned_run import RunPlan
 from tools.explorer import model_costs
 from tools.explorer.case import Case
 from tools.explorer.simulated import Simulations

@@ -21,6 +21,7 @@ from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
 from megatron.layers.recompute import Part, Recomputation
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.costs import Costs
 from megatron.training.agreement import (
     check_agreement,
@@ -30,7 +31,6 @@ from megatron.training.agreement import (
     run_digests,
 )
 from megatron.training.open_data import Data
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import Rendezvous, UserError
 
 CONFIG = TrainingJob(GPTOptions(num_layers=4, vocab_size=61), microbatches=6).config(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from training.planning.test_dry_run import config
+from planning.test_dry_run import config
 
+from megatron.planning.run_plan import make_run_plan
 from megatron.training import prepare
-from megatron.training.planning.run_plan import make_run_plan
 
 
 @pytest.fixture(autouse=True)

@@ -34,10 +34,10 @@ from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import make_groups
+from megatron.planning.planned_run import RunPlan
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.loop import train
 from megatron.training.open_data import Data
-from megatron.training.planning.planned_run import RunPlan
 from megatron.training.setup import build_train_state
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61))

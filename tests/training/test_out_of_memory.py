@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 from correctness.short_runs import Job, Layout
+from planning.test_dry_run import config as large_run
+from planning.test_dry_run import few
 from reference.plain_gpt import GPTOptions
-from training.planning.test_dry_run import config as large_run
-from training.planning.test_dry_run import few
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.prepared_advice import prepared_advice
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
 from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.training import out_of_memory
 from megatron.training.out_of_memory import Device, OutOfMemoryError, explained, where
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.prepared_advice import prepared_advice
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from reference.plain_gpt import GPTOptions, parameter_shapes
 from megatron.parallel.box import Box, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import connect_grid
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import make_model
 
 CPU = torch.device("cpu")

@@ -14,6 +14,8 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
+from megatron.planning.run_memory import held_by_ranks
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.timeline import Recorder
@@ -24,8 +26,6 @@ from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.connect import connect, leave
 from megatron.training.metrics.peak_memory import peak_memory
-from megatron.training.planning.run_memory import held_by_ranks
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.rendezvous import join
 from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase

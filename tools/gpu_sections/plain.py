@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from megatron.parallel.groups import single_rank
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.costs.gpus import GIB
 from megatron.training.metrics.peak_memory import peak_memory
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.plain_model import Stage, make_stage

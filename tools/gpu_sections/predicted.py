@@ -13,12 +13,12 @@ from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.parallel.groups import single_rank
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import build_train_state
 from tools.benchmarking.run import step
 from tools.gpu_sections.timing import Scale, Section, table

@@ -9,6 +9,12 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.parallel.groups import single_rank
+from megatron.planning.count.run import count_ranks
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.host_share import host_shares
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_memory import moved_by_step, run_memory
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.passes import PassKind
@@ -17,12 +23,6 @@ from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.gpus import GIB, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.peak_tflops import peak_of_rank
-from megatron.training.planning.count.run import count_ranks
-from megatron.training.planning.forecast_run import forecast_run
-from megatron.training.planning.host_share import host_shares
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_memory import moved_by_step, run_memory
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.run import step

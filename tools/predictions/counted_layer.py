@@ -1,6 +1,6 @@
 """A layer of a published model as this project's code runs it, and the sizes of the model.
 
-The passes are the code's own count (``megatron/training/planning/count``). ``megatron_lm.py`` makes
+The passes are the code's own count (``megatron/planning/count``). ``megatron_lm.py`` makes
 those of Megatron-LM of them.
 """
 
@@ -10,10 +10,10 @@ from functools import cache
 from typing import Literal
 
 from megatron.config.command_line import parse
+from megatron.planning.count.run import count_layer
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HALF, Segment, Work
-from megatron.training.planning.count.run import count_layer
 
 Recomputation = Literal["none", "selective", "full"]
 

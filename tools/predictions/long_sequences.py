@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
+from megatron.planning.candidate import Candidate
+from megatron.planning.run_plan import asked
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS
-from megatron.training.planning.candidate import Candidate
-from megatron.training.planning.run_plan import asked
 from tools.predictions.splitting import MODELS, SHARDED
 
 GPU: Final = "H100"

@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
+from megatron.planning.forecast_run import RunForecast, forecast_run
+from megatron.planning.run_costs import cluster_of
+from megatron.planning.run_plan import asked
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.count import CollectiveKind, Launch
 from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.simulator.costs.launch_time import Rates
-from megatron.training.planning.forecast_run import RunForecast, forecast_run
-from megatron.training.planning.run_costs import cluster_of
-from megatron.training.planning.run_plan import asked
 
 TREATMENTS: Final = ("none", "redis", "vocab-1", "vocab-2")
 VOCABULARIES: Final = {"32k": 32_000, "128k": 128_256, "256k": 256_000}

@@ -1,6 +1,6 @@
 """The work of a pass (computing, moving, sending, keeping) as plain data, from the code that runs.
 
-``training/planning/count`` runs the real layers without values and lists the kernels and
+``planning/count`` runs the real layers without values and lists the kernels and
 communications that a GPU would get. This file only defines the types of that list, so a reader of a
 list needs no torch. ``launch_time.py`` and ``collective_time.py`` compute the times of a list.
 """

@@ -1,7 +1,7 @@
 """The counts of a dense GPT in closed form: the explorer runs in a browser, which has no torch.
 
 Parameters, products, attention and collectives are those of the code, which is counted directly for
-all other models (``training/planning/count``). Activations follow arXiv 2205.05198 (table 2). Other
+all other models (``planning/count``). Activations follow arXiv 2205.05198 (table 2). Other
 kernels are a number and a sum of bytes. A test shows how close these counts are to the code's.
 
 If microbatches are cut, their slices are equally long. A slice has its own tokens, and its queries

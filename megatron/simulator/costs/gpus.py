@@ -77,7 +77,7 @@ KERNEL_GAP: Final = 5e-6
 """Seconds from the end of a kernel's work to the begin of the next one's, in a queue that the host
 keeps filled: begin and end of a kernel, in which not all multiprocessors work. Calibrated likewise.
 The time of the host is not in it. A host needs longer for a launch: 77 us were measured on one
-machine (``training/planning/launch_pace.py``). So the host adds nothing only where kernels are
+machine (``planning/launch_pace.py``). So the host adds nothing only where kernels are
 long, and a dry run says where they may be too short."""
 
 LINK_SHARE: Final = 0.78

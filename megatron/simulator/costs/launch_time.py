@@ -11,7 +11,7 @@
   takes just this time.
 * The host queues kernels ahead of the GPU. It costs no time as long as it launches kernels faster
   than the GPU runs them. Where it may not, a dry run says so, without a time
-  (``training/planning/launch_pace.py``). There is a gap between the end of a kernel and the start
+  (``planning/launch_pace.py``). There is a gap between the end of a kernel and the start
   of the next kernel.
 
 ``docs/predictions.md`` says how many constants there are, and where they come from.

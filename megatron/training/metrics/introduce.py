@@ -2,13 +2,13 @@
 
 from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
+from megatron.planning.links_in_words import links_in_words
+from megatron.planning.run_plan import described
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
-from megatron.training.planning.links_in_words import links_in_words
-from megatron.training.planning.run_plan import described
 from megatron.training.progress import Progress, total_iterations
 from megatron.training.setup import TrainState
 

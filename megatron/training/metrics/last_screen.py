@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Final
 
+from megatron.planning.other_treatment import Prediction
 from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
-from megatron.training.planning.other_treatment import Prediction
 
 WIDTH: Final = 96
 """Columns of the screen."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
+from megatron.planning.planned_run import RunPlan
 from megatron.runtime.pipeline import Installed
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.outputs import why_unwritten
-from megatron.training.planning.planned_run import RunPlan
 from megatron.training.setup import TrainState
 
 PlanWith = Callable[[Costs], RunPlan]

@@ -17,8 +17,8 @@ from megatron.layers.experts.router import RouterOptions
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.planning.count.recorder import META, Recorder
 from megatron.simulator.costs.count import Launch
-from megatron.training.planning.count.recorder import META, Recorder
 
 Work = Callable[[], None]
 

@@ -14,6 +14,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.planning.count.run import count_ranks
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
@@ -26,7 +27,6 @@ from megatron.simulator.costs.dense_gpt import DenseGpt, dense_counts
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.simulate import simulate
-from megatron.training.planning.count.run import count_ranks
 
 CLOSE = 0.01
 """Share of a pass's seconds that kernels for a few numbers of a token take."""

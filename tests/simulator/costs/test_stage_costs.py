@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from training.planning.count.counting import LLAMA, MODEL, run_of
+from planning.count.counting import LLAMA, MODEL, run_of
 
 from megatron.model.config import ModelConfig
+from megatron.planning.run_costs import planned_costs, stage_costs
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
@@ -14,7 +15,6 @@ from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import CostFile
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, Stages, even_layers
-from megatron.training.planning.run_costs import planned_costs, stage_costs
 
 
 def plan_through(stages: Stages, treatment: str) -> Plan:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from megatron.planning.other_treatment import Prediction
 from megatron.training.metrics.last_screen import WIDTH, LastScreen, screen_lines
-from megatron.training.planning.other_treatment import Prediction
 
 SPLIT = Prediction("none", own=1.9, other=3.4, idle=0.44, output_layer=0.35, at_best=False)
 SCREEN = LastScreen(

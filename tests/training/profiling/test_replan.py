@@ -17,6 +17,8 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.parallel.groups import make_groups
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import check
 from megatron.schedules.costs import UNIT_COSTS, Costs, Time
@@ -30,8 +32,6 @@ from megatron.simulator.scenario import Scenario, run
 from megatron.simulator.simulate import Span, Timeline, simulate
 from megatron.simulator.timeline_file import load_timeline
 from megatron.training.iteration import run_iteration
-from megatron.training.planning.planned_run import RunPlan
-from megatron.training.planning.run_plan import make_run_plan
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.profiling.observation import Observation
 from megatron.training.profiling.replan import (

@@ -1,0 +1,204 @@
+"""A schedule that a run could take, with all else that ``auto`` chooses.
+
+Candidates are compared by their seconds on the GPU of the run. Without a GPU, or on an unknown GPU,
+they are compared by FLOPs.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+
+from megatron.config.run_config import RunConfig
+from megatron.planning.estimate import (
+    Estimate,
+    least_seconds,
+    planned_microbatches,
+    steady_interval,
+)
+from megatron.planning.forecast_run import RunForecast, forecast_run
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_memory import Fullest, fullest
+from megatron.schedules.counted import counted
+from megatron.schedules.held import in_flight
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.simulate import Timeline, simulate
+from megatron.simulator.units import MEMORY, TIME
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that ``auto`` compares; its plan is made when it is first needed.
+
+    Attributes:
+        config: the run with its treatment of the vocabulary and its choices in other dimensions.
+        request: request for its plan.
+        layers: transformer layers of every stage.
+        limit: the most microbatches that a rank may hold.
+        watch: limits the time of the search for the plan, and shows how far it is.
+        gpu: the GPU by whose seconds and bytes plans are compared; ``None``: plans are compared by
+            their costs, and every plan fits.
+    """
+
+    config: RunConfig = field(repr=False, compare=False)
+    request: Request
+    layers: tuple[int, ...]
+    limit: float = inf
+    watch: Watch = field(default_factory=Watch, compare=False)
+    gpu: Gpu | None = field(default=None, compare=False)
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule."""
+        return self.request.schedule
+
+    @property
+    def treatment(self) -> str:
+        """Treatment of the vocabulary."""
+        return self.config.parallel.vocab_parallel
+
+    @property
+    def others(self) -> str:
+        """All that ``auto`` would choose except schedule and treatment, in words; may be empty."""
+        return ", ".join(own for own in self.config.taken if "--vocab-parallel" not in own)
+
+    @property
+    def named(self) -> str:
+        """All that ``auto`` would choose."""
+        others = f", {self.others}" if self.others else ""
+        return f"{self.schedule} with {self.treatment}{others}"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan is made."""
+        return "run_plan" in vars(self)
+
+    @cached_property
+    def run_plan(self) -> RunPlan:
+        """The plan with its layers and costs."""
+        self.watch.next_plan()
+        return self._with(plan_for(self.request, self.watch))
+
+    def _with(self, plan: Plan) -> RunPlan:
+        return RunPlan.of(self.config, self.request, self.layers, plan)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The simulated timeline of an iteration, in the unit of the costs."""
+        costs = self.request.costs
+        return simulate(lower(self.run_plan.plan, costs), costs)
+
+    @cached_property
+    def forecast(self) -> RunForecast | None:
+        """Forecast of the plan on the GPU; ``None`` without a GPU."""
+        return None if self.gpu is None else forecast_run(self.config, self.run_plan, self.gpu)
+
+    @property
+    def time(self) -> float:
+        """Time of an iteration: seconds on the GPU; without a GPU, in the unit of the costs."""
+        found = self.forecast
+        return self.timeline.end if found is None else found.outcome.seconds
+
+    @cached_property
+    def least_time(self) -> float:
+        """Lower bound of ``time``, known without the plan."""
+        if self.gpu is None:
+            return least_time_of(self.request)
+        one = self._with(one_microbatch_of(self.request))
+        return least_seconds(self.config, one, self.gpu)
+
+    @cached_property
+    def can_fit(self) -> bool:
+        """Whether a plan could fit the GPU, known without the plan."""
+        return self.gpu is None or self.least_memory.fits(self.gpu)
+
+    @cached_property
+    def least_memory(self) -> Fullest:
+        """Least memory of the fullest rank under any plan, known before any plan is searched.
+
+        Before the last stage can begin the backward of the first microbatch, every rank has run its
+        forwards of that microbatch and, where the vocabulary is split, its S. So there is a moment
+        at which a rank holds parameters, gradients and optimizer state, all tensors that one
+        microbatch leaves on the rank, and the microbatch's part of the input embedding (by
+        ``lower``, a program keeps the last embedding). A plan of a single microbatch holds no more,
+        with one exception: the gradient of the embeddings, if that gradient arrives while T runs.
+
+        A schedule from a file has only the plan in the file, so that plan is counted.
+        """
+        request = self.request
+        found = one_microbatch_of(request) if request.file is None else plan_for(request)
+        return fullest(self.config, self._with(found))
+
+    @cached_property
+    def in_flight(self) -> float:
+        """The most microbatches that a rank holds."""
+        return max(in_flight(self.run_plan.plan))
+
+    @property
+    def is_within_limit(self) -> bool:
+        """Whether ``in_flight`` is within the limit."""
+        return self.in_flight <= self.limit
+
+    @property
+    def fits(self) -> bool:
+        """Whether ``in_flight`` is within the limit, and the plan fits the GPU."""
+        found = self.forecast
+        return self.is_within_limit and (found is None or found.fits)
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest rank; without a GPU, the most microbatches that a rank holds."""
+        found = self.forecast
+        return self.in_flight if found is None else max(found.outcome.peak)
+
+    def estimate(self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False) -> Estimate:
+        """Return the time and memory of the run by a plan of few microbatches.
+
+        Args:
+            watch: ends the search for that plan.
+            gpu: the GPU of every rank; ``None``: the GPU by which candidates are compared.
+            quick: whether the search spends only a tenth of its effort.
+        """
+        gpu = gpu or self.gpu
+        assert gpu is not None, "without a GPU candidates are compared by their plans"
+        train, planned = self.config.train, planned_microbatches(self.request)
+        samples = planned * train.micro_batch_size * train.replicas
+        few = replace(
+            self,
+            config=replace(
+                self.config, train=replace(train, global_batch_size=samples, rampup=None)
+            ),
+            request=replace(self.request, microbatches=planned, quick=quick),
+            watch=watch,
+        )
+        found = forecast_run(few.config, few.run_plan, gpu)
+        seconds, whole = found.outcome.seconds, train.num_microbatches
+        if planned < whole:
+            seconds += (whole - planned) * steady_interval(found.timeline, few.run_plan.plan)
+        return Estimate(
+            seconds,
+            train.global_batch_size / seconds,
+            found.outcome.mfu * whole / planned * found.outcome.seconds / seconds,
+            found.fullest,
+            found.fits,
+            planned,
+            whole,
+            few.in_flight,
+            watch.was_cut,
+        )
+
+    def tell(self) -> None:
+        """Show the reader of the watch the plan's time and memory; make the plan if need be."""
+        found, least = self.forecast, self.time / self.least_time
+        time = f"{self.time:.6g} FLOPs of a rank" if found is None else TIME.write(self.time)
+        memory = "" if found is None else f", {MEMORY.write(self.peak)}"
+        held = counted(self.in_flight, "microbatch in flight")
+        fault = "" if self.fits else ": too much"
+        self.watch.planned(
+            self.named,
+            f"time {time}, {least:.3f} times the least that it can take{memory}, {held}{fault}",
+        )

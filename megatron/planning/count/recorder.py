@@ -1,0 +1,288 @@
+"""Lists the launches, messages and memory that code on the ``meta`` device would need on a GPU.
+
+The recorder sees every operation of PyTorch. Memory is counted by storages: a storage counts from
+the operation that makes it until nothing refers to it, as on a GPU whose allocator gives memory
+back at once. Process groups that move nothing list the collectives (``ListedGroup``). A lane, which
+on a GPU runs work while passes run, lists its work and runs it at once (``ListedLane``).
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.parallel.lanes import Pending
+from megatron.planning.count.launches import launch_of, tensors_of
+from megatron.simulator.costs.count import (
+    AWAIT,
+    HOST_WAIT,
+    Begin,
+    Collective,
+    CollectiveKind,
+    CountedAxis,
+    Step,
+    Work,
+)
+
+T = TypeVar("T")
+
+META: Final = torch.device("meta")
+_HOST: Final = torch.device("cpu")
+
+GRANULE: Final = 512
+"""Bytes; PyTorch's allocator on CUDA rounds sizes up to multiples of them."""
+
+
+_READ: Final = torch.ops.aten._local_scalar_dense.default
+"""The operation by which the host reads a number of the device."""
+
+_COPY: Final = torch.ops.aten._to_copy.default
+"""The operation by which a tensor comes to another device."""
+
+ONLY_IN_PLACE: Final = {"aten::_fused_sgd_", "aten::addmm.dtype_out", "aten::baddbmm.dtype_out"}
+"""Operations that only change their arguments; a PyTorch since 2.8 cannot run them on ``meta``."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records the work of code that runs in its context.
+
+    Attributes:
+        held: bytes of all storages that were made in the context and are still there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
+        self.held = 0
+        self._before = self._moved = 0
+        self._heights: list[int] = []
+        self._steps: list[Step] = []
+        self._parts: list[Work] = []
+        self._in_lane: list[Collective] | None = None
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Work]]:
+        """Record work; the yielded list gets the parts of the work in order, at least one."""
+        self._parts = []
+        self._begin_part()
+        yield self._parts
+        self.divide()
+
+    def divide(self) -> None:
+        """End a part of the recorded work, and begin another."""
+        heights = tuple(held - self._before for held in self._heights)
+        self._parts.append(
+            Work(
+                tuple(self._steps),
+                left=self.held - self._before,
+                peak=max((0, *heights)),
+                moved=self._moved,
+                heights=heights,
+            )
+        )
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._before = self.held
+        self._heights = []
+        self._moved = 0
+        self._steps = []
+
+    def may_move(self, size: int) -> None:
+        """Note a storage of ``size`` bytes that may wait on the host for its backward."""
+        self._moved += _allocated(size)
+
+    def communicate(self, collective: Collective) -> None:
+        """Note a collective."""
+        if self._in_lane is None:
+            self._steps.append(collective)
+        else:
+            self._in_lane.append(collective)
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """Run ``work`` of a lane; its launches are counted at the step that begins this work."""
+        self._in_lane = []
+        try:
+            return work()
+        finally:
+            self._steps.append(Begin(tuple(self._in_lane)))
+            self._in_lane = None
+
+    def await_lane(self) -> None:
+        """Note that the pass waits for all work of the lane."""
+        self._steps.append(AWAIT)
+
+    def let_the_host_wait(self) -> None:
+        """Note that the host waits for the device."""
+        self._steps.append(HOST_WAIT)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise PyTorch would import its compiler, which takes 2 seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and list it.
+
+        If code asks whether a condition holds, the host waits, and the answer is yes: a loop that
+        goes on under a condition runs as often as the code allows. The host also waits for a
+        tensor that it copies from the device; the copy has no values either.
+        """
+        kwargs = kwargs or {}
+        if function is _COPY and args[0].is_meta and kwargs.get("device") == _HOST:
+            self.let_the_host_wait()
+            return args[0]
+        if function is _READ and args[0].is_meta and args[0].dtype == torch.bool:
+            self.let_the_host_wait()
+            return True
+        if _is_of_the_host(args, kwargs):
+            return function(*args, **kwargs)
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+        result = None
+        if function.name() not in ONLY_IN_PLACE:
+            result = function(*args, **kwargs)
+        launch = launch_of(function, args, kwargs, result)
+        if launch is not None:
+            self._steps.append(launch)
+        for tensor in tensors_of(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:  # else a view of an argument
+                self._see(storage)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = _allocated(storage.nbytes())
+
+        def free(_: object) -> None:
+            del self._storages[key]
+            self.held -= size
+
+        self._storages[key] = weakref.ref(storage, free)
+        self.held += size
+        self._heights.append(self.held)
+
+
+def _allocated(size: int) -> int:
+    return -(-size // GRANULE) * GRANULE
+
+
+def _is_of_the_host(args: Any, kwargs: Any) -> bool:
+    """Return whether an operation computes on the host, such as the starts of documents."""
+    devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
+    return devices == {"cpu"} and "device" not in kwargs
+
+
+@dataclass(frozen=True)
+class _ListedResult(Generic[T]):
+    """A result of a lane; like a real result, it keeps the inputs until someone waits for it."""
+
+    recorder: Recorder
+    work: Callable[[], T]
+    value: T
+
+    def wait(self) -> T:
+        self.recorder.await_lane()
+        return self.value
+
+
+class ListedLane:
+    """A lane that runs its work at once, and lists where work begins and where a pass waits."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        """Run ``work`` now."""
+        with torch.no_grad():
+            return _ListedResult(self._recorder, work, self._recorder.beside(work))
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+
+class _ListedWork(dist.Work):
+    """A communication that moves nothing; like PyTorch's, it keeps its tensors until the wait."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let go of the tensors."""
+        self._tensors = []
+        return True
+
+
+class ListedGroup(dist.ProcessGroup):
+    """A process group without its other ranks; it lists the messages that would be sent."""
+
+    def __init__(self, recorder: Recorder, axis: CountedAxis, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # PyTorch's stub knows one of two
+        self._recorder = recorder
+        self._axis: CountedAxis = axis
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> _ListedWork:
+        """Send to another rank; on a context axis all ranks do so at once, along a ring."""
+        kind: CollectiveKind = "shift" if self._axis in ("context", "context_ring") else "send"
+        return self._list(kind, tensors, tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _ListedWork:
+        """Receive from another rank."""
+        return _ListedWork(tensors)
+
+    def broadcast(  # type: ignore[override]  # of PyTorch's overloads, only the one that is called
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """Send the root's tensor to all ranks."""
+        return self._list("broadcast", tensors, tensors)
+
+    def reduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """Compute the sum on the root."""
+        return self._list("reduce", tensors, tensors)
+
+    def allreduce(  # type: ignore[override]  # see broadcast
+        self, tensors: list[Tensor], options: Any
+    ) -> _ListedWork:
+        """Compute the sum or maximum on all ranks, in place."""
+        return self._list("all_reduce", tensors, tensors)
+
+    def all_gather_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, options: Any
+    ) -> _ListedWork:
+        """Gather the tensors of all ranks on all ranks."""
+        return self._list("all_gather", [output], [output, tensor])
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, options: Any) -> _ListedWork:
+        """Compute the sum, and give every rank its part."""
+        return self._list("reduce_scatter", [tensor], [output, tensor])
+
+    def all_to_all_single(  # type: ignore[override]  # see broadcast
+        self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> _ListedWork:
+        """Send every rank its part; the larger of leaving and arriving bytes decides the time."""
+        more = max(output, tensor, key=Tensor.numel)
+        return self._list("all_to_all", [more], [output, tensor])
+
+    # What PyTorch 2.12 and older versions call; the ignored errors are those of ``broadcast``.
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def _list(self, kind: CollectiveKind, whole: list[Tensor], used: list[Tensor]) -> _ListedWork:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
+        ranks = 2 if kind == "send" else self.size()
+        self._recorder.communicate(Collective(kind, self._axis, ranks, size))
+        return _ListedWork(used)

@@ -1,0 +1,119 @@
+"""The time and memory of a run without its own plan, which may take long to find.
+
+A plan of one microbatch gives a lower bound of the time, a plan of few microbatches an estimate.
+
+The first microbatches fill a pipeline and the last ones empty it. Every microbatch between them
+takes the same time, the steady interval, and adds no memory. So a plan of two rounds of the
+pipeline tells as much as a plan of hundreds of microbatches.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+from megatron.config.run_config import RunConfig
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.planned_run import RunPlan
+from megatron.planning.run_memory import Fullest
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.from_block import block_of
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.schedules.request import Request
+from megatron.schedules.search.bound import least_time_by
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.simulate import Timeline
+
+
+class Estimate(NamedTuple):
+    """The expected time and memory of a run on a GPU.
+
+    Attributes:
+        seconds: seconds of an iteration.
+        samples_per_second: speed, which can be compared between batch sizes.
+        mfu: share of the peak of all devices.
+        fullest: the rank that holds the most.
+        fits: whether every rank has enough memory.
+        planned: microbatches of the plan from which the figures follow.
+        microbatches: microbatches of the run.
+        in_flight: the most microbatches that a rank holds.
+        cut: whether a longer search might find a better plan.
+    """
+
+    seconds: float
+    samples_per_second: float
+    mfu: float
+    fullest: Fullest
+    fits: bool
+    planned: int
+    microbatches: int
+    in_flight: float
+    cut: bool
+
+
+def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
+    """Return a lower bound of the seconds of an iteration under every plan.
+
+    ``one`` is a plan of the run's schedule for one microbatch.
+    """
+    found = forecast_run(config, one, gpu)
+    times = {
+        (span.rank, span.label): span.end - span.start
+        for span in found.timeline.spans
+        if span.lane == "compute"
+    }
+    hidden = one.costs.without_waits()
+
+    def time_of(rank: int, item: Pass) -> float:
+        if config.parallel.experts.overlap:  # pairs may hide every wait
+            return hidden.of_pass(one.plan, rank, item)
+        return times[rank, str(item)]
+
+    least = least_time_by(
+        one.plan,
+        time_of,
+        config.train.num_microbatches,
+        one.plan.treatment.contributing,
+    )
+    return least + found.outcome.once + found.outcome.step
+
+
+def planned_microbatches(request: Request) -> int:
+    """Return how many microbatches suffice for an estimate of a schedule: at most all.
+
+    Two rounds of the pipeline (2 p microbatches) and one microbatch suffice. If W keeps only a
+    share of the activations, more rounds are needed. If the microbatches of a schedule go in
+    groups, the last group is as full as in the run. All microbatches are needed by a schedule whose
+    memory grows with each of them, and by a plan from a file.
+    """
+    p, m = request.ranks, request.microbatches
+    known = SCHEDULES.get(request.schedule)
+    rounds = 2 * p + 1 if known is None else ceil(2 * p / known.kept) + 1
+    if known is None or rounds >= m:
+        return m
+    group = max(block_of(request, known).group, 1)
+    few = min(rounds + (m - rounds) % group, m)
+    chunks = request.chunks or known.chunks
+    grows = known.promise(p, m, chunks) > known.promise(p, few, chunks)
+    return m if grows else few
+
+
+def steady_interval(timeline: Timeline, plan: Plan) -> float:
+    """Return the time that one more microbatch takes, in the unit of the timeline.
+
+    The result is the mean time between two B of the last stage in the last round of the pipeline,
+    and at least the busiest rank's work for one microbatch. The plan must have more microbatches
+    than ranks.
+    """
+    rank, chunk = plan.stages[-1]
+    ends = {
+        span.microbatch: span.end
+        for span in timeline.compute(rank)
+        if span.kind == "B" and span.chunk == chunk
+    }
+    last = plan.microbatches - 1
+    between = (ends[last] - ends[last - plan.ranks]) / plan.ranks
+    passes = (
+        sum(span.end - span.start for span in timeline.compute(rank) if span.kind != "U")
+        for rank in range(timeline.ranks)
+    )
+    return max(between, max(passes) / plan.microbatches)

@@ -1,0 +1,115 @@
+"""The costs of a run's plan: the count of its code, priced for the job's GPUs and links."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.run_config import RunConfig
+from megatron.parallel.grid import AxisName
+from megatron.planning.count.run import count_layer, count_ranks
+from megatron.schedules.costs import Costs
+from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.cluster import Cluster, SpreadAxis
+from megatron.simulator.costs.count import NO_WORK
+from megatron.simulator.costs.counted_costs import BY_FLOPS, Crossing, Price, costs_of
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.stage_costs import StageCosts
+
+_AXES: dict[SpreadAxis, AxisName] = {
+    "tensor": "tensor",
+    "context": "context",
+    "context_heads": "context_heads",
+    "context_ring": "context_ring",
+    "column": "pipeline",
+    "data": "data",
+    "experts": "experts",
+    "expert_tensor": "expert_tensor",
+}
+
+
+def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
+    """Return the GPUs of a job and the links between them."""
+    links = gpu.links() if parallel.links is None else parallel.links
+    together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
+    blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
+    host = gpu.host if parallel.host_bandwidth is None else parallel.host_bandwidth
+    return Cluster(gpu.rates, links, together, blocks=blocks, host=host)
+
+
+def crossing_of(parallel: ParallelConfig) -> Crossing:
+    """Return the pairs of pipeline ranks that are in different machines, if machines are known."""
+    return frozenset() if parallel.gpu is None else parallel.placement.crossing
+
+
+def price_of(parallel: ParallelConfig) -> Price:
+    """Return the price by which plans are made: seconds on known GPUs, FLOPs on others."""
+    return BY_FLOPS if parallel.gpu is None else cluster_of(parallel, parallel.gpu)
+
+
+def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
+    """Return the costs by which passes are placed.
+
+    The plan has one microbatch.
+    """
+    parallel = config.parallel
+    counts = count_ranks(config, plan, layers)
+    return costs_of(counts, plan, price_of(parallel), crossing_of(parallel))
+
+
+def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
+    """Return costs for any distribution of the layers, with W and R as passes of their own.
+
+    ``plan`` has one microbatch, which is whole. ``layers`` is the distribution from which the costs
+    are counted; the run may have another.
+    """
+    again = config.train.recomputation.group > 0
+    apart = _with_all_passes(plan, recomputes=again)
+    costs, price = planned_costs(config, apart, layers), price_of(config.parallel)
+    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    of_layers: dict[PassKind, list[float]] = {kind: [] for kind in kinds}
+    for layer in range(config.model.num_layers):
+        passes = count_layer(config, apart, layer).passes
+        for kind in kinds:
+            of_layers[kind].append(price.seconds(passes.get(kind, NO_WORK)))
+    longest = {kind: max(times) for kind, times in of_layers.items()}
+    found = StageCosts(
+        plan.stages,
+        longest,
+        [{} for _ in plan.stages],
+        {kind: time for kind, time in costs.passes.items() if kind not in kinds},
+        plan.treatment,
+        costs.comms,
+        weights={
+            kind: [time / longest[kind] for time in times]
+            for kind, times in of_layers.items()
+            if len(set(times)) > 1
+        },
+    )
+    return replace(found, extras=_extras(found, costs, layers))
+
+
+def _extras(found: StageCosts, costs: Costs, layers: Sequence[int]) -> list[dict[PassKind, float]]:
+    """Return the time of every stage's work in addition to its layers."""
+    extras: list[dict[PassKind, float]] = [{} for _ in found.stages]
+    for kind, longest in found.layer.items():
+        worth = found.weighed(kind, layers)
+        for extra, (rank, chunk), count in zip(extras, found.stages, worth, strict=True):
+            extra[kind] = max(0.0, costs.time(kind, rank, chunk) - count * longest)
+    return extras
+
+
+def _with_all_passes(plan: Plan, *, recomputes: bool) -> Plan:
+    """Return a plan of one microbatch with W and R as passes of their own."""
+    own: set[PassKind] = {"W"} if plan.split_backward else set()
+    if plan.recomputes:
+        own.add("R")
+
+    def passes(item: Pass) -> list[Pass]:
+        if item.kind != "B":
+            return [item]
+        before = [item._replace(kind="R")] if recomputes and "R" not in own else []
+        return [*before, item, *([] if "W" in own else [item._replace(kind="W")])]
+
+    rows = tuple(tuple(made for item in row for made in passes(item)) for row in plan.rows)
+    return replace(plan, rows=rows)

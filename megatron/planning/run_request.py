@@ -1,0 +1,160 @@
+"""From a configuration to the request for a schedule's plan, and to the layers of its stages.
+
+A request needs costs, costs need the layers of each stage, and layers are spread over the stages of
+a plan of one microbatch, which needs neither.
+"""
+
+from dataclasses import replace
+
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.recompute import EVERY_LAYER
+from megatron.config.run_config import RunConfig
+from megatron.model.distribution import check_no_rank_is_empty, distribute
+from megatron.planning.run_costs import planned_costs, stage_costs
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.costs import Costs
+from megatron.schedules.make_plan import as_compared, one_microbatch_of, plan_for, stages_of
+from megatron.schedules.plan import Plan, plan_of_one
+from megatron.schedules.request import Request
+from megatron.simulator.costs.cost_file import load_costs
+from megatron.simulator.costs.measured_costs import measured_costs
+from megatron.simulator.costs.stage_costs import StageCosts, even_layers
+
+
+def runs_on(request: Request, measured: Plan) -> bool:
+    """Whether a schedule has the stages of ``measured``, and only passes that were measured."""
+    has_weights = measured.split_backward or not request.traits.split
+    return has_weights and stages_of(request) == measured.stages
+
+
+def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request, tuple[int, ...]]:
+    """Return the request for the schedule ``name``, and the layers of its stages.
+
+    Raises:
+        ValueError: the layers cannot be spread over the stages, or a rank would have no parameters.
+    """
+    request = request_of(config.parallel, config.train.num_microbatches, name)
+    if request.file is not None:
+        _check_file(request, config)
+    one = _one_microbatch(config, request)
+    whole = _uncut(one)
+    spread, measured = config.parallel.layers, _measured(config, request, whole)
+    if spread.needs_times:
+        known = measured or stage_costs(config, whole, _even(config, one))
+        number, further = config.model.num_layers, config.model.mtp_num_layers
+        layers = (
+            known.alike(number, further)
+            if spread.kind == "cost"
+            else known.balanced(number, spread.last)
+        )
+    else:
+        layers = distribute(spread, config.model.num_layers, len(one.stages))
+    if not one.treatment.is_sharded:
+        check_no_rank_is_empty(spread, one.stages, layers)
+    if costs is None:
+        costs = planned_costs(config, one, layers) if measured is None else measured.costs(layers)
+    return replace(request, costs=costs), layers
+
+
+def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
+    return even_layers(config.model.num_layers, len(plan.stages))
+
+
+def _one_microbatch(config: RunConfig, request: Request) -> Plan:
+    """Return a schedule's plan of one microbatch, without a search.
+
+    Raises:
+        ValueError: the layers cannot be spread over the stages.
+    """
+    check_stages(config, request)  # first, because a plan of many stages takes long to make
+    one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
+    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+
+
+def check_stages(config: RunConfig, request: Request) -> None:
+    """Refuse a number of stages over which the layers cannot be spread, if no plan decides it.
+
+    Raises:
+        ValueError: the layers cannot be spread.
+    """
+    if not config.parallel.layers.needs_times and request.file is None:
+        chunks = request.chunks or request.traits.chunks
+        distribute(config.parallel.layers, config.model.num_layers, request.ranks * chunks)
+
+
+def _uncut(plan: Plan) -> Plan:
+    """Return a plan of one microbatch without slices, its passes in the order of the first ones.
+
+    Layers are spread over stages, and costs are measured, by whole microbatches.
+    """
+    rows = tuple(tuple(item for item in row if item.slice == 0) for row in plan.rows)
+    return replace(plan, rows=rows, slices=1)
+
+
+def _check_file(request: Request, config: RunConfig) -> None:
+    """Read the plan file, so that an error in the file is told with the file's flag.
+
+    Raises:
+        ValueError: the file holds no plan, a plan that cannot be run, or a plan for another run.
+    """
+    try:
+        plan = plan_for(request)
+    except ValueError as error:
+        raise ValueError(f"--schedule-file: {error}") from error
+    if plan.recomputes and not config.train.recomputation.group:
+        raise ValueError(
+            f"--schedule-file: {request.file} has passes R, which compute layers again, and no "
+            f"layer is to be: add {EVERY_LAYER}, or give a plan without them"
+        )
+    if plan.offloaded and config.parallel.offloaded is None:
+        raise ValueError(
+            f"--schedule-file: {request.file} says 'offloaded {plan.offloaded}', and no flag moves "
+            f"activations to the host: add --cpu-offload --offload-chunk-num {plan.offloaded}, or "
+            "take the line out"
+        )
+
+
+def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Request:
+    """Return the request for a schedule, whether the run names it or ``auto`` compares it."""
+    traits = TRAITS[name]
+    request = Request(
+        name,
+        parallel.vocab_parallel,
+        parallel.pipeline_size,
+        microbatches,
+        chunks=parallel.virtual_stages if traits.takes_chunks else None,
+        memory_limit=parallel.memory_limit,
+        recompute_ahead=parallel.recompute_ahead,
+        file=parallel.schedule_file,
+        joined=parallel.experts.overlap,
+        split_backward=parallel.experts.delays_weights and "split_backward" in traits.options,
+        slices=parallel.num_seq_splits,
+    )
+    return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
+
+
+def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | None:
+    """Return the costs from the file of measured costs, if the run has one.
+
+    Raises:
+        ValueError: the file is missing, or has the costs of other stages or passes.
+    """
+    file = config.parallel.measured_costs
+    if file is None:
+        return None
+    try:
+        found = measured_costs(load_costs(file), stage_costs(config, one, _even(config, one)))
+        splits = request.traits.split or request.split_backward
+        if splits and "W" not in found.layer:
+            raise ValueError(
+                f"no W passes, which {request.schedule} runs: measure with a schedule that splits "
+                "the backward, or take one that does not"
+            )
+        if request.recompute_ahead is not None and "R" not in found.layer:
+            raise ValueError(
+                "no R passes, which --recompute-ahead runs: measure with --recompute-ahead too, or "
+                "leave it out"
+            )
+    except ValueError as error:
+        raise ValueError(f"--measured-costs {file}: {error}") from error
+    return found

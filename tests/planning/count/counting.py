@@ -1,0 +1,100 @@
+"""Small runs whose work is counted."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from harness.small_models import GPT, llama_of
+
+from megatron.config.log import LogConfig
+from megatron.config.parallel_config import ParallelConfig
+from megatron.config.replicas import ReplicaConfig
+from megatron.config.run_config import RunConfig
+from megatron.config.train import TrainConfig
+from megatron.data.config import DataConfig
+from megatron.model.config import ModelConfig
+from megatron.optimizer.config import OptimizerConfig
+from megatron.planning.count.run import count_ranks
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import Plan
+from megatron.simulator.costs.count import RankCount
+
+MODEL: Final = replace(
+    GPT,
+    num_layers=8,
+    vocab_size=960,  # divides by all numbers of shards, so no row is padding
+    hidden_dropout=0.0,
+)
+LLAMA: Final = llama_of(MODEL, kv_channels=24, ffn_hidden_size=96)
+FURTHER: Final = replace(LLAMA, mtp_num_layers=2)
+"""A model that predicts two further tokens."""
+
+
+def run_of(
+    model: ModelConfig = MODEL,
+    treatment: str = "none",
+    ranks: int = 1,
+    samples: int = 1,
+    *,
+    sizes: dict[str, Any] | None = None,
+    optimizer: OptimizerConfig | None = None,
+    **train: Any,
+) -> RunConfig:
+    """Return a run of one microbatch.
+
+    Args:
+        model: of the run.
+        treatment: of the vocabulary.
+        ranks: of the pipeline.
+        samples: of a microbatch.
+        sizes: further options of ``ParallelConfig``.
+        optimizer: of the run.
+        train: further options of ``TrainConfig``.
+    """
+    layout = dict(sizes or {})
+    options: dict[str, Any] = {
+        "micro_batch_size": samples,
+        "global_batch_size": samples,
+        "train_iters": 1,
+        "exit_interval": None,
+        "seed": 1,
+        "dtype": torch.bfloat16,
+        "eval_interval": None,
+        "eval_iters": 0,
+    }
+    return RunConfig(
+        model=model,
+        parallel=ParallelConfig(
+            pipeline_size=ranks,
+            vocab_parallel=treatment,
+            pipeline_schedule="1f1b",
+            padded_vocab_size=model.vocab_size,
+            device="cuda",
+            backend="nccl",
+            timeout_minutes=1,
+            replicas=ReplicaConfig(layout.get("context_size", 1)),
+            **layout,
+        ),
+        train=TrainConfig(**(options | train)),
+        optimizer=optimizer or OptimizerConfig(lr=1.0),
+        data=DataConfig((), (1, 0, 0), model.seq_length, seed=0, eod_token=0),
+        log=LogConfig(log_interval=1),
+    )
+
+
+def plan_of(run: RunConfig, schedule: str = "1f1b", **options: Any) -> Plan:
+    """Return a plan of one microbatch for a run."""
+    parallel = run.parallel
+    plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline_size, 1, **options)
+    return replace(plan, looks_ahead=run.model.mtp_num_layers > 0)
+
+
+def counted(run: RunConfig, layers: Sequence[int], schedule: str = "1f1b") -> list[RankCount]:
+    """Return the counts of all ranks of a run."""
+    return count_ranks(run, plan_of(run, schedule), layers)
+
+
+def flops_of(counts: Sequence[RankCount]) -> int:
+    """Return the FLOPs of the passes of all ranks."""
+    return sum(each.flops for count in counts for each in count.passes.values())

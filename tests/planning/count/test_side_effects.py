@@ -1,0 +1,86 @@
+"""Counting leaves PyTorch as it was, and does not depend on packages of this machine."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planning.count.counting import MODEL, counted, run_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.planning.count import optimizer
+from megatron.planning.count import run as counting_run
+from megatron.planning.count.optimizer import StepCount
+from megatron.simulator.costs.count import RankCount
+
+ROOT = Path(__file__).parents[3]
+
+WITHOUT_TRITON = "import sys; sys.modules['triton'] = None\n"
+
+COUNT = """
+import sys
+import torch
+from planning.count.counting import LLAMA, MODEL, counted, run_of
+from megatron.layers.recompute import Recomputation
+
+torch.manual_seed(7)
+before = torch.get_rng_state()
+counts = [
+    counted(run_of(MODEL, "vocab-2", 2, recomputation=Recomputation(group=2)), [4, 4]),
+    counted(run_of(LLAMA, "vocab-1", 2, sizes={"tensor_size": 2}), [4, 4], "zb-h1"),
+    counted(run_of(MODEL), [8]),
+]
+assert torch.equal(torch.get_rng_state(), before)
+assert "torch._dynamo" not in sys.modules
+print(counts)
+"""
+
+THEN_COMPILE = """
+import torch._dynamo
+assert torch._dynamo.config.__name__ == "torch._dynamo.config"
+assert torch._dynamo.disable(abs)(-3) == 3
+"""
+
+
+def counted_anew() -> tuple[list[RankCount], list[StepCount]]:
+    for cached in (counting_run._counted_segment, counting_run._whole_rank, optimizer._count):
+        cached.cache_clear()
+    narrow = replace(MODEL, seq_length=16), "vocab-2", 2
+    run = run_of(*narrow, eight_bits=EightBitConfig(history=4))
+    return counted(run, [3, 5]), [optimizer.count_step(run, matrix=own) for own in (False, True)]
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, torch.no_grad, torch.inference_mode])
+def test_a_count_within_a_mode_is_the_same(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    with mode():
+        within = counted_anew()
+    assert counted_anew() == within
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n{script}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_pytorch_stays_as_it_was_and_its_compiler_can_be_imported() -> None:
+    done = run(COUNT + THEN_COMPILE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_machine_without_triton_counts_the_same() -> None:
+    pytest.importorskip("triton")
+    with_triton, without = run(COUNT), run(WITHOUT_TRITON + COUNT)
+    assert without.returncode == 0, without.stderr
+    assert without.stdout == with_triton.stdout
+    assert len(without.stdout) > 10_000

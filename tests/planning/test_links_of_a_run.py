@@ -1,0 +1,71 @@
+"""A run in several machines: its plan and its prediction know where the network is."""
+
+from dataclasses import replace
+
+import pytest
+from harness.marks import full
+from planning.test_dry_run import config, report
+
+from megatron.config.command_line import parse
+from megatron.config.run_config import RunConfig
+from megatron.planning.forecast_run import forecast_run
+from megatron.planning.run_plan import make_run_plan
+from megatron.simulator.costs.collective_time import Path
+from megatron.simulator.costs.gpus import gpu
+
+
+def spread(p: int, ranks: int, network: tuple[float, float]) -> RunConfig:
+    """Pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
+    run, kind = config(p, "vocab-2", "zb-h1"), gpu("H100")
+    links = replace(kind.links(), network=Path(*network))
+    return replace(
+        run, parallel=replace(run.parallel, ranks_per_machine=ranks, gpu=kind, links=links)
+    )
+
+
+@pytest.mark.parametrize("p", [4, full(8)])
+def test_a_network_in_the_middle_of_the_pipeline_takes_its_time(p: int) -> None:
+    """Plans by FLOPs know of it, and so does the prediction."""
+    half = p // 2
+    one, two = spread(p, p, (1e9, 1e-3)), spread(p, half, (1e9, 1e-3))
+    plans = [make_run_plan(each) for each in (one, two)]
+    near, hops = plans[0].costs.comms["X"], plans[1].costs.comms["X"]
+    assert not isinstance(hops, (int, float))
+    assert isinstance(near, float)
+    assert not isinstance(hops, (int, float))
+    far = hops[half - 1]
+    assert hops == [far if hop == half - 1 else near for hop in range(p - 1)]
+    assert far > 5 * near
+    unaware, aware = (forecast_run(two, each, gpu("H100")).outcome.seconds for each in plans)
+    assert forecast_run(one, plans[0], gpu("H100")).outcome.seconds < aware < unaware
+    text = report(two, "H100")
+    assert f"links: 2 machines of {half} ranks" in text
+    assert f"1 of the {p - 1} hops from a pipeline rank to the next leave a machine" in text
+    assert "links: all ranks are in one machine" in report(one, "H100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "network"),
+    [
+        ("", 8, (40e9, None)),
+        ("--ranks-per-node 4 --network-bandwidth 25 --network-latency 7", 4, (25e9, 7e-6)),
+    ],
+)
+def test_flags_say_what_links_there_are(
+    flags: str, ranks: int, network: tuple[float, float | None]
+) -> None:
+    words = (
+        "--dry-run --dry-run-gpu H100 --num-layers 8 --hidden-size 1024 --num-attention-heads 16 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 "
+        "--global-batch-size 8 --train-iters 1 --lr 1e-3 --bf16 --vocab-size 32000 "
+        f"--pipeline-model-parallel-size 8 {flags}"
+    )
+    parallel = parse(words.split(), 1).parallel
+    links = parallel.links
+    assert links is not None
+    assert (parallel.ranks_per_machine, links.network.bandwidth) == (ranks, network[0])
+    assert links.link.bandwidth == pytest.approx(0.78 * 450e9)
+    if network[1] is not None:
+        assert links.network.latency == network[1]
+    else:
+        assert links.network.latency > links.link.latency
