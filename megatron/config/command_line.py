@@ -1,6 +1,6 @@
 """Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -57,11 +57,29 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)
-    flags = without_training(with_default_batch(filled(GROUPS, words.given, world_size)))
+    found = judged(words.given, world_size, words.unreadable)
+    return Reading(
+        found.flags,
+        (*map(readable, words.mistakes), *found.mistakes),
+        (*map(readable, words.notes), *found.notes),
+    )
+
+
+def judged(
+    given: Mapping[str, Sequence[str]], world_size: int, unreadable: Collection[str] = ()
+) -> Reading:
+    """Return the flags of a line, with the mistakes and notes of all rules.
+
+    Args:
+        given: the words behind each given flag, all of them readable.
+        world_size: ranks of the job.
+        unreadable: flags that were given and are missing in ``given``, because their words could
+            not be read.
+    """
+    flags = without_training(with_default_batch(filled(GROUPS, given, world_size)))
     rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
-    found = check(flags, rules, notes, words.unreadable)
-    mistakes = map(readable, (*words.mistakes, *found.mistakes))
-    return Reading(flags, tuple(mistakes), tuple(map(readable, (*words.notes, *found.notes))))
+    found = check(flags, rules, notes, unreadable)
+    return Reading(flags, tuple(map(readable, found.mistakes)), tuple(map(readable, found.notes)))
 
 
 def with_default_batch(flags: Flags) -> Flags:

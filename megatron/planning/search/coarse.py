@@ -1,0 +1,294 @@
+"""Seconds and bytes of all combinations of choices, from a few counts, before any plan is made.
+
+A layer's work and memory follow from the shape of a run: its tensor, context and expert ranks. So
+every shape is counted once with one stage and once with a few, and stages divide both. Choices that
+change a layer by a factor, such as recomputation, are counted once each. The result ranks
+combinations; what is then learnt from plans corrects it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final, NamedTuple
+
+from megatron.config.parallelism import ParallelFlags, number_of_replicas
+from megatron.config.train import TrainFlags
+from megatron.planning.search.dimension import Dimension, combined
+from megatron.planning.search.line import Choice, Line, left_out, set_to
+from megatron.planning.search.runs import Known, Runs, held_at_most
+from megatron.schedules.catalogue import SCHEDULES
+
+_PIPELINE: Final = "--pipeline-model-parallel-size"
+_MICRO_BATCH: Final = "--micro-batch-size"
+_BATCHES: Final = 4
+"""Microbatches of a job that is counted for its shape."""
+_WITHOUT_BUBBLE: Final = frozenset({"zb-v", "zb-h2", "zb-2p", "dualpipe-v"})
+_FEW_STAGES: Final = 4
+_FIRST: Final = {"schedule": 7, "vocabulary": 1}
+"""Choices in the order of passes that stand for the others while layouts are compared."""
+_ALIKE: Final = 0.02
+"""Choices whose memory differs by less than this share are compared by their time alone."""
+
+
+class Shape(NamedTuple):
+    """What was counted of a shape.
+
+    Attributes:
+        seconds: of a microbatch's passes on one stage.
+        whole: bytes of weights, gradients and states that stages divide.
+        shared: bytes of states that the replicas divide, whatever the stages.
+        kept: bytes that a microbatch leaves on one stage.
+        room: bytes that tensors may take on a rank.
+    """
+
+    seconds: float
+    whole: float
+    shared: float
+    kept: float
+    room: float
+
+
+class Factor(NamedTuple):
+    """The factors by which a choice changes the seconds, states and kept bytes of a shape."""
+
+    seconds: float = 1.0
+    static: float = 1.0
+    kept: float = 1.0
+
+
+Combination = tuple[Choice, ...]
+"""One choice for every open dimension, in the order of the dimensions."""
+
+
+class Rough(NamedTuple):
+    """A combination of choices, and the first guess of its seconds and bytes.
+
+    Attributes:
+        choices: one for every dimension.
+        key: what a plan of it teaches about others: pipeline ranks, schedule and treatment.
+        seconds: of an iteration.
+        peak: bytes of the fullest rank.
+        room: bytes that tensors may take there.
+    """
+
+    choices: Combination
+    key: tuple[object, ...]
+    seconds: float
+    peak: float
+    room: float
+
+
+@dataclass
+class Coarse:
+    """The rough figures of the combinations of a line's open dimensions.
+
+    Attributes:
+        line: the line.
+        dimensions: those that it leaves open.
+        runs: counts the shapes.
+        refused: why shapes make no run.
+    """
+
+    line: Line
+    dimensions: Sequence[Dimension]
+    runs: Runs
+    refused: dict[str, None]
+    _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
+    _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def count(self) -> None:
+        """Count all shapes and factors."""
+        for line in combined(self.line, self._of("shape")):
+            if (shape := self._counted(line)) is not None:
+                self._shapes[self._choices_of(line)] = line, shape
+        lines = [line for line, _ in self._shapes.values()]
+        for dimension in self._of("factor"):
+            able = [one for one in lines if len(dimension.choices(one)) > 1]
+            if able:
+                self._count_factor(dimension, able[len(able) // 2])
+
+    def first(self) -> list[Rough]:
+        """Return all layouts with the schedules and treatments that stand for the others."""
+        found = list[Rough]()
+        for line, _ in self._shapes.values():
+            for placed in combined(line, self._of("pipeline")):
+                ways = [self._useful(own, placed) for own in self._of("factor")]
+                orders = [own.choices(placed)[: _FIRST[own.name]] for own in self._of("order")]
+                found += self._rough(placed, ways, orders)
+        return found
+
+    def around(self, best: Combination) -> list[Rough]:
+        """Return the combinations with another order of passes than ``best``, or another factor."""
+        shape = tuple(
+            choice for own, choice in zip(self.dimensions, best, strict=True) if own.kind == "shape"
+        )
+        line, _ = self._shapes[shape]
+        chosen = dict(zip((own.name for own in self.dimensions), best, strict=True))
+        placed = line.edited(
+            tuple(edit for own in self._of("pipeline") for edit in chosen[own.name])
+        )
+        same = [[chosen[own.name]] for own in self._of("factor")]
+        found = self._rough(placed, same, [own.choices(placed) for own in self._of("order")])
+        order = [[chosen[own.name]] for own in self._of("order")]
+        for index, own in enumerate(self._of("factor")):
+            ways = [*same[:index], list(own.choices(placed)), *same[index + 1 :]]
+            found += self._rough(placed, ways, order)
+        return found
+
+    def _of(self, kind: str) -> list[Dimension]:
+        return [own for own in self.dimensions if own.kind == kind]
+
+    def _choices_of(self, line: Line) -> Combination:
+        """Return the choices of a line in the dimensions of its shape."""
+        return tuple(
+            tuple(edit for edit in line.edits if edit.option in own.options)
+            for own in self._of("shape")
+        )
+
+    def _small(self, line: Line, stages: int) -> Line:
+        """Return a small job with the shape of a line and few microbatches."""
+        order = [edit for own in self._of("order") for edit in own.choices(line)[0]]
+        if _MICRO_BATCH not in line.given:
+            line = line.edited((set_to(_MICRO_BATCH, 1),))
+        plain = (
+            set_to(_PIPELINE, stages),
+            set_to("--pipeline-schedule", "1f1b"),
+            left_out("--num-virtual-stages-per-pipeline-rank"),
+            set_to("--layer-distribution", "remainder"),
+        )
+        one = line.edited((*order, *plain))
+        samples = (one.flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(one.flags)
+        return one.edited((set_to("--global-batch-size", _BATCHES * samples),))
+
+    def _bounds(self, line: Line, stages: int) -> Known | None:
+        try:
+            return self.runs.bound(self._small(line, stages))
+        except ValueError as error:
+            self.refused.setdefault(str(error).split("\n")[0])
+            return None
+
+    def _counted(self, line: Line) -> Shape | None:
+        """Count a shape; ``None`` if it makes no run."""
+        stages = _few_stages(line)
+        one, few = self._bounds(line, 1), self._bounds(line, stages)
+        if one is None or few is None:
+            return None
+        whole = (one.held.static - few.held.static) * stages / max(1, stages - 1)
+        whole = min(max(whole, 0.0), one.held.static)
+        return Shape(
+            one.seconds / _BATCHES,
+            whole,
+            one.held.static - whole,
+            one.held.peak - one.held.static,
+            one.held.room(self.runs.gpu),
+        )
+
+    def _count_factor(self, dimension: Dimension, line: Line) -> None:
+        """Count what each choice makes of a shape, relative to the dimension's plain choice."""
+        base = self._bounds(line, 1)
+        for choice in dimension.choices(line):
+            own = self._bounds(line.edited(choice), 1)
+            if base is not None and own is not None:
+                self._factors[dimension.name, choice] = Factor(
+                    own.seconds / base.seconds,
+                    own.held.static / base.held.static,
+                    (own.held.peak - own.held.static) / (base.held.peak - base.held.static),
+                )
+
+    def _useful(self, dimension: Dimension, line: Line) -> list[Choice]:
+        """Return the choices of a factor of which none is slower than one that holds as little."""
+        found = list[Choice]()
+        choices = list(dimension.choices(line))
+        known = {one: self._factors.get((dimension.name, one), Factor()) for one in choices}
+        for choice in sorted(choices, key=lambda one: known[one].seconds):
+            less = known[choice]
+            if dimension.name == "micro batch" or all(
+                less.static * (1 + _ALIKE) < known[own].static
+                or less.kept * (1 + _ALIKE) < known[own].kept
+                for own in found
+            ):
+                found.append(choice)
+        return found
+
+    def _rough(
+        self,
+        placed: Line,
+        ways: Sequence[Sequence[Choice]],
+        orders: Sequence[Sequence[Choice]],
+    ) -> list[Rough]:
+        """Return the combinations of a line whose ranks are placed."""
+        found, shape_choices = list[Rough](), self._choices_of(placed)
+        _, shape = self._shapes[shape_choices]
+        factors, sizes = self._of("factor"), placed.flags[ParallelFlags]
+        stages, given = sizes.pipeline_model_parallel_size, placed.given
+        named = dict(zip((own.name for own in self._of("shape")), shape_choices, strict=True))
+        for own in self._of("pipeline"):
+            named[own.name] = tuple(edit for edit in placed.edits if edit.option in own.options)
+        replicas = number_of_replicas(placed.flags)
+        for chosen in product(*ways):
+            micro = _given(chosen, _MICRO_BATCH) or given.get(_MICRO_BATCH, ("1",))
+            whole, rest = divmod(int(given["--global-batch-size"][0]), int(micro[0]) * replicas)
+            if rest or not whole:
+                continue
+            made = [
+                self._factors.get((own.name, choice), Factor())
+                for own, choice in zip(factors, chosen, strict=True)
+            ]
+            named |= dict(zip((own.name for own in factors), chosen, strict=True))
+            time, static, kept = (
+                shape.seconds,
+                shape.whole / stages + shape.shared,
+                shape.kept / stages,
+            )
+            for factor in made:
+                time, static, kept = (
+                    time * factor.seconds,
+                    static * factor.static,
+                    kept * factor.kept,
+                )
+            for order in product(*orders):
+                named |= dict(zip((own.name for own in self._of("order")), order, strict=True))
+                held = self._microbatches(placed, order, stages, whole, micro)
+                found.append(
+                    Rough(
+                        tuple(named[own.name] for own in self.dimensions),
+                        (stages, *order),
+                        time * (whole + _bubble(order, stages)) / stages,
+                        static + held * kept,
+                        shape.room,
+                    )
+                )
+        return found
+
+    def _microbatches(
+        self, line: Line, order: Combination, stages: int, whole: int, micro: Sequence[str]
+    ) -> float:
+        key = (order, stages, whole)
+        if key not in self._held:
+            chosen = line.edited(tuple(edit for choice in order for edit in choice))
+            self._held[key] = held_at_most(chosen.edited((set_to(_MICRO_BATCH, micro[0]),)))
+        return self._held[key]
+
+
+def _few_stages(line: Line) -> int:
+    sizes = line.flags[ParallelFlags]
+    ranks = line.world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
+    return next((size for size in range(_FEW_STAGES, 0, -1) if ranks % size == 0), 1)
+
+
+def _given(choices: Iterator[Choice] | Sequence[Choice], option: str) -> Sequence[str] | None:
+    """Return the words that some choices set a flag to."""
+    return next(
+        (edit.values for own in choices for edit in own if edit.option == option and edit.values),
+        None,
+    )
+
+
+def _bubble(order: Combination, stages: int) -> float:
+    """Return the microbatches that would fill a schedule's idle time, by the shape of its block."""
+    name = (_given(order, "--pipeline-schedule") or ("1f1b",))[0]
+    chunks = (_given(order, "--num-virtual-stages-per-pipeline-rank") or ("1",))[0]
+    if name in _WITHOUT_BUBBLE:
+        return 0.0
+    return (stages - 1) / (3 if SCHEDULES[name].split else int(chunks))

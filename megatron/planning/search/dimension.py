@@ -1,0 +1,46 @@
+"""A dimension of the search: one property of a run, and the ways that it can go."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from megatron.planning.search.line import Choice, Line
+
+Kind = Literal["shape", "factor", "pipeline", "order"]
+"""What the choices of a dimension change, which says how they are first judged (``coarse.py``).
+
+shape: what a rank computes for a layer; every combination is counted. factor: by how much a layer
+takes longer or holds less; each choice is counted once, with everything else as it is, and is taken
+to change every combination by the same factor. pipeline: the stages, over which work and memory are
+spread. order: the order of the passes, which only plans can judge.
+"""
+
+
+class Dimension(NamedTuple):
+    """A property of a run that a search may choose.
+
+    Attributes:
+        name: the property, for tables.
+        kind: what its choices change.
+        options: the flags that its choices set. If the user has given one of them, the dimension is
+            closed.
+        choices: returns its choices beside the flags of a line, the most promising first. A choice
+            that a rule refuses is passed over.
+    """
+
+    name: str
+    kind: Kind
+    options: tuple[str, ...]
+    choices: Callable[[Line], Sequence[Choice]]
+
+
+def opened(dimensions: Sequence[Dimension], line: Line) -> tuple[Dimension, ...]:
+    """Return the dimensions that the flags of a line leave open."""
+    return tuple(own for own in dimensions if line.given.keys().isdisjoint(own.options))
+
+
+def combined(line: Line, dimensions: Sequence[Dimension]) -> list[Line]:
+    """Return the line with every combination of choices; rules may refuse some of them."""
+    lines = [line]
+    for dimension in dimensions:
+        lines = [one.edited(choice) for one in lines for choice in dimension.choices(one)]
+    return lines

@@ -1,0 +1,124 @@
+"""A command line as data, and edits of it: another run like this one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from megatron.config.command_line import judged
+from megatron.config.run_config import RunConfig, resolve
+from megatron.config.topics import DECLARED
+from megatron.config.words import sort_words
+from megatron.flags.groups import Flags, Reading
+from megatron.simulator.costs.gpus import Gpu
+
+
+class Edit(NamedTuple):
+    """A flag of another run like this one.
+
+    Attributes:
+        option: the flag, as it stands on a command line.
+        values: the words behind it; ``None``: the other run has no such flag.
+    """
+
+    option: str
+    values: tuple[str, ...] | None = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that ask for the edit on a command line; none if it leaves the flag out."""
+        return () if self.values is None else (self.option, *self.values)
+
+
+def set_to(option: str, value: object) -> Edit:
+    """Return the edit that gives a flag one value."""
+    return Edit(option, (str(value),))
+
+
+def left_out(option: str) -> Edit:
+    """Return the edit that leaves a flag out."""
+    return Edit(option, None)
+
+
+Choice = tuple[Edit, ...]
+"""One of the ways in a dimension: the edits that ask for it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The flags of a run, each with its words, and the ranks of the job.
+
+    Attributes:
+        given: the words behind each given flag; all of them can be read.
+        world_size: ranks of the job.
+        edits: flags that differ from the line that the search began with, the last edit of a flag.
+    """
+
+    given: Mapping[str, tuple[str, ...]]
+    world_size: int
+    edits: tuple[Edit, ...] = ()
+
+    @classmethod
+    def of(cls, words: Sequence[str], world_size: int) -> "Line":
+        """Return the line with these words.
+
+        Raises:
+            ValueError: a word is no flag, or its values cannot be read.
+        """
+        found = sort_words(words, DECLARED, world_size)
+        if found.mistakes:
+            raise ValueError("\n".join(found.mistakes))
+        return cls({option: tuple(values) for option, values in found.given.items()}, world_size)
+
+    def edited(self, choice: Choice) -> "Line":
+        """Return the line with some edits."""
+        given, edits = dict(self.given), {edit.option: edit for edit in self.edits}
+        for edit in choice:
+            edits.pop(edit.option, None)
+            edits[edit.option] = edit
+            if edit.values is None:
+                given.pop(edit.option, None)
+            else:
+                given[edit.option] = edit.values
+        return replace(self, given=given, edits=tuple(edits.values()))
+
+    @property
+    def key(self) -> frozenset[tuple[str, tuple[str, ...]]]:
+        """A key that is equal for lines with the same flags."""
+        return frozenset(self.given.items())
+
+    @property
+    def edited_words(self) -> tuple[str, ...]:
+        """The words of all edits."""
+        return tuple(word for edit in self.edits for word in edit.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the whole line."""
+        return tuple(word for option, values in self.given.items() for word in (option, *values))
+
+    @cached_property
+    def reading(self) -> Reading:
+        """The flags with all mistakes and notes."""
+        return judged(self.given, self.world_size)
+
+    @property
+    def flags(self) -> Flags:
+        """The flags, with or without mistakes."""
+        return self.reading.flags
+
+    @property
+    def fault(self) -> str:
+        """The first mistake; empty if the line makes a run."""
+        return self.reading.mistakes[0] if self.reading.mistakes else ""
+
+    def run(self, gpu: Gpu | None) -> RunConfig:
+        """Return the run that the line makes, on a GPU by whose seconds plans are compared.
+
+        Raises:
+            ValueError: the line has mistakes.
+        """
+        if self.reading.mistakes:
+            raise ValueError("\n".join(self.reading.mistakes))
+        config = resolve(self.reading.flags, self.reading.notes)
+        return replace(config, parallel=replace(config.parallel, gpu=gpu))

@@ -1,0 +1,138 @@
+"""The runs that a search looks at, with what is known of their time and memory."""
+
+from typing import Final, Literal, NamedTuple
+
+from megatron.config.parallelism import ParallelFlags, number_of_replicas
+from megatron.config.schedule import chunks_of, schedule_of, treatment_of
+from megatron.config.slices import SliceFlags
+from megatron.config.train import TrainFlags
+from megatron.planning.candidate import Candidate
+from megatron.planning.run_memory import Fullest
+from megatron.planning.run_plan import asked
+from megatron.planning.search.line import Line
+from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.from_block import promised
+from megatron.schedules.request import Request
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.units import MEMORY, TIME
+
+Level = Literal["bound", "estimate", "plan"]
+"""Where a node's seconds and bytes come from.
+
+bound: lower bounds, known without a plan. estimate: a plan of few microbatches. plan: the whole
+plan.
+"""
+WORK: Final[dict[Level, int]] = {"bound": 1, "estimate": 2, "plan": 6}
+"""Units of work to learn so much; a unit is about a quarter of a second."""
+
+
+class Known(NamedTuple):
+    """What is known of a run.
+
+    Attributes:
+        level: where the figures come from.
+        seconds: of an iteration.
+        held: the fullest rank.
+        fits: whether every rank has enough memory.
+        least: the fullest rank with a single microbatch.
+    """
+
+    level: Level
+    seconds: float
+    held: Fullest
+    fits: bool
+    least: Fullest
+
+
+class Runs:
+    """The runs of a search on one kind of GPU, each looked at once at every level.
+
+    Attributes:
+        gpu: the GPU of every rank.
+        work: units of work that were spent.
+    """
+
+    def __init__(self, gpu: Gpu, watch: Watch) -> None:
+        """Begin without any run; ``watch`` shows what is learnt."""
+        self.gpu, self.work, self._watch = gpu, 0, watch
+        self._known: dict[frozenset[tuple[str, tuple[str, ...]]], Known] = {}
+
+    def candidate(self, line: Line) -> Candidate:
+        """Return the run of a line with its schedule.
+
+        Raises:
+            ValueError: the line makes no run, or one that cannot be planned.
+        """
+        return asked(line.run(self.gpu))[0]
+
+    def known(self, line: Line) -> Known | None:
+        """Return what is known of a line."""
+        return self._known.get(line.key)
+
+    def bound(self, line: Line) -> Known:
+        """Return the lower bounds of a line, or more if more is known.
+
+        Raises:
+            ValueError: the line makes no run, or one that cannot be planned.
+        """
+        if (known := self.known(line)) is not None:
+            return known
+        candidate = self.candidate(line)
+        least = candidate.least_memory
+        found = Known("bound", candidate.least_time, least, least.fits(self.gpu), least)
+        return self._learnt(line, found)
+
+    def estimate(self, line: Line) -> Known:
+        """Return the time and memory of a line by a plan of few microbatches, or by its own plan.
+
+        Raises:
+            ValueError: the line makes no run, or one that cannot be planned.
+        """
+        known = self.known(line)
+        if known is not None and known.level != "bound":
+            return known
+        candidate = self.candidate(line)
+        found = candidate.estimate(Watch(), quick=True)
+        least = known.least if known else candidate.least_memory
+        made = Known("estimate", found.seconds, found.fullest, found.fits, least)
+        return self._learnt(line, made)
+
+    def plan(self, line: Line) -> tuple[Known, Candidate]:
+        """Return the time and memory of a line by its own plan, and the candidate with the plan."""
+        candidate = self.candidate(line)
+        found = candidate.forecast
+        assert found is not None, "plans are made for a GPU"
+        known = self.known(line)
+        least = known.least if known else candidate.least_memory
+        made = Known("plan", found.outcome.seconds, found.fullest, found.fits, least)
+        return self._learnt(line, made), candidate
+
+    def _learnt(self, line: Line, found: Known) -> Known:
+        self._known[line.key] = found
+        self.work += WORK[found.level]
+        said = "" if found.fits else ", too large"
+        words = " ".join(line.edited_words)
+        self._watch.note(
+            f"{found.level} {TIME.write(found.seconds)}, {MEMORY.write(found.held.peak)}{said}: "
+            f"{words}"
+        )
+        return found
+
+
+def held_at_most(line: Line) -> float:
+    """Return the microbatches that a rank holds by the promise of a line's schedule."""
+    flags = line.flags
+    name, sizes, train = schedule_of(flags), flags[ParallelFlags], flags[TrainFlags]
+    known, ranks = SCHEDULES[name], sizes.pipeline_model_parallel_size
+    samples = (train.micro_batch_size or 1) * number_of_replicas(flags)
+    microbatches = max(1, (train.global_batch_size or 1) // samples)
+    request = Request(
+        name,
+        treatment_of(flags),
+        ranks,
+        microbatches,
+        chunks=chunks_of(flags) if known.takes_chunks else None,
+        slices=flags[SliceFlags].num_seq_splits,
+    )
+    return max(1.0, min(promised(request, known), microbatches))

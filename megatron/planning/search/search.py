@@ -1,0 +1,211 @@
+"""The best runs among all edits of a line: a rough count first, then estimates, then plans.
+
+All combinations of choices are ranked by a rough count (``coarse.py``). The most promising is
+estimated by a plan of few microbatches, again and again; an estimate corrects what is expected of
+combinations with the same stages and order of passes. Then the best run is varied. Last, the
+fastest are planned in full. Work is counted, not timed, so a question has the same answer on every
+machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+from megatron.planning.candidate import Candidate
+from megatron.planning.race import NEAR
+from megatron.planning.search.coarse import Coarse, Combination, Rough
+from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.line import Line
+from megatron.planning.search.runs import Known, Runs
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.costs.gpus import Gpu
+
+ESTIMATES: Final = 36
+"""Plans of few microbatches that a search makes."""
+_COMPARED: Final = 0.6
+"""Share of the estimates that compares layouts; the rest varies the best of them."""
+_FAR: Final = 1.1
+"""Combinations whose expected memory is above this multiple of the room are not estimated."""
+_MOST_PASSES: Final = 60_000
+"""Passes of the largest plan that is made in full; others are estimated by few microbatches."""
+
+
+class Way(NamedTuple):
+    """A run that the search has looked at, with what is known of it.
+
+    Attributes:
+        choices: its choice in every open dimension.
+        line: its flags.
+        known: its time and memory.
+    """
+
+    choices: Combination
+    line: Line
+    known: Known
+
+
+@dataclass
+class Found:
+    """What a search has found.
+
+    Attributes:
+        ways: the runs that fit, the fastest first.
+        too_large: runs that do not fit, the fastest first.
+        taken: the run that holds the least of all within ``NEAR`` of the fastest; ``None``: no run
+            fits.
+        candidate: the taken run with its plan; ``None``: its plan is too large to be made here.
+        refused: why some choices make no run, each reason once.
+        combinations: number of combinations that were ranked.
+        expected: the fewest seconds that are expected of a combination without an estimate.
+        work: units of work that were spent.
+    """
+
+    ways: list[Way] = field(default_factory=list)
+    too_large: list[Way] = field(default_factory=list)
+    taken: Way | None = None
+    candidate: Candidate | None = None
+    refused: dict[str, None] = field(default_factory=dict)
+    combinations: int = 0
+    expected: float = inf
+    work: int = 0
+
+
+class Search:
+    """A search over the dimensions of a run on one kind of GPU."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        dimensions: Sequence[Dimension],
+        estimates: int = ESTIMATES,
+        watch: Watch | None = None,
+        runs: Runs | None = None,
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            gpu: the GPU of every rank.
+            dimensions: what may be chosen.
+            estimates: plans of few microbatches that may be made.
+            watch: shows the progress; if it has a limit of time, it ends the search early.
+            runs: what another search on this GPU has learnt; ``None``: nothing.
+        """
+        self._watch = Watch() if watch is None else watch
+        self._dimensions, self._estimates = tuple(dimensions), estimates
+        self._runs = Runs(gpu, self._watch) if runs is None else runs
+        self._ways: dict[frozenset[tuple[str, tuple[str, ...]]], Way] = {}
+        self._learnt: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._found = Found()
+
+    def run(self, line: Line) -> Found:
+        """Search the edits of a line.
+
+        Raises:
+            ValueError: nothing among them makes a run; the error has the reasons.
+        """
+        found = self._found
+        self._dimensions = opened(self._dimensions, line)
+        coarse = Coarse(line, self._dimensions, self._runs, found.refused)
+        coarse.count()
+        rough = coarse.first()
+        found.combinations = len(rough)
+        self._race(line, rough, round(_COMPARED * self._estimates))
+        self._vary(line, coarse)
+        if not self._ways:
+            raise ValueError("\n".join(found.refused) or "no choice makes a run")
+        self._choose()
+        found.work = self._runs.work
+        return found
+
+    def _race(self, line: Line, rough: Sequence[Rough], most: int) -> None:
+        """Estimate the most promising combinations, until none is expected to be faster."""
+        waiting = dict.fromkeys(rough)
+        while most > 0 and not self._watch.is_over:
+            able = [each for each in waiting if self._peak(each) <= _FAR * each.room]
+            first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
+            self._found.expected = inf if first is None else self._seconds(first)
+            if first is None or self._found.expected >= self._best_seconds():
+                return
+            del waiting[first]
+            most -= self._estimate(line, first)
+
+    def _vary(self, line: Line, coarse: Coarse) -> None:
+        """Vary the best run as long as that makes it faster and estimates are left."""
+        varied: Way | None = None
+        while self._estimates > 0 and self._fitting() and self._fitting()[0] is not varied:
+            varied = self._fitting()[0]
+            around = coarse.around(varied.choices)
+            self._found.combinations += len(around)
+            self._race(line, around, min(self._estimates, max(4, self._estimates // 2)))
+
+    def _estimate(self, line: Line, rough: Rough) -> bool:
+        """Estimate a combination and learn from it; return whether that took work."""
+        chosen = line.edited(tuple(edit for choice in rough.choices for edit in choice))
+        if chosen.key in self._ways:
+            return False
+        try:
+            known = self._runs.estimate(chosen)
+        except ValueError as error:
+            self._found.refused.setdefault(str(error).split("\n")[0])
+            return False
+        self._estimates -= 1
+        self._ways[chosen.key] = Way(rough.choices, chosen, known)
+        time, memory = known.seconds / rough.seconds, known.held.peak / rough.peak
+        if (before := self._learnt.get(rough.key)) is not None:
+            time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
+        self._learnt[rough.key] = time, memory
+        return True
+
+    def _seconds(self, rough: Rough) -> float:
+        """Return the expected seconds.
+
+        Of an order of passes that is new, each part (the stages, the schedule, the treatment) is
+        hoped to be as good as it was with the best others.
+        """
+        if rough.key in self._learnt:
+            return rough.seconds * self._learnt[rough.key][0]
+        hopes = [
+            min((own[0] for key, own in self._learnt.items() if key[at] == part), default=0.0)
+            for at, part in enumerate(rough.key)
+        ]
+        least = min((own[0] for own in self._learnt.values()), default=1.0)
+        return rough.seconds * max(least, *hopes)
+
+    def _peak(self, rough: Rough) -> float:
+        """Return the expected bytes of the fullest rank."""
+        return rough.peak * self._learnt.get(rough.key, (1.0, 1.0))[1]
+
+    def _fitting(self) -> list[Way]:
+        fitting = [way for way in self._ways.values() if way.known.fits]
+        return sorted(fitting, key=lambda way: (way.known.seconds, way.known.held.peak))
+
+    def _best_seconds(self) -> float:
+        return min((way.known.seconds for way in self._fitting()), default=inf)
+
+    def _choose(self) -> None:
+        """Plan the most promising runs in full, and take the best of them."""
+        found = self._found
+        found.too_large = [way for way in self._ways.values() if not way.known.fits]
+        found.too_large.sort(key=lambda way: way.known.seconds)
+        candidates = dict[Combination, Candidate]()
+        while (best := self._smallest_near()) is not None and best.known.level != "plan":
+            if self._passes(best) > _MOST_PASSES:
+                break
+            known, candidate = self._runs.plan(best.line)
+            self._ways[best.line.key] = Way(best.choices, best.line, known)
+            candidates[best.choices] = candidate
+        found.taken = best
+        found.candidate = None if best is None else candidates.get(best.choices)
+        found.ways = self._fitting()
+
+    def _smallest_near(self) -> Way | None:
+        """Return the run that holds the least of all within ``NEAR`` of the fastest."""
+        fastest = self._best_seconds()
+        near = (way for way in self._fitting() if way.known.seconds * (1 - NEAR) <= fastest)
+        return min(near, key=lambda way: (way.known.held.peak, way.known.seconds), default=None)
+
+    def _passes(self, way: Way) -> int:
+        """Return the passes of a run's whole plan, about."""
+        request = self._runs.candidate(way.line).request
+        return 3 * request.ranks * request.microbatches * (request.chunks or request.traits.chunks)
