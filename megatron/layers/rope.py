@@ -65,8 +65,9 @@ class RotaryEmbedding:
         else:
             frequency_r = scaling.frequencies(rotary_base, rotated // 2)
             magnitude = scaling.magnitude
-        position_s = torch.arange(seq_length, dtype=torch.float64) / interpolation
-        angle_s1r = torch.outer(position_s, frequency_r)[:, None]
+        made_on = device if device.type == "meta" else "cpu"  # without values, there is no work
+        position_s = torch.arange(seq_length, dtype=torch.float64, device=made_on) / interpolation
+        angle_s1r = torch.outer(position_s, frequency_r.to(made_on))[:, None]
         self._cos_s1r = (magnitude * angle_s1r.cos()).to(device, dtype)
         self._sin_s1r = (magnitude * angle_s1r.sin()).to(device, dtype)
         self._interleaved = interleaved

@@ -100,7 +100,12 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
 
 def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
     """Return a function that tells which parameters the optimizer needs whole."""
-    return takes_muon if config.optimizer == "muon" else lambda owned: False
+    return takes_muon if config.optimizer == "muon" else _takes_parts
+
+
+def _takes_parts(owned: OwnedParameter) -> bool:
+    """Return False: the optimizer updates each element by itself."""
+    return False
 
 
 def takes_muon(owned: OwnedParameter) -> bool:

@@ -20,7 +20,6 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
-from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
@@ -89,8 +88,7 @@ class Candidate:
     @cached_property
     def timeline(self) -> Timeline:
         """The simulated timeline of an iteration, in the unit of the costs."""
-        costs = self.request.costs
-        return simulate(lower(self.run_plan.plan, costs), costs)
+        return simulate(self.run_plan.program, self.request.costs)
 
     @cached_property
     def forecast(self) -> RunForecast | None:

@@ -1,7 +1,8 @@
 """Forecast of a run on a named GPU, from the count of the run's code."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -18,9 +19,10 @@ from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.planning.run_costs import cluster_of, crossing_of
 from megatron.planning.run_memory import Fullest, moved_by_step, run_memory
 from megatron.schedules.costs import Costs, HopTime
-from megatron.schedules.lower import Program, lower
+from megatron.schedules.lower import Program
 from megatron.schedules.needs import STAGE_KINDS, CommKind
 from megatron.schedules.plan import plan_of_one
+from megatron.simulator.clocks import Clocks
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.count import RankCount
@@ -32,7 +34,7 @@ from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.crowding import crowded
 from megatron.simulator.exchange import Exchanges, Hidden, Overlap, hidden
 from megatron.simulator.forecast import Forecast
-from megatron.simulator.simulate import Timeline, simulate
+from megatron.simulator.simulate import Timeline, timeline_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ class RunForecast:
         outcome: time and memory of an iteration.
         memories: memory of every rank, from which the peaks follow.
         activations_on_host: bytes of every rank's buffers for activations on its host.
+        program: the program of an iteration.
+        alone: the costs of passes that have the GPU alone.
         exchanges: communication of ranks with the same parameters; ``None``: there are none.
-        hidden: how much of ``exchanges`` the passes hide, by kind of communication.
         buckets: buckets of every pipeline rank, if there are replicas.
         model_flops: FLOPs of a replica's iteration, without repeated FLOPs.
         repeated_flops: FLOPs of a replica's iteration that recomputation repeats.
@@ -62,12 +65,18 @@ class RunForecast:
     outcome: Forecast
     memories: Sequence[RankMemory]
     activations_on_host: Sequence[int]
+    program: Program
+    alone: Costs
     exchanges: Exchanges | None = None
-    hidden: Mapping[CommKind, Hidden] = field(default_factory=dict)
     buckets: Sequence[RankBuckets] = ()
     model_flops: int = 0
     repeated_flops: int = 0
     kept_messages: Sequence[float] = ()
+
+    @cached_property
+    def hidden(self) -> Mapping[CommKind, Hidden]:
+        """How much of ``exchanges`` the passes hide, by kind of communication."""
+        return {} if self.exchanges is None else hidden(self.program, self.alone)
 
     @property
     def samples_per_second(self) -> float:
@@ -135,8 +144,9 @@ def forecast_run(
         step[rank] += own.seconds
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
-    program, costs, kept = _priced(config, run_plan, cluster, costs, exchanges, free=free)
-    timeline, memories = simulate(program, costs), run_memory(config, plan, counts, buckets, gpu)
+    program, costs = _priced(run_plan, costs, exchanges, free=free)
+    timeline = _simulated(config, cluster, program, costs, free=free)
+    memories = run_memory(config, plan, counts, buckets, gpu)
     model_flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     outcome = Forecast.of(
         timeline,
@@ -154,8 +164,9 @@ def forecast_run(
         outcome,
         memories,
         [activations_on_host(program, own, rank) for rank, own in enumerate(memories)],
+        program,
+        costs,
         exchanges,
-        kept,
         buckets,
         model_flops=model_flops,
         repeated_flops=_repeated_flops(config, counts, model_flops),
@@ -164,24 +175,24 @@ def forecast_run(
 
 
 def _priced(
-    config: RunConfig,
-    run_plan: RunPlan,
-    cluster: Cluster,
-    costs: Costs,
-    exchanges: Exchanges | None,
-    *,
-    free: bool,
-) -> tuple[Program, Costs, Mapping[CommKind, Hidden]]:
-    """Return the program of an iteration, its costs, and how much of ``exchanges`` passes hide."""
-    program, kept = lower(run_plan.plan, run_plan.costs), dict[CommKind, Hidden]()
+    run_plan: RunPlan, costs: Costs, exchanges: Exchanges | None, *, free: bool
+) -> tuple[Program, Costs]:
+    """Return the program of an iteration with its ``exchanges``, and its costs."""
+    program = run_plan.program
     if free:
         costs = _without_vocabulary(costs)
-    if exchanges is not None:
-        program, costs = exchanges.added_to(program, costs)
-        kept = {} if free else dict(hidden(program, costs))
+    return (program, costs) if exchanges is None else exchanges.added_to(program, costs)
+
+
+def _simulated(
+    config: RunConfig, cluster: Cluster, program: Program, costs: Costs, *, free: bool
+) -> Timeline:
+    """Return the timeline of a program, its passes slower while collectives are under way."""
     limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
     vocabulary = 0.0 if free else limits.vocabulary / processors
-    return program, crowded(program, costs, vocabulary, limits.gradients / processors), kept
+    alone = Clocks(program, costs)
+    slowed = crowded(alone, costs, vocabulary, limits.gradients / processors)
+    return timeline_of(alone if slowed is costs else Clocks(alone.numbered, slowed))
 
 
 def _without_vocabulary(costs: Costs) -> Costs:

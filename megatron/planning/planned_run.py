@@ -1,9 +1,12 @@
 """The plan that the ranks of a run execute, and the assumptions behind it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 from megatron.config.run_config import RunConfig
 from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Program, lower
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 
@@ -26,6 +29,15 @@ class RunPlan:
     costs: Costs
     schedule: str
     taken: tuple[str, ...] = ()
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of ``plan``, without the work that replicas share."""
+        return lower(self.plan, self.costs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what other ranks are sent: they derive the program themselves."""
+        return {own.name: getattr(self, own.name) for own in fields(self)}
 
     @classmethod
     def of(

@@ -3,27 +3,39 @@
 All tensor-parallel ranks of a pipeline rank have equal buckets, so only the first rank is built.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Final
 
 import torch
 
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
+from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.site import Site
+from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
+from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
-from megatron.optimizer.bucket import BucketLayout, row_length
-from megatron.optimizer.bucket_layouts import bucket_layouts
+from megatron.optimizer.bucket import BucketLayout, Shape, row_length
+from megatron.optimizer.bucket_layouts import KeepsWhole, bucket_layouts
 from megatron.optimizer.make import keeps_whole
 from megatron.parallel.experts import ExpertParallel, GatheringExperts
 from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
+from megatron.planning.count.run import role_of
 from megatron.planning.count.subject import Subject
 from megatron.planning.planned_run import RunPlan
 from megatron.runtime.buckets import described, gathered_size, make_buckets
 from megatron.schedules.buckets import Bucket
+from megatron.schedules.plan import Plan
+
+
+_CACHED: Final = 512
+"""Ranks whose buckets a cache keeps."""
+_AXES: Final[tuple[AxisName, ...]] = ("experts", "expert_tensor", "expert_data")
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,9 @@ class RankBuckets:
         gathered: as ``passed_on``, of a gathering; an element in 8 bits counts as half of one.
         narrow: elements that are gathered in 8 bits, padding included.
         narrow_own: elements of them that the replica with the largest part updates.
-        parts: name and elements of every part of a parameter in the shards of every replica.
+        replicas: number of replicas.
+        laid_out: layout of every bucket, with the names and shapes of its parameters. Ranks whose
+            layers are alike share them: the names are those of the layers of one of these ranks.
     """
 
     buckets: list[Bucket]
@@ -54,40 +68,91 @@ class RankBuckets:
     gathered: float
     narrow: int
     narrow_own: int
-    parts: Sequence[Sequence[tuple[str, int]]]
+    replicas: int
+    laid_out: Sequence[tuple[BucketLayout, Sequence[tuple[str, Shape]]]]
 
+    @cached_property
+    def parts(self) -> Sequence[Sequence[tuple[str, int]]]:
+        """Name and elements of every part of a parameter in the shards of every replica."""
+        return [_parts(self.laid_out, replica) for replica in range(self.replicas)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A rank whose buckets are wanted; a cache compares all but ``plan`` and ``placement``.
+
+    Attributes:
+        role: equal for ranks with equal parameters (``role_of``).
+        model: the model.
+        dtype: of the weights.
+        eight_bits: the layers that multiply in 8 bits, if replicas gather their weights so.
+        tensor_size: tensor-parallel ranks.
+        sequence_parallel: whether they have parts of the sequence outside of attention and MLP.
+        experts: ranks of the axes of experts, as the first rank of a stage sees them; ``None``:
+            experts are not spread.
+        replicas: number of ranks with the same parameters.
+        limit: size of a bucket; ``None``: by ``number``, or as usual.
+        number: number of buckets; ``None``: by ``limit``.
+        keeps_whole: tells which parameters the optimizer needs whole.
+        ends: ranks of the first and of the last stage.
+        plan: tells which passes there are.
+        placement: the parts of the model on the rank.
+    """
+
+    role: Hashable
+    model: ModelConfig
+    dtype: torch.dtype
+    eight_bits: EightBitConfig | None
+    tensor_size: int
+    sequence_parallel: bool
+    experts: tuple[tuple[int, ...], ...] | None
+    replicas: int
+    limit: int | None
+    number: int | None
+    keeps_whole: KeepsWhole
+    ends: tuple[int, int]
+    plan: Plan = field(compare=False)
+    placement: Placement = field(compare=False)
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
     """Return the buckets of every pipeline rank."""
-    return [_of_rank(config, run_plan, rank) for rank in range(run_plan.plan.ranks)]
+    parallel, plan, subject = config.parallel, run_plan.plan, Subject.of(config)
+    replicas, found = parallel.replicas, list[RankBuckets]()
+    experts, whole = _expert_ranks(parallel), keeps_whole(config.optimizer)
+    for rank in range(plan.ranks):
+        placement = subject.placement(plan, run_plan.layers, rank)
+        asked = _Asked(
+            role_of(subject, plan, rank, placement),
+            config.model,
+            config.train.dtype,
+            subject.eight_bits if subject.gathers_eight_bits else None,
+            parallel.tensor_size,
+            parallel.sequence_parallel,
+            experts,
+            replicas.size,
+            replicas.bucket_size,
+            replicas.buckets,
+            whole,
+            (plan.stages[0][0], plan.stages[-1][0]),
+            plan,
+            placement,
+        )
+        found.append(_of_rank(asked))
+    return found
 
 
-def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
-    parallel, plan = config.parallel, run_plan.plan
-    subject = Subject.of(config)
-    placement = subject.placement(plan, run_plan.layers, rank)
-    device = torch.device("meta")
-    axis = ConnectedAxis("tensor", 0, tuple(range(parallel.tensor_size)))
-    tensor = tensor_parallel(axis, device, sequence_parallel=parallel.sequence_parallel)
-    site = Site(
-        device,
-        config.train.dtype,
-        tensor=tensor,
-        given_experts=_experts(parallel),
-        eight_bits=subject.eight_bits if subject.gathers_eight_bits else None,
-    )
-    model = RankModel(config.model, placement, site)
-    replicas = parallel.replicas
-    whole, narrow = keeps_whole(config.optimizer), model.gathered_weights()
-    buckets = make_buckets(
-        model, plan, replicas.size, replicas.bucket_size, replicas.buckets, whole, narrow
-    )
-    layouts = bucket_layouts(buckets, replicas.size, whole)
+@lru_cache(_CACHED)
+def _of_rank(asked: _Asked) -> RankBuckets:
+    plan, replicas, whole = asked.plan, asked.replicas, asked.keeps_whole
+    model = _model(asked)
+    narrow = model.gathered_weights()
+    buckets = make_buckets(model, plan, replicas, asked.limit, asked.number, whole, narrow)
+    layouts = bucket_layouts(buckets, replicas, whole)
     sizes = [gathered_size(bucket, narrow) for bucket in buckets]
     passed_on = [layout.size * (1 - 1 / len(layout.sizes)) for layout in layouts]
     in_eight = [one for one, size in zip(layouts, sizes, strict=True) if size < 1]
     return RankBuckets(
-        described(buckets, model, plan, replicas.size, narrow),
+        described(buckets, model, plan, replicas, narrow),
         sum(owned.parameter.numel() for bucket in buckets for owned in bucket),
         sum(layout.size for layout in layouts),
         max(layout.size for layout in layouts),
@@ -97,33 +162,57 @@ def _of_rank(config: RunConfig, run_plan: RunPlan, rank: int) -> RankBuckets:
         sum(size * sent for size, sent in zip(sizes, passed_on, strict=True)),
         sum(layout.size for layout in in_eight),
         sum(max(layout.sizes) for layout in in_eight),
-        [_parts(buckets, layouts, replica) for replica in range(replicas.size)],
+        replicas,
+        [
+            (layout, [(owned.name, tuple(owned.parameter.shape)) for owned in bucket])
+            for layout, bucket in zip(layouts, buckets, strict=True)
+        ],
     )
 
 
+def _model(asked: _Asked) -> RankModel:
+    """Return the model of a rank, without any memory."""
+    device = torch.device("meta")
+    axis = ConnectedAxis("tensor", 0, tuple(range(asked.tensor_size)))
+    site = Site(
+        device,
+        asked.dtype,
+        tensor=tensor_parallel(axis, device, sequence_parallel=asked.sequence_parallel),
+        given_experts=_experts(asked.experts),
+        eight_bits=asked.eight_bits,
+    )
+    return RankModel(asked.model, asked.placement, site)
+
+
 def _parts(
-    buckets: Sequence[Sequence[OwnedParameter]], layouts: Sequence[BucketLayout], replica: int
+    laid_out: Sequence[tuple[BucketLayout, Sequence[tuple[str, Shape]]]], replica: int
 ) -> list[tuple[str, int]]:
     """Return name and elements of the parts that a replica updates if the optimizer is sharded.
 
     Which ranks share experts is left open: of fewer shards than replicas, each has several.
     """
     found = []
-    for bucket, layout in zip(buckets, layouts, strict=True):
-        shapes = [tuple(owned.parameter.shape) for owned in bucket]
+    for layout, named in laid_out:
+        shapes = [shape for _, shape in named]
         for index, first, end in layout.rows(shapes, replica % len(layout.sizes)):
-            found.append((bucket[index].name, (end - first) * row_length(shapes[index])))
+            found.append((named[index][0], (end - first) * row_length(shapes[index])))
     return found
 
 
-def _experts(parallel: ParallelConfig) -> ExpertParallel | None:
-    """Return the ranks that have the experts, as the first rank of a stage sees them."""
+def _expert_ranks(parallel: ParallelConfig) -> tuple[tuple[int, ...], ...] | None:
+    """Return the ranks of the axes of experts, as the first rank of a stage sees them."""
     grid = parallel.grid
-    if not grid.spreads_experts:
+    return tuple(grid.axis(name, 0).ranks for name in _AXES) if grid.spreads_experts else None
+
+
+def _experts(ranks: tuple[tuple[int, ...], ...] | None) -> ExpertParallel | None:
+    """Return how experts are spread; tokens do not travel here."""
+    if ranks is None:
         return None
-    names: tuple[AxisName, ...] = ("experts", "expert_tensor", "expert_data")
-    experts, tensor, data = (ConnectedAxis(name, 0, grid.axis(name, 0).ranks) for name in names)
-    return GatheringExperts(experts, tensor, data)  # tokens do not travel here
+    experts, tensor, data = (
+        ConnectedAxis(name, 0, own) for name, own in zip(_AXES, ranks, strict=True)
+    )
+    return GatheringExperts(experts, tensor, data)
 
 
 def _most_updated(

@@ -20,7 +20,6 @@ from megatron.planning.host_share import HostShare, HostShares, host_shares
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.runtime.communicator import ends_with_copies, links_of
-from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
 from megatron.simulator.costs.gpus import Gpu
@@ -79,7 +78,7 @@ def held_by_ranks(
     buckets = run_buckets(config, run_plan) if sharded or replicas.gathers_eight_bits else ()
     counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     memories = run_memory(config, plan, counts, buckets, config.parallel.gpu)
-    return peaks(lower(plan, run_plan.costs), memories), memories
+    return peaks(run_plan.program, memories), memories
 
 
 def run_memory(

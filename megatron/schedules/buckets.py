@@ -19,9 +19,10 @@ this bucket.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.needs import Comm, CommKind
@@ -91,36 +92,34 @@ def _extended(
         extend(rank, row, own)
         for rank, (row, own) in enumerate(zip(program.rows, buckets, strict=True))
     )
-    begun = [frozenset(step.comm for step in row if isinstance(step, Start)) for row in rows]
-    shares = {
-        comm_of(rank, number): bucket.share_of(comm_of(rank, number).kind)
-        for rank, own in enumerate(buckets)
-        for number, bucket in enumerate(own)
-        if comm_of(rank, number) in begun[rank]
-    }
-    return replace(program, rows=rows, shares={**program.shares, **shares})
+    shares = dict(program.shares)
+    for rank, own in enumerate(buckets):
+        for number, bucket in enumerate(own):
+            comm = comm_of(rank, number)
+            if comm.kind != "RG" or bucket.is_reduced:
+                shares[comm] = bucket.share_of(comm.kind)
+    return replace(program, rows=rows, shares=shares)
 
 
 def _with_reductions(
     rank: int, row: Sequence[Instruction], buckets: Sequence[Bucket], overlap: bool
 ) -> tuple[Instruction, ...]:
     complete: dict[int, list[Comm]] = defaultdict(list)
+    places = _places(row)
     for number, bucket in enumerate(buckets):
         if not bucket.is_reduced:
             continue
-        at = last_touch(row, bucket.after) if overlap else len(row) - 1
+        at = last_touch(places, bucket.after) if overlap else len(row) - 1
         complete[at].append(reduction(rank, number))
     made: list[Instruction] = []
-    for index, step in enumerate(row):
-        made.append(step)
+    done = 0
+    for index in sorted(complete):
+        made += row[done : index + 1]
         made.extend(map(Start, complete[index]))
+        done = index + 1
+    made += row[done:]
     started = [comm for index in sorted(complete) for comm in complete[index]]
     return (*made, *map(Wait, started))
-
-
-def last_touch(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
-    """Return the place of the last pass of the given kinds and chunks in a row."""
-    return _places(row, after)[-1]
 
 
 def with_updates(
@@ -140,26 +139,46 @@ def with_updates(
 def _with_updates(
     rank: int, row: Sequence[Instruction], buckets: Sequence[Bucket], overlap: bool
 ) -> tuple[Instruction, ...]:
-    first_read = [_places(row, bucket.before)[0] for bucket in buckets]
+    places = _places(row)
+    first_read = [_first_touch(places, bucket.before) for bucket in buckets]
     needed: dict[int, list[Comm]] = defaultdict(list)
     made: list[Instruction] = []
     for number in sorted(range(len(buckets)), key=first_read.__getitem__):
         comm = gathering(rank, number)
         made += [Run(Pass("U", number)), Start(comm)]
         needed[first_read[number] if overlap else 0].append(comm)
-    for index, step in enumerate(row):
+    done = 0
+    for index in sorted(needed):
+        made += row[done:index]
         made.extend(map(Wait, needed[index]))
-        made.append(step)
-    return tuple(made)
+        done = index
+    return (*made, *row[done:])
 
 
-def _places(row: Sequence[Instruction], touches: Iterable[Touch]) -> list[int]:
-    """Return the places in a row of all passes of the given kinds and chunks, at least one."""
-    wanted = frozenset(touches)
-    places = [
-        index
-        for index, step in enumerate(row)
-        if isinstance(step, Run) and any((item.kind, item.chunk) in wanted for item in step.passes)
-    ]
-    assert places, f"no pass of the row is one of {sorted(wanted)}"
-    return places
+class Places(NamedTuple):
+    """The places in a row of the first and of the last pass of a kind and chunk."""
+
+    first: int
+    last: int
+
+
+def _places(row: Sequence[Instruction]) -> dict[Touch, Places]:
+    """Return the places in a row of the passes of every kind and chunk."""
+    first, last = dict[Touch, int](), dict[Touch, int]()
+    for index, step in enumerate(row):
+        if isinstance(step, Run):
+            for item in step.passes:
+                touch = item.kind, item.chunk
+                first.setdefault(touch, index)
+                last[touch] = index
+    return {touch: Places(index, last[touch]) for touch, index in first.items()}
+
+
+def last_touch(places: Mapping[Touch, Places], after: Iterable[Touch]) -> int:
+    """Return the place of the last pass of the given kinds and chunks, of which a row has some."""
+    return max(places[touch].last for touch in after if touch in places)
+
+
+def _first_touch(places: Mapping[Touch, Places], before: Iterable[Touch]) -> int:
+    """Return the place of the first pass of the given kinds and chunks, of which a row has some."""
+    return min(places[touch].first for touch in before if touch in places)

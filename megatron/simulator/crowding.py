@@ -5,14 +5,13 @@ multiprocessors, even while it waits for other ranks. A pass during the collecti
 remaining multiprocessors.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.costs import Costs, Time
-from megatron.schedules.lower import Instruction, Program, Run, Start
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
-from megatron.simulator.simulate import Timeline, simulate
+from megatron.simulator.clocks import Clocks
 
 CHANNELS: Final = 16
 """Multiprocessors that a collective's kernel occupies. Assumed, not fitted: 16 of an A100's 108. By
@@ -27,23 +26,23 @@ with, too."""
 Interval = tuple[float, float]
 
 
-def crowded(program: Program, costs: Costs, share: float, replicas: float = 0.0) -> Costs:
+def crowded(alone: Clocks, costs: Costs, share: float, replicas: float = 0.0) -> Costs:
     """Return costs in which passes during collectives are slower.
 
     Args:
-        program: the program of an iteration.
+        alone: the program of an iteration, simulated with ``costs``.
         costs: the costs of passes that have the GPU alone.
         share: share by which a pass is slower during a collective of the vocabulary. It is the
             share of all multiprocessors that the collective's kernel occupies. In Megatron-LM the
             kernel occupies ``CHANNELS`` multiprocessors.
         replicas: share by which a pass is slower during a collective with replicas.
     """
-    timeline = simulate(program, costs)
-    works = [timeline.work(rank) for rank in range(timeline.ranks)]
-    slower = [0.0] * timeline.ranks
+    ranks = range(alone.program.plan.ranks)
+    works = [sum(end - start for start, end in alone.passes(rank)) for rank in ranks]
+    slower = [0.0 for _ in ranks]
     for kinds, own in ((_VOCABULARY, share), (REPLICA_KINDS, replicas)):
         if own:
-            for rank, time in enumerate(occupied(program, timeline, kinds)):
+            for rank, time in enumerate(occupied(alone, kinds)):
                 slower[rank] += own * time / max(works[rank], time) if time else 0.0
     if not any(slower):
         return costs
@@ -60,39 +59,32 @@ def _slower(costs: Costs, factors: Sequence[float]) -> Costs:
     return replace(costs, passes=passes, slices=slices)
 
 
-def occupied(
-    program: Program, timeline: Timeline, kinds: Collection[CommKind] = _VOCABULARY
-) -> list[float]:
+def occupied(clocks: Clocks, kinds: Collection[CommKind] = _VOCABULARY) -> list[float]:
     """Return for every rank the time in which its passes run during a collective."""
-    ends = {span.label: span.end for span in timeline.spans if span.lane == "comm"}
-    found = []
-    for rank, row in enumerate(program.rows):
-        passes = {span.label: (span.start, span.end) for span in timeline.compute(rank)}
-        under_way = _under_way(row, passes, ends, kinds)
-        found.append(_common(list(passes.values()), under_way))
-    return found
+    ranks = range(clocks.program.plan.ranks)
+    return [_common(clocks.passes(rank), _under_way(clocks, rank, kinds)) for rank in ranks]
 
 
-def _under_way(
-    row: Sequence[Instruction],
-    passes: Mapping[str, Interval],
-    ends: Mapping[str, float],
-    kinds: Collection[CommKind],
-) -> list[Interval]:
+def _under_way(clocks: Clocks, rank: int, kinds: Collection[CommKind]) -> list[Interval]:
     """Return the intervals in which collectives are under way, in order and without overlap."""
-    clock = 0.0
+    numbered, begins, ends = clocks.numbered, clocks.begins, clocks.ends
+    of_kinds = [comm.kind in kinds for comm in numbered.comms]
+    clock = busy_until = 0.0
     found: list[Interval] = []
-    for step in row:
-        if isinstance(step, Run):
-            clock = passes[str(step.passes[-1])][1]
+    for number, after in zip(numbered.rows[rank], clocks.after[rank], strict=True):
+        if number >= 0:
+            clock = after
             continue
-        end = ends.get(str(step.comm), clock)
-        if not isinstance(step, Start):
+        starts = number & 1
+        comm = (-number >> 1) - (not starts)
+        end = ends[comm] if ends[comm] > begins[comm] else clock
+        if not starts:
             clock = max(clock, end)
-        elif step.comm.kind in kinds:
-            start = max(clock, found[-1][1]) if found else clock
+        elif of_kinds[comm]:
+            start = max(clock, busy_until)
             if end > start:
                 found.append((start, end))
+                busy_until = end
     return found
 
 

@@ -13,7 +13,7 @@ from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.replicas import Replicas
-from megatron.simulator.simulate import comm_time, simulate
+from megatron.simulator.clocks import Clocks, comm_time
 
 _TINY: Final = 1e-9
 
@@ -162,7 +162,8 @@ def hidden(program: Program, costs: Costs) -> Mapping[CommKind, Hidden]:
 
     For each kind, the iteration is simulated with and without the time of that kind.
     """
-    whole = simulate(program, costs).end
+    clocks = Clocks(program, costs)
+    whole = clocks.end
     times: dict[CommKind, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for comm in program.shares:
         times[comm.kind][comm.stage] += comm_time(program, costs, comm)
@@ -170,7 +171,7 @@ def hidden(program: Program, costs: Costs) -> Mapping[CommKind, Hidden]:
     for kind in REPLICA_KINDS:
         alone = max(times[kind].values(), default=0.0)
         if alone:
-            without = simulate(program, _without(costs, kind)).end
+            without = Clocks(clocks.numbered, _without(costs, kind)).end
             found[kind] = Hidden(alone, whole - without)
     return found
 

@@ -1,20 +1,16 @@
-"""Compute the timeline of a program with given costs. The runtime executes the same program.
-
-Each rank has a compute lane, and communication lanes that overlap with it. A communication begins
-when every participant has issued it and its lane is free. It ends after the time that is its cost.
-"""
+"""Compute the timeline of a program with given costs. The runtime executes the same program."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from megatron.schedules.buckets import gathering, reduction
 from megatron.schedules.costs import UNIT_COSTS, Costs
-from megatron.schedules.lower import Program, Run, Start, lane
-from megatron.schedules.needs import REPLICA_KINDS, Comm, participants
+from megatron.schedules.lower import Program, Run, Start
+from megatron.schedules.needs import REPLICA_KINDS, Comm
 from megatron.schedules.passes import Pass
 from megatron.schedules.timing import longest_span, working
+from megatron.simulator.clocks import Clocks
 
 
 class Span(NamedTuple):
@@ -122,13 +118,44 @@ def simulate(program: Program, costs: Costs = UNIT_COSTS) -> Timeline:
     Raises:
         ValueError: if a kind of pass has no cost, or the program deadlocks.
     """
-    walk = _Walk(program, costs)
-    awake = list(range(program.plan.ranks))
-    while awake:
-        awake.extend(walk.advance(awake.pop()))
-    if any(at < len(row) for at, row in zip(walk.position, program.rows, strict=True)):
-        raise ValueError("the program deadlocks: it was not lowered from a checked plan")
-    return Timeline(program.plan.ranks, tuple(walk.spans), tuple(walk.waits))
+    return timeline_of(Clocks(program, costs))
+
+
+def timeline_of(clocks: Clocks) -> Timeline:
+    """Return the timeline of a program that is simulated already."""
+    spans, waits = list[Span](), list[Span]()
+    missing = list(map(len, clocks.numbered.members))
+    for stretch in clocks.stretches:
+        rank, first, end = stretch
+        row, after = clocks.numbered.program.rows[rank], clocks.after[rank]
+        numbers = clocks.numbered.rows[rank]
+        before = after[first - 1] if first else 0.0
+        for at in range(first, end):
+            step, number, now = row[at], numbers[at], after[at]
+            if isinstance(step, Run):
+                spans.extend(_run_spans(clocks, rank, step, number, before, now))
+            elif not isinstance(step, Start):
+                if now > before:
+                    waits.append(comm_span(rank, "wait", step.comm, before, now))
+            else:
+                comm = -number >> 1
+                missing[comm] -= 1
+                begun, done = clocks.begins[comm], clocks.ends[comm]
+                if not missing[comm] and done > begun:
+                    members = clocks.numbered.members[comm]
+                    spans.extend(comm_span(m, "comm", step.comm, begun, done) for m in members)
+            before = now
+    return Timeline(clocks.program.plan.ranks, tuple(spans), tuple(waits))
+
+
+def _run_spans(
+    clocks: Clocks, rank: int, step: Run, number: int, start: float, end: float
+) -> tuple[Span, ...]:
+    """Return the spans of a pass or of a pair, given by its number too."""
+    forward = clocks.forward_part(rank, number)
+    if forward is None or step.joined is None:
+        return (pass_span(rank, step.item, start, end),)
+    return pair_spans(rank, (step.item, step.joined), start, start + forward, end)
 
 
 def pair_spans(
@@ -152,89 +179,3 @@ def comm_span(rank: int, lane_: str, comm: Comm, start: float, end: float) -> Sp
     """Return the span of a communication (lane ``comm``) or of a wait for it (``wait``)."""
     label, kind, microbatch = str(comm), comm.kind, comm.microbatch
     return Span(rank, lane_, label, kind, microbatch, 0, start, end, slice=comm.slice)
-
-
-def pass_time(program: Program, costs: Costs, rank: int, item: Pass) -> float:
-    """Return the time of a pass of ``program``; U takes its bucket's share of the cost of U.
-
-    The share is that of the gradients: of a gathering, a bucket in 8 bits has a smaller one.
-    """
-    share, shares = 1.0, program.shares
-    if item.kind == "U":
-        gathered = shares[gathering(rank, item.microbatch)]
-        share = shares.get(reduction(rank, item.microbatch), gathered)
-    return costs.of_pass(program.plan, rank, item, share)
-
-
-def comm_time(program: Program, costs: Costs, comm: Comm) -> float:
-    """Return the time of a communication of ``program``; a bucket takes its share of the cost."""
-    return costs.of_comm(comm, program.shares.get(comm, 1.0), program.plan.slices)
-
-
-class _Walk:
-    """The state of one simulation."""
-
-    def __init__(self, program: Program, costs: Costs) -> None:
-        ranks = program.plan.ranks
-        self.program = program
-        self.costs = costs
-        self.position = [0] * ranks
-        self.spans: list[Span] = []
-        self.waits: list[Span] = []
-        self._clock = [0.0] * ranks
-        self._issued: dict[Comm, dict[int, float]] = {}
-        self._done: dict[Comm, float] = {}
-        self._lane_free: dict[tuple[str | int, ...], float] = {}
-        self._sleepers: dict[Comm, list[int]] = {}
-
-    def advance(self, rank: int) -> list[int]:
-        """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
-        row = self.program.rows[rank]
-        woken: list[int] = []
-        while self.position[rank] < len(row):
-            step = row[self.position[rank]]
-            if isinstance(step, Run):
-                self._run(rank, step)
-            elif isinstance(step, Start):
-                woken.extend(self._issue(rank, step.comm))
-            elif step.comm in self._done:
-                self._wait(rank, step.comm)
-            else:
-                self._sleepers.setdefault(step.comm, []).append(rank)
-                break
-            self.position[rank] += 1
-        return woken
-
-    def _run(self, rank: int, step: Run) -> None:
-        start, item = self._clock[rank], step.item
-        time = pass_time(self.program, self.costs, rank, item)
-        if step.joined is None:
-            self._clock[rank] = end = start + time
-            self.spans.append(pass_span(rank, item, start, end))
-            return
-        pair, plan = (item, step.joined), self.program.plan
-        taken = self.costs.of_pair(plan, rank, pair)
-        both = time + pass_time(self.program, self.costs, rank, step.joined)
-        self._clock[rank] = end = start + taken
-        middle = start + taken * (time / both if both else 0.0)
-        self.spans.extend(pair_spans(rank, pair, start, middle, end))
-
-    def _wait(self, rank: int, comm: Comm) -> None:
-        start, end = self._clock[rank], self._done[comm]
-        if end > start:
-            self._clock[rank] = end
-            self.waits.append(comm_span(rank, "wait", comm, start, end))
-
-    def _issue(self, rank: int, comm: Comm) -> list[int]:
-        members = participants(self.program.plan, comm)
-        issued = self._issued.setdefault(comm, {})
-        issued[rank] = self._clock[rank]
-        if len(issued) < len(members):
-            return []
-        queue = lane(self.program.plan, comm)
-        start = max(*issued.values(), self._lane_free.get(queue, 0.0))
-        end = start + comm_time(self.program, self.costs, comm)
-        self._lane_free[queue] = self._done[comm] = end
-        if end > start:
-            self.spans.extend(comm_span(member, "comm", comm, start, end) for member in members)
-        return self._sleepers.pop(comm, [])

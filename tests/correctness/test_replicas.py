@@ -1,6 +1,6 @@
 """Replicas of a pipeline train what one process trains on the whole global batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,8 +18,7 @@ from megatron.optimizer.sharded import ShardedOptimizer
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 from megatron.schedules import buckets
-from megatron.schedules.buckets import Touch
-from megatron.schedules.lower import Instruction, Run
+from megatron.schedules.buckets import Places, Touch
 
 ITERATIONS = 5
 GPT = replace(EIGHT_LAYER_GPT, label_smoothing=0.1)
@@ -174,13 +173,9 @@ def test_sharding_overlap_and_guessing_change_no_bit(
         assert all(torch.equal(other_final[name], final[name]) for name in final)
 
 
-def early(row: Sequence[Instruction], after: Iterable[Touch]) -> int:
+def early(places: Mapping[Touch, Places], after: Iterable[Touch]) -> int:
     """The place behind the first pass that adds to a bucket: all others have time to come later."""
-    return next(
-        place
-        for place, step in enumerate(row)
-        if isinstance(step, Run) and (step.item.kind, step.item.chunk) in frozenset(after)
-    )
+    return min(places[touch].first for touch in after if touch in places)
 
 
 def with_fault(rank: int, world_size: int, *, fault: str, **arguments: Any) -> RankRun:

@@ -25,7 +25,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.simulator.simulate import comm_time, pass_time
+from megatron.simulator.clocks import comm_time, pass_time
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.emulation.emulated_communicator import EmulatedCommunicator
 from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer

@@ -18,6 +18,7 @@ from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.treatments import FP32_OF_A_TOKEN, TREATMENTS, Payload, Treatment
+from megatron.simulator.clocks import Clocks
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import (
     FULL,
@@ -151,7 +152,8 @@ class VocabularyRun:
         """Time of an iteration."""
         program, costs = self.program, self.costs
         share = CHANNELS / self.cluster.rates.multiprocessors
-        end = simulate(program, crowded(program, costs, share)).end
+        alone = Clocks(program, costs)
+        end = Clocks(alone.numbered, crowded(alone, costs, share)).end
         return end + self._step
 
     @cached_property

@@ -90,7 +90,7 @@ def _of_rank(subject: Subject, plan: Plan, layers: Sequence[int], rank: int) -> 
             (_segment(subject, part, plan), times) for part, times in _repeated(subject, others)
         ]
     part = Part(replace(placement, chunks=tuple(own)), subject.recomputation)
-    keyed = _Keyed(_role(subject, plan, rank, part.placement), plan, rank, part)
+    keyed = _Keyed(role_of(subject, plan, rank, part.placement), plan, rank, part)
     known, whole = _whole_rank(subject, keyed)
     return _renumbered(whole, known, _own_stages(plan, rank)).with_segments(segments)
 
@@ -171,8 +171,8 @@ def _own_stages(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(plan.stage_of[rank, chunk] for chunk in range(plan.chunks))
 
 
-def _role(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hashable:
-    """Return a key that is equal for ranks with equal counts."""
+def role_of(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Hashable:
+    """Return a key that is equal for ranks with equal counts, and with equal parameters."""
     stages, last = plan.stages, len(plan.stages) - 1
 
     def neighbours(stage: int) -> tuple[bool | None, bool | None]:
