@@ -1,0 +1,33 @@
+"""For every family: flags made of a ``config.json`` make the model that the import makes."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="the reference: pip install transformers")
+
+import transformers
+
+from megatron.checkpoint.foreign.families import FAMILIES
+from megatron.checkpoint.foreign.hugging_face import open_model
+from megatron.config.command_line import parse
+from megatron.planning.asked.model import model_of
+from tools.conversions_table import CONFIGS, random_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+REST = "--micro-batch-size 1 --train-iters 1 --lr 1 --bf16 --dry-run".split()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_flags_make_the_model_that_the_import_makes(family: str, tmp_path: Path) -> None:
+    """Both parse the file by the same reader; the flags in between are what is tested."""
+    random_model(family).save_pretrained(tmp_path)
+    words = model_of(tmp_path).words
+    assert parse([*words, *REST], 1).model == open_model(tmp_path).model
+
+
+def test_all_families_are_among_them() -> None:
+    """So a new family is tested here too."""
+    kinds = {getattr(transformers, kind)(**values).model_type for kind, values in CONFIGS.values()}
+    assert kinds == {family.model_type for family in FAMILIES.values()}
