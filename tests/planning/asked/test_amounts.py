@@ -22,7 +22,9 @@ def test_words_of_tokens(word: str, tokens: int) -> None:
     assert tokens_of(word) == tokens
 
 
-@pytest.mark.parametrize("word", ["", "M", "4MB", "-4M", "1.2345k", "4 M", "1e6", "nan", "0", "1" * 40])
+@pytest.mark.parametrize(
+    "word", ["", "M", "4MB", "-4M", "1.2345k", "4 M", "1e6", "nan", "0", "1" * 40]
+)
 def test_other_words_are_refused(word: str) -> None:
     with pytest.raises(ValueError, match=r"give a number of tokens|must be"):
         tokens_of(word)
