@@ -89,7 +89,7 @@ def options_in(words: Iterable[str]) -> frozenset[str]:
     return frozenset(option for option, _ in split(list(words)))
 
 
-_LENGTHS: Final = frozenset({"--train-iters", "--train-samples"})
+LENGTHS: Final = frozenset({"--train-iters", "--train-samples"})
 _FREE: Final = {"--micro-batch-size": "1", "--train-iters": "1", "--lr": "1"}
 """Flags that a dry run needs, with values for those that are not given yet."""
 
@@ -105,7 +105,7 @@ def dry_run_words(question: Question, words: Sequence[str], replicas: int) -> li
     line, gpus = [*question.words, *words], question.gpus
     given = options_in(line)
     for option, value in _FREE.items():
-        if option not in given and not (option in _LENGTHS and given & _LENGTHS):
+        if option not in given and not (option in LENGTHS and given & LENGTHS):
             line += [option, value]
     line += ["--dry-run", "--dry-run-gpu", gpus.gpu.name, "--dry-run-replicas", str(replicas)]
     return [*line, "--ranks-per-node", str(gpus.per_machine)]
@@ -139,7 +139,7 @@ def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
         yield "--global-batch-tokens is missing: give it, as 4M, or --global-batch-size in samples"
         return
     given = options_in(others)
-    if own.tokens is not None and (length := given & _LENGTHS):
+    if own.tokens is not None and (length := given & LENGTHS):
         yield f"--tokens does not go with {' and '.join(sorted(length))}: give one of them"
     for option in sorted(given & _PREDICTS):
         yield f"{option}: this command predicts anyway, for --gpus {own.gpus}; leave it out"
@@ -180,7 +180,7 @@ def _question(own: PlanFlags, others: Sequence[str]) -> Question:
     notes += asked.notes if asked else ()
     given = options_in(others)
     words = [*_model_words(own, asked, given), "--global-batch-size", str(batch)]
-    if own.tokens is not None and given.isdisjoint(_LENGTHS):
+    if own.tokens is not None and given.isdisjoint(LENGTHS):
         words += ["--train-iters", str(ceil(own.tokens / (batch * own.seq_length)))]
     if given.isdisjoint(("--bf16", "--fp16")):
         words.append("--bf16")

@@ -33,7 +33,9 @@ def test_other_words_are_refused(word: str) -> None:
 def test_a_million_that_is_meant_as_a_power_of_two_becomes_one() -> None:
     assert samples_of(4_000_000, 8192) == 512
     assert samples_of(4_000_000, 4000) == 1000  # a whole number of samples is taken as it is
-    with pytest.raises(ValueError, match="12,000 tokens are .* of 8,192: give 8192, or --global-b"):
+    with pytest.raises(
+        ValueError, match=r"12,000 tokens are .* of 8,192: give 8192, or --global-b"
+    ):
         samples_of(12_000, 8192)
 
 

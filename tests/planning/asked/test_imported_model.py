@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
 import transformers
+from planning.asked.test_model import REST
 
 from megatron.checkpoint.foreign.families import FAMILIES
 from megatron.checkpoint.foreign.hugging_face import open_model
@@ -15,8 +16,6 @@ from megatron.planning.asked.model import model_of
 from tools.conversions_table import CONFIGS, random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
-
-REST = "--micro-batch-size 1 --train-iters 1 --lr 1 --bf16 --dry-run".split()
 
 
 @pytest.mark.parametrize("family", CONFIGS)

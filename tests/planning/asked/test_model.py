@@ -15,7 +15,7 @@ from megatron.config.command_line import parse
 from megatron.model.config import ModelConfig
 from megatron.planning.asked.model import model_of
 
-REST = "--micro-batch-size 1 --train-iters 1 --lr 1 --bf16 --dry-run".split()
+REST = ["--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--bf16", "--dry-run"]
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -180,7 +180,7 @@ def test_other_files_are_refused_by_name(fields: object, told: str, tmp_path: Pa
 
 
 def test_a_missing_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ForeignError, match="no such file or folder.*config.json.*--num-layers"):
+    with pytest.raises(ForeignError, match=r"no such file or folder.*config\.json.*--num-layers"):
         model_of(Path("meta-llama/Meta-Llama-3-8B"))
     with pytest.raises(ForeignError, match=r"has no config\.json"):
         model_of(tmp_path)

@@ -8,7 +8,7 @@ from planning.asked.test_model import DEEPSEEK_V3, LLAMA_8B, written
 from megatron.config.command_line import parse
 from megatron.planning.asked.question import dry_run_words, options_in, question_of
 
-JOB = "--gpus 64xH100 --global-batch-tokens 4M --seq-length 8192".split()
+JOB = ["--gpus", "64xH100", "--global-batch-tokens", "4M", "--seq-length", "8192"]
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def llama(tmp_path: Path) -> list[str]:
 
 def test_the_words_make_the_job_for_a_layout(llama: list[str]) -> None:
     asked = question_of([*llama, *JOB, "--tokens", "1T", "--vocab-size", "256000"], "About.")
-    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4".split()
+    layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"]
     run = parse(dry_run_words(asked, layout, 8), 1)
     assert (run.model.num_layers, run.model.vocab_size, run.model.seq_length) == (32, 256000, 8192)
     assert run.train.global_batch_size == asked.batch == 512
@@ -37,10 +37,11 @@ def test_the_words_make_the_job_for_a_layout(llama: list[str]) -> None:
 
 
 def test_a_model_by_flags() -> None:
-    model = (
-        "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --vocab-size 32000 "
-        "--max-position-embeddings 8192 --fp16 --micro-batch-size 2"
-    ).split()
+    model = [
+        *("--num-layers", "8", "--hidden-size", "512", "--num-attention-heads", "8"),
+        *("--vocab-size", "32000", "--max-position-embeddings", "8192"),
+        *("--fp16", "--micro-batch-size", "2"),
+    ]
     asked = question_of([*JOB, *model], "About.")
     assert asked.model is None
     run = parse(dry_run_words(asked, (), 64), 1)
