@@ -32,6 +32,8 @@ def report(answer: Answer) -> Iterator[str]:
         )
     if answer.obstacles:
         yield "\n".join(["faster ways that do not fit:", *_obstacles(answer)])
+    if taken.config.notes:
+        yield "\n".join(taken.config.notes)
     yield f"the line to run:\n\n{launch_line(question, taken.words)}"
 
 

@@ -125,6 +125,13 @@ def test_the_split_when_there_is_nothing_to_compare() -> None:
     assert "the vocabulary is not split: no way" in "\n".join(report(unsplit))
 
 
+def test_notes_on_the_line_are_told() -> None:
+    found = answer()
+    config = replace(found.taken.config, notes=("--grad-reduce-in-bf16 also adds up in bf16",))
+    told = list(report(replace(found, taken=replace(found.taken, config=config))))
+    assert "--grad-reduce-in-bf16 also adds up in bf16" in told
+
+
 def test_short_names() -> None:
     taken = answer().taken
     assert layout(taken) == "t 2, p 4"

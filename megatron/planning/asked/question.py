@@ -1,7 +1,7 @@
 """The question of the command ``plan`` as its command line asks it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, gcd
 from pathlib import Path
@@ -11,12 +11,13 @@ from megatron.config import command_line
 from megatron.config.parallelism import ParallelFlags, ranks_of_replica
 from megatron.config.train import TrainFlags
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, LENGTH, flag, required
+from megatron.flags.declare import COUNT, LENGTH, Range, flag, required
 from megatron.flags.groups import Flags, faults_of
 from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
 from megatron.planning.asked.model import AskedModel, model_of
+from megatron.simulator.costs.gpus import GIB
 
 
 # The formatter is off so that the flags read as a table.
@@ -40,6 +41,9 @@ class PlanFlags:
         unset="by --global-batch-tokens")
     tokens: int | None = flag(None, "Tokens of the whole training, as 1T.", metavar="TOKENS",
         reads=tokens_of, unset="not told: days are not predicted")
+    memory: float | None = flag(None,
+        "GiB of a GPU's memory, if it has another size than usual, or if a job may take less.",
+        Range(1, 100_000), unset="by the GPU")
     slurm: bool = flag(False, "Give a batch script for Slurm in place of a line for torchrun.")
     json: bool = flag(False, "Print the answer as one JSON object.")
 # fmt: on
@@ -53,7 +57,7 @@ class Question:
         words: flags of ``pretrain_gpt.py`` that do not depend on the layout: the model, the
             sequence length, the global batch, the precision, and all further flags of the command
             line. The search adds the words of its choices behind them.
-        gpus: the GPUs.
+        gpus: the GPUs, with the memory that the command line tells.
         batch: samples of an iteration.
         seq_length: tokens of a sample.
         tokens: tokens to train on; ``None``: not told.
@@ -178,7 +182,9 @@ def _question(own: PlanFlags, others: Sequence[str]) -> Question:
         notes += _told(own.global_batch_tokens, batch, own.seq_length)
     asked = None if own.model is None else model_of(own.model, own.seq_length)
     notes += asked.notes if asked else ()
-    given = options_in(others)
+    given, gpus = options_in(others), own.gpus
+    if own.memory is not None:
+        gpus = replace(gpus, gpu=replace(gpus.gpu, memory=own.memory * GIB))
     words = [*_model_words(own, asked, given), "--global-batch-size", str(batch)]
     if own.tokens is not None and given.isdisjoint(LENGTHS):
         words += ["--train-iters", str(ceil(own.tokens / (batch * own.seq_length)))]
@@ -186,7 +192,7 @@ def _question(own: PlanFlags, others: Sequence[str]) -> Question:
         words.append("--bf16")
     return Question(
         (*words, *others),
-        own.gpus,
+        gpus,
         batch,
         own.seq_length,
         own.tokens,

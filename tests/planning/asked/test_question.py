@@ -1,5 +1,6 @@
 """The command line of ``plan``: words of a run for any layout, and all mistakes at once."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_model_by_flags() -> None:
     assert run.train.micro_batch_size == 2
     assert "--bf16" not in asked.options
     assert {"--train-iters", "--lr"}.isdisjoint(asked.options)
+
+
+def test_a_gpu_may_have_another_memory(llama: list[str]) -> None:
+    usual, other = (question_of([*llama, *JOB, *own], "About.") for own in ([], ["--memory", "60"]))
+    assert usual.gpus.gpu.memory == 80 * 2**30
+    assert other.gpus.gpu == replace(usual.gpus.gpu, memory=60 * 2**30)
+    assert other.words == usual.words
 
 
 def test_experts_may_be_spread_by_hand(tmp_path: Path) -> None:
