@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -158,3 +159,12 @@ def test_json_has_the_same_figures() -> None:
     assert told["words"] == [*QUESTION.words, *found.taken.words]
     assert told["split_gains"] > 0
     assert as_json(replace(found, unsplit=None))["split_gains"] is None
+
+
+def test_the_page_has_every_field_of_the_json() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "running.md").read_text("utf-8")
+    told = page[page.index("## Which line for my GPUs") : page.index("## A plan of your own")]
+    found = as_json(answer())
+    ways = [found["taken"], found["unsplit"], found["runners_up"][0], found["obstacles"][0]]
+    for name in {*found, *found["gpus"], *found["batch"], *(key for way in ways for key in way)}:
+        assert f"`{name}`" in told, name
