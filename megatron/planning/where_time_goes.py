@@ -50,7 +50,7 @@ def where_time_goes(found: RunForecast) -> Mapping[Reason, float]:
         reason: costs_of(counts, plan, price, crossing_of(parallel))
         for reason, price in prices.items()
     }
-    total, waits = dict.fromkeys(REASONS, 0.0), _Waits(found.timeline)
+    total, waits = dict.fromkeys(REASONS, 0.0), Waits(found.timeline)
     for rank in range(plan.ranks):
         own = _passes(found.timeline, plan, costs, rank)
         for reason, seconds in waits.of(rank):
@@ -136,7 +136,7 @@ def _reason_of(kind: str) -> Reason:
     return "host" if kind in HOST_KINDS else "vocabulary"
 
 
-class _Waits:
+class Waits:
     """What the ranks wait for.
 
     Args:

@@ -9,8 +9,9 @@ from megatron.config.command_line import parse
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import asked
-from megatron.planning.where_time_goes import REASONS, Reason, where_time_goes
+from megatron.planning.where_time_goes import REASONS, Reason, Waits, where_time_goes
 from megatron.simulator.costs.gpus import gpu
+from megatron.simulator.simulate import Span, Timeline
 
 MODEL: Final = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --swiglu "
@@ -33,11 +34,17 @@ JOBS: Final = {
     "p, vocab-1, interleaved": P4 + "--vocab-parallel vocab-1 --pipeline-schedule interleaved",
     "p, v-half": P4 + "--vocab-parallel vocab-2 --pipeline-schedule v-half",
     "p, zb-v, d": P4 + D2 + "--pipeline-schedule zb-v --overlap-grad-reduce",
+    "d, gathered after the step": P4
+    + D2
+    + "--pipeline-schedule zb-h1 --enable-optimizer-post-validation",
     "p, slices": P4 + "--num-seq-splits 4 --vocab-parallel vocab-2",
     "p, recomputed": P4 + "--recompute-granularity full --recompute-method uniform",
     "p, offloaded": P4 + "--cpu-offload",
     "e": D2 + EXPERTS,
-    "e, pairs": P4 + D2 + EXPERTS + "--pipeline-schedule dualpipe-v",
+    "e, pairs": P4
+    + D2
+    + EXPERTS
+    + "--pipeline-schedule interleaved --overlap-moe-expert-parallel-comm",
     "t, c, p, d, e": P4
     + D2
     + EXPERTS
@@ -102,6 +109,31 @@ def test_waits_and_idle_time_are_the_time_without_passes(job: str) -> None:
         found.outcome.step, max(found.exchanges.update) if found.exchanges else found.outcome.step
     )
     assert without - after == pytest.approx(found.timeline.idle() * found.timeline.end, rel=1e-6)
+
+
+def test_pairs_hide_the_travel_of_tokens() -> None:
+    """The same job without pairs waits longer, and no kernel takes another time."""
+    paired = where_time_goes(forecast(JOBS["e, pairs"]))
+    alone = where_time_goes(
+        forecast(JOBS["e, pairs"].replace("--overlap-moe-expert-parallel-comm", ""))
+    )
+    assert 0 <= paired["experts"] < 0.9 * alone["experts"]
+    assert paired["products"] == pytest.approx(alone["products"], rel=1e-6)
+
+
+def test_a_wait_is_for_a_communication_only_while_one_is_under_way() -> None:
+    """Two messages that overlap count once; before and after them the rank is idle."""
+
+    def span(lane: str, kind: str, start: float, end: float, rank: int = 0) -> Span:
+        return Span(rank, lane, f"{kind}0", kind, 0, 0, start, end)
+
+    spans = (
+        *(span("comm", "X", 1, 3), span("comm", "G", 2, 4), span("comm", "C1", 4, 9)),
+        span("comm", "X", 0, 9, rank=1),
+    )
+    waits = (span("wait", "X", 0.5, 5), span("wait", "X", 6, 7), span("wait", "C1", 7, 8))
+    found = list(Waits(Timeline(2, spans, waits)).of(0))
+    assert found == [("transfers", 3.0), ("transfers", 0.0), ("vocabulary", 1.0)]
 
 
 def test_tensor_ranks_wait_for_the_all_reduces_of_megatron() -> None:

@@ -106,6 +106,38 @@ DEEPSEEK_V3: dict[str, Any] = {
 }
 
 
+GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+
 def written(fields: object, folder: Path) -> Path:
     """Write a ``config.json`` and return its folder."""
     (folder / "config.json").write_text(json.dumps(fields))
@@ -119,8 +151,8 @@ def by_flags(*words: str) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("fields", "billions"),
-    [(LLAMA_8B, 8.03), (LLAMA_70B, 70.55), (QWEN3_30B_A3B, 30.53)],
-    ids=["8B", "70B", "30B-A3B"],
+    [(LLAMA_8B, 8.03), (LLAMA_70B, 70.55), (QWEN3_30B_A3B, 30.53), (GPT_OSS_20B, 20.91)],
+    ids=["8B", "70B", "30B-A3B", "gpt-oss-20b"],
 )
 def test_a_model_has_its_published_number_of_parameters(
     fields: dict[str, Any], billions: float, tmp_path: Path

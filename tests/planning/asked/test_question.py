@@ -59,6 +59,13 @@ def test_a_gpu_may_have_another_memory(llama: list[str]) -> None:
     assert other.words == usual.words
 
 
+def test_the_length_may_be_told_in_samples(llama: list[str]) -> None:
+    asked = question_of([*llama, *JOB, "--train-samples", "51200"], "About.")
+    line = dry_run_words(asked, (), 64)
+    assert "--train-iters" not in line
+    assert parse(line, 1).train.global_batch_size == 512
+
+
 def test_experts_may_be_spread_by_hand(tmp_path: Path) -> None:
     """Over ranks of several replicas, of which no layout is known yet."""
     model = ["--model", str(written(DEEPSEEK_V3, tmp_path))]
