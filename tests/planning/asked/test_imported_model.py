@@ -1,6 +1,8 @@
 """For every family: flags made of a ``config.json`` make the model that the import makes."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from planning.asked.test_model import REST
 
 from megatron.checkpoint.foreign.families import FAMILIES
 from megatron.checkpoint.foreign.hugging_face import open_model
+from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.config.command_line import parse
 from megatron.planning.asked.model import model_of
 from tools.conversions_table import CONFIGS, random_model
@@ -30,3 +33,26 @@ def test_all_families_are_among_them() -> None:
     """So a new family is tested here too."""
     kinds = {getattr(transformers, kind)(**values).model_type for kind, values in CONFIGS.values()}
     assert kinds == {family.model_type for family in FAMILIES.values()}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama 2", {"hidden_act": "relu"}),
+        ("qwen 2", {"layer_types": ["linear_attention"] * 4}),
+        ("deepseek v2", {"n_group": 5}),
+        ("mixtral", {"num_experts_per_tok": 9}),
+        ("gemma 3", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
+    ],
+)
+def test_a_field_that_the_import_refuses_is_refused_in_its_words(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    random_model(family).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    with pytest.raises(ForeignError) as imported:
+        open_model(tmp_path)
+    with pytest.raises(ForeignError) as planned:
+        model_of(tmp_path)
+    assert str(planned.value).startswith(str(imported.value))
