@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from megatron.config.layer_patterns import parse_pattern
+from megatron.config.layer_patterns import parse_pattern, words_of_pattern
 from megatron.config.model import ModelFlags
 from megatron.flags.declare import (
     COUNT,
@@ -193,7 +193,7 @@ def _words_of_pattern(pattern: Sequence[int]) -> str:
     """Return a pattern of layers with experts in the form of --moe-layer-freq."""
     if list(pattern) == [1] + [0] * (len(pattern) - 1):
         return str(len(pattern))
-    return f"[{','.join(map(str, pattern))}]"
+    return words_of_pattern(pattern)
 
 
 def expert_pattern(flags: Flags) -> Pattern:

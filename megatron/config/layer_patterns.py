@@ -2,12 +2,17 @@
 
 import ast
 import re
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from megatron.model.config import Pattern
 
 _MOST_ENTRIES: Final = 100_000
 """Entries of the longest pattern of layers; a longer pattern is refused."""
+
+_PLAIN: Final = 20
+"""Characters of the longest list of entries that is written out."""
 
 
 def parse_window(words: str | None) -> int | None:
@@ -64,6 +69,27 @@ def parse_pattern(option: str, words: str | None, last: int, num_layers: int) ->
             "each"
         )
     return tuple(entries)
+
+
+def words_of_pattern(pattern: Sequence[int]) -> str:
+    """Return the words of a pattern with an entry for each layer, which ``parse_pattern`` reads.
+
+    A long list is written by its runs, as ``[0]*3+[1]*58``, or by its period, as ``[0,1]*24``.
+    """
+    plain = _listed(pattern)
+    if len(plain) <= _PLAIN:
+        return plain
+    runs = [(value, len(list(same))) for value, same in groupby(pattern)]
+    by_runs = "+".join(f"[{value}]*{times}" if times > 1 else f"[{value}]" for value, times in runs)
+    size = len(pattern)
+    period = next(n for n in range(1, size + 1) if list(pattern[n:]) == list(pattern[:-n]))
+    if size % period:
+        return min(plain, by_runs, key=len)
+    return min(plain, by_runs, f"{_listed(pattern[:period])}*{size // period}", key=len)
+
+
+def _listed(pattern: Sequence[int]) -> str:
+    return f"[{','.join(map(str, pattern))}]"
 
 
 def _evaluate(node: ast.expr) -> list[int] | int:

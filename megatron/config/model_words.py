@@ -11,6 +11,7 @@ from megatron.checkpoint.foreign.same_models import OF_TRAINING
 from megatron.config.balancing import BalancingFlags
 from megatron.config.experts import ExpertFlags, is_about_experts, word_of_experts
 from megatron.config.latent_attention import LatentFlags
+from megatron.config.layer_patterns import words_of_pattern
 from megatron.config.layers import LayerFlags
 from megatron.config.model import ModelFlags
 from megatron.config.rope_scaling import RopeScalingFlags
@@ -127,7 +128,7 @@ def _pattern_words(pattern: Sequence[int], last: int) -> str | None:
         return None
     if list(pattern) == [1 - last] * (len(pattern) - 1) + [last]:
         return str(len(pattern))
-    return f"[{','.join(map(str, pattern))}]"
+    return words_of_pattern(pattern)
 
 
 _RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")

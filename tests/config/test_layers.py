@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 from command_lines import with_flags
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatron.config.command_line import parse, read
-from megatron.config.layer_patterns import parse_pattern, parse_window
+from megatron.config.layer_patterns import parse_pattern, parse_window, words_of_pattern
 
 BASE = (
     "--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
@@ -142,3 +144,24 @@ def test_what_changes_nothing_is_noted(flags: str, told: str) -> None:
     found = read(with_flags(BASE.split(), flags.split()), 1)
     assert not found.mistakes
     assert any(note.startswith(told) for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ([1, 0, 1, 1], "[1,0,1,1]"),
+        ([0] * 3 + [1] * 58, "[0]*3+[1]*58"),
+        ([1] * 48, "[1]*48"),
+        ([0, 1] * 24, "[0,1]*24"),
+    ],
+)
+def test_a_long_pattern_has_short_words(pattern: list[int], words: str) -> None:
+    assert words_of_pattern(pattern) == words
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.integers(1, 6))
+def test_the_words_of_a_pattern_are_read_as_the_pattern(entries: list[int], times: int) -> None:
+    pattern = tuple(entries * times)
+    words = words_of_pattern(pattern)
+    assert parse_pattern("--pattern", words, 0, num_layers=len(pattern)) == pattern
+    assert len(words) <= len(str(list(pattern)))
