@@ -83,15 +83,24 @@ def ranks_of_machine(flags: Flags, environment: Mapping[str, str] = os.environ) 
     return int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
 
 
-def linked_ranks(machine: int | None, own_gpu: Gpu | None) -> int | None:
+def linked_ranks(world: int, machine: int | None, own_gpu: Gpu | None) -> int:
     """Return the ranks that links connect: those of a machine, or of a domain of several.
 
+    A job takes equally many machines of every domain, as schedulers divide jobs into segments: 256
+    ranks on domains of 72 GPUs are 4 times 64. If its machines cannot be divided so that more than
+    half of a domain is taken, it fills domains.
+
     Args:
+        world: ranks of the job.
         machine: ranks of a machine; ``None``: one machine has all ranks.
         own_gpu: the GPU of every rank, if it is known.
     """
-    domain = 0 if own_gpu is None else own_gpu.domain
-    return None if machine is None else max(machine, domain - domain % machine)
+    if machine is None:
+        return world
+    most = max(1, (0 if own_gpu is None else own_gpu.domain) // machine)
+    machines = -(-world // machine)
+    even = (n for n in range(most, most // 2, -1) if machines % n == 0)
+    return machine * (machines if machines <= most else next(even, most))
 
 
 def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:

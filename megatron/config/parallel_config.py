@@ -154,8 +154,8 @@ class ParallelConfig:
 
         A domain is a machine, or several machines whose GPUs NVLink connects.
         """
-        linked = linked_ranks(self.ranks_per_machine, self.gpu)
-        return Placement(self.grid, linked or self.grid.world_size)
+        world = self.grid.world_size
+        return Placement(self.grid, linked_ranks(world, self.ranks_per_machine, self.gpu))
 
     @property
     def vocab_shards(self) -> int:

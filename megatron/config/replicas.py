@@ -130,8 +130,8 @@ def rank_order(flags: Flags, replicas: int) -> Order:
         sizes.pipeline_model_parallel_size,
         context_size=sizes.context_parallel_size,
     )
-    ranks = linked_ranks(ranks_of_machine(flags), known_gpu(flags))
-    return asked or fewest_hops(grid, ranks or grid.world_size)
+    ranks = linked_ranks(grid.world_size, ranks_of_machine(flags), known_gpu(flags))
+    return asked or fewest_hops(grid, ranks)
 
 
 def _one_replica(flags: Flags) -> Iterator[str]:

@@ -78,6 +78,7 @@ def test_flags_say_what_links_there_are(
     [
         (64, "links: NVLink connects all ranks, in 16 machines", 64),
         (144, "links: 2 domains of NVLink of 72 ranks", 72),
+        (256, "links: 4 domains of NVLink of 64 ranks", 64),
     ],
 )
 def test_nvlink_connects_the_72_gpus_of_an_nvl72(world: int, words: str, data: int) -> None:
