@@ -8,6 +8,7 @@ python tools/gpu_report.py --list              # the sections, and what their fi
 
 Every section runs in a process of its own with its own time, so a section that fails, hangs or
 breaks the GPU's state leaves the others alone. The report is written anew after each of them.
+Beside every section it logs the GPU's power and the clock of its multiprocessors.
 """
 
 import datetime
@@ -23,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
 from megatron.flags.declare import POSITIVE, flag
+from tools.gpu_sections.power import PowerLog, Reading, in_words
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -124,6 +126,7 @@ class Told:
         values: the results for programs; empty if the section failed.
         seconds: seconds that the section took.
         failed: whether the section failed.
+        power: readings of the GPU's power and clock; ``None``: no GPU was measured.
     """
 
     title: str
@@ -131,9 +134,19 @@ class Told:
     values: Mapping[str, Any]
     seconds: float
     failed: bool = False
+    power: Sequence[Reading] | None = None
 
 
 def run_part(name: str, part: Part, device: str, seconds: float) -> Told:
+    """Run a section in a process of its own, and log the power of a GPU meanwhile."""
+    if device != "cuda":
+        return _run_alone(name, part, device, seconds)
+    with PowerLog() as log:
+        told = _run_alone(name, part, device, seconds)
+    return replace(told, power=log.readings)
+
+
+def _run_alone(name: str, part: Part, device: str, seconds: float) -> Told:
     """Run a section in a process of its own; return its result, also if the process fails.
 
     What the process prints is printed at once: it is all that is known if the machine is lost.
@@ -206,6 +219,8 @@ def write(told: Mapping[str, Told], device: str, folder: Path) -> None:
         lines += ["", f"**Failed: {', '.join(failed)}.**"]
     for name, one in told.items():
         lines += ["", f"## {one.title}", "", *one.lines, "", PARTS[name].advice]
+        if one.power is not None:
+            lines += ["", in_words(one.power)]
         lines += ["", f"({one.seconds:.0f} s)"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

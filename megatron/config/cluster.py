@@ -23,9 +23,6 @@ from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 
-MACHINE_RANKS: Final = 8
-"""GPUs of a machine in a dry run without --ranks-per-node."""
-
 _BLOCKS: Final = up_to(MOST_BLOCKS)
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 CPUINFO = Path("/proc/cpuinfo")
@@ -47,7 +44,7 @@ class ClusterFlags:
 
     ranks_per_node: int | None = flag(None,
         "Ranks of a machine. Links connect them; the network connects machines.", RANKS,
-        unset="as the launcher says, or 8 in a dry run")
+        unset="as the launcher says, or in a dry run as machines with the GPU have: 4 or 8")
     rank_order: Order | None = flag(None,
         "Which coordinate of consecutive ranks changes first, after the tensor and context "
         "coordinates: the replica, as in Megatron, or the pipeline rank.",
@@ -74,12 +71,36 @@ class ClusterFlags:
 # fmt: on
 
 
-def ranks_of_machine(
-    flags: ClusterFlags, *, dry_run: bool, environment: Mapping[str, str] = os.environ
-) -> int | None:
-    """Return the ranks of a machine, by the flags or the launcher; ``None``: not known."""
-    launched = int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
-    return flags.ranks_per_node or (MACHINE_RANKS if dry_run else launched)
+def ranks_of_machine(flags: Flags, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the ranks of a machine, by the flags or the launcher; ``None``: not known.
+
+    In a dry run without --ranks-per-node they are the GPUs of a usual machine.
+    """
+    if asked := flags[ClusterFlags].ranks_per_node:
+        return asked
+    if flags[LogFlags].dry_run:
+        return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU).machine
+    return int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
+
+
+def linked_ranks(world: int, machine: int | None, own_gpu: Gpu | None) -> int:
+    """Return the ranks that links connect: those of a machine, or of a domain of several.
+
+    A job takes equally many machines of every domain, as schedulers divide jobs into segments: 256
+    ranks on domains of 72 GPUs are 4 times 64. If its machines cannot be divided so that more than
+    half of a domain is taken, it fills domains.
+
+    Args:
+        world: ranks of the job.
+        machine: ranks of a machine; ``None``: one machine has all ranks.
+        own_gpu: the GPU of every rank, if it is known.
+    """
+    if machine is None:
+        return world
+    most = max(1, (0 if own_gpu is None else own_gpu.domain) // machine)
+    machines = -(-world // machine)
+    even = (n for n in range(most, most // 2, -1) if machines % n == 0)
+    return machine * (machines if machines <= most else next(even, most))
 
 
 def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:

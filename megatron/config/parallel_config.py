@@ -8,12 +8,12 @@ from megatron.config.cluster import (
     ClusterFlags,
     block_limits,
     known_gpu,
+    linked_ranks,
     links_of,
     ranks_of_machine,
 )
 from megatron.config.deep_ep import DeepEPFlags
 from megatron.config.expert_ranks import ExpertRanks, expert_ranks
-from megatron.config.log import LogFlags
 from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunks
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
@@ -149,6 +149,15 @@ class ParallelConfig:
         return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
 
     @property
+    def domains(self) -> Placement:
+        """How the ranks are placed in domains, in which links connect all of them.
+
+        A domain is a machine, or several machines whose GPUs NVLink connects.
+        """
+        world = self.grid.world_size
+        return Placement(self.grid, linked_ranks(world, self.ranks_per_machine, self.gpu))
+
+    @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary matrix: p x t, or t if the pipeline does not split it."""
         sharded = TREATMENTS[self.vocab_parallel].is_sharded
@@ -190,7 +199,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         host_bandwidth=host_bandwidth(flags),
         host_memory=host_memory(flags),
         replicas=replica_config(flags, replicas),
-        ranks_per_machine=ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run),
+        ranks_per_machine=ranks_of_machine(flags),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
         nccl_blocks=block_limits(flags[ClusterFlags]),
         gpu=own_gpu,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.config.cluster import ClusterFlags, ranks_of_machine
+from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.eight_bits import GATHER, EightBitFlags
 from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.log import LogFlags
@@ -130,8 +130,8 @@ def rank_order(flags: Flags, replicas: int) -> Order:
         sizes.pipeline_model_parallel_size,
         context_size=sizes.context_parallel_size,
     )
-    ranks = ranks_of_machine(flags[ClusterFlags], dry_run=flags[LogFlags].dry_run)
-    return asked or fewest_hops(grid, ranks or grid.world_size)
+    ranks = linked_ranks(grid.world_size, ranks_of_machine(flags), known_gpu(flags))
+    return asked or fewest_hops(grid, ranks)
 
 
 def _one_replica(flags: Flags) -> Iterator[str]:

@@ -23,7 +23,7 @@ def checked(found: RunForecast) -> str:
     """
     config, parallel = found.config, found.config.parallel
     family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
-    own = RunClass(family, shared, across=parallel.placement.machines > 1)
+    own = RunClass(family, shared, across=parallel.domains.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
     alone = own in OWN and parallel.grid.world_size == 1
     found_out = [*starmap(_of_others, known.items()), *starmap(_of_this_code, OWN.items())]

@@ -7,10 +7,15 @@ from megatron.simulator.costs.collective_time import Path
 
 def links_in_words(parallel: ParallelConfig) -> str:
     """Return the line on a job."""
-    found, links = parallel.placement, parallel.links
+    found, links = parallel.domains, parallel.links
+    machines, own, kinds = parallel.placement.machines, "machine", "machines"
     near = "" if links is None else f", {_speed(links.link)} from rank to rank"
-    if found.machines == 1:
+    if machines == 1:
         return f"links: all ranks are in one machine{near}"
+    if found.machines == 1:
+        return f"links: NVLink connects all ranks, in {machines} machines{near}"
+    if found.machines < machines:
+        own, kinds = "domain of NVLink", "domains of NVLink"
     speeds = ""
     if links is not None:
         speeds = f", {_speed(links.link)} within and {_speed(links.network)} between them"
@@ -24,11 +29,11 @@ def links_in_words(parallel: ParallelConfig) -> str:
         )
         if leaves
     ]
-    others = f"; {' and '.join(beyond)} are in different machines" if beyond else ""
+    others = f"; {' and '.join(beyond)} are in different {kinds}" if beyond else ""
     return (
-        f"links: {found.machines} machines of {parallel.ranks_per_machine} ranks{speeds}; ranks "
-        f"are numbered {parallel.replicas.order}, so {found.hops} of the {hops} from a pipeline "
-        f"rank to the next leave a machine{others}"
+        f"links: {found.machines} {kinds} of {found.ranks_per_machine} ranks{speeds}; "
+        f"ranks are numbered {parallel.replicas.order}, so {found.hops} of the {hops} from a "
+        f"pipeline rank to the next leave a {own}{others}"
     )
 
 

@@ -31,15 +31,15 @@ _AXES: dict[SpreadAxis, AxisName] = {
 def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
     """Return the GPUs of a job and the links between them."""
     links = gpu.links() if parallel.links is None else parallel.links
-    together = {axis: parallel.placement.together(name) for axis, name in _AXES.items()}
+    together = {axis: parallel.domains.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.vocabulary}
     host = gpu.host if parallel.host_bandwidth is None else parallel.host_bandwidth
     return Cluster(gpu.rates, links, together, blocks=blocks, host=host)
 
 
 def crossing_of(parallel: ParallelConfig) -> Crossing:
-    """Return the pairs of pipeline ranks that are in different machines, if machines are known."""
-    return frozenset() if parallel.gpu is None else parallel.placement.crossing
+    """Return the pairs of pipeline ranks that no link connects, if machines are known."""
+    return frozenset() if parallel.gpu is None else parallel.domains.crossing
 
 
 def price_of(parallel: ParallelConfig) -> Price:

@@ -9,6 +9,8 @@ from planning.test_dry_run import config, report
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
+from megatron.planning.links_in_words import links_in_words
+from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import make_run_plan
 from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.gpus import gpu
@@ -69,3 +71,28 @@ def test_flags_say_what_links_there_are(
         assert links.network.latency == network[1]
     else:
         assert links.network.latency > links.link.latency
+
+
+@pytest.mark.parametrize(
+    ("world", "words", "data"),
+    [
+        (64, "links: NVLink connects all ranks, in 16 machines", 64),
+        (144, "links: 2 domains of NVLink of 72 ranks", 72),
+        (256, "links: 4 domains of NVLink of 64 ranks", 64),
+    ],
+)
+def test_nvlink_connects_the_72_gpus_of_an_nvl72(world: int, words: str, data: int) -> None:
+    """18 machines of 4 GPUs are one domain (NVIDIA's data sheet of the GB200 NVL72)."""
+    found = parse(
+        (
+            "--dry-run --dry-run-gpu GB200 --num-layers 8 --hidden-size 1024 "
+            "--num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+            f"--micro-batch-size 1 --global-batch-size {world} --train-iters 1 --lr 1e-3 --bf16 "
+            f"--vocab-size 32000 --dry-run-replicas {world}"
+        ).split(),
+        world_size=1,
+        speak=False,
+    ).parallel
+    assert found.ranks_per_machine == 4
+    assert cluster_of(found, gpu("GB200")).together["data"] == data
+    assert links_in_words(found).startswith(words)

@@ -26,26 +26,31 @@ WORKSPACES: Final = 2
 both on the stream of the passes."""
 
 _PEAKS: Final = (
-    (r"GB200", 2500.0, 80.0),
-    (r"B200", 2250.0, 80.0),
-    (r"GH200|H200", 989.0, 67.0),
-    (r"H100.*NVL", 835.0, 60.0),
-    (r"H100.*PCIe", 756.0, 51.0),
-    (r"H100|H800", 989.0, 67.0),
-    (r"H20\b", 148.0, 44.0),
-    (r"A100|A800", 312.0, 19.5),
-    (r"A40\b", 149.7, 37.4),
-    (r"A30\b", 165.0, 10.3),
-    (r"A10\b", 125.0, 31.2),
-    (r"A6000\b", 154.8, 38.7),
-    (r"L40S\b", 362.0, 91.6),
-    (r"L40\b", 181.0, 90.5),
-    (r"L4\b", 121.0, 30.3),
-    (r"RTX ?4090\b", 165.2, 82.6),
-    (r"RTX ?3090\b", 71.0, 35.6),
+    (r"GB300", 2500.0, 5000.0, 80.0),
+    (r"GB200", 2500.0, 5000.0, 80.0),
+    (r"B300", 2250.0, 4500.0, 75.0),
+    (r"B200", 2250.0, 4500.0, 80.0),
+    (r"GH200|H200", 989.0, 1979.0, 67.0),
+    (r"H100.*NVL", 835.0, 1671.0, 60.0),
+    (r"H100.*PCIe", 756.0, 1513.0, 51.0),
+    (r"H100|H800", 989.0, 1979.0, 67.0),
+    (r"H20\b", 148.0, 296.0, 44.0),
+    (r"A100|A800", 312.0, 0.0, 19.5),
+    (r"A40\b", 149.7, 0.0, 37.4),
+    (r"A30\b", 165.0, 0.0, 10.3),
+    (r"A10\b", 125.0, 0.0, 31.2),
+    (r"A6000\b", 154.8, 0.0, 38.7),
+    (r"L40S\b", 362.0, 733.0, 91.6),
+    (r"L40\b", 181.0, 362.0, 90.5),
+    (r"L4\b", 121.0, 242.0, 30.3),
+    (r"RTX ?4090\b", 165.2, 330.3, 82.6),
+    (r"RTX ?3090\b", 71.0, 0.0, 35.6),
+    (r"MI355X", 2516.6, 5033.2, 157.3),
+    (r"MI300X", 1307.4, 2614.9, 163.4),
 )
-"""Name pattern, dense bf16 TFLOP/s, fp32 TFLOP/s without TF32 (PyTorch's default). The first match
-wins, so variants stand before their family. Sources: the vendor's data sheets. GPUs without bf16
+"""Name pattern, dense bf16 TFLOP/s, dense TFLOP/s of floating-point numbers of 8 bits (0: the
+tensor cores do not multiply them), fp32 TFLOP/s without TF32 (PyTorch's default). The first match
+wins, so variants stand before their family. Sources: the vendors' data sheets. GPUs without bf16
 units (V100, T4) are left out."""
 
 
@@ -54,14 +59,15 @@ class PeakTflops:
     """Peaks of matrix products without sparsity, in TFLOP/s, by the dtype of the factors."""
 
     bf16: float
+    eight_bits: float
     fp32: float
 
 
 def tabulated_peak(name: str) -> PeakTflops | None:
     """Return the peaks of a GPU, by its own name or by the driver's name, if it is known."""
-    for pattern, bf16, fp32 in _PEAKS:
+    for pattern, *peaks in _PEAKS:
         if re.search(rf"\b(?:{pattern})", name):
-            return PeakTflops(bf16, fp32)
+            return PeakTflops(*peaks)
     return None
 
 
@@ -97,15 +103,14 @@ HOST_MEMORY: Final = 2 * 8 * 38.4e9 / 8
 eight channels of DDR5-4800 each (8 bytes x 4800 MT/s) for eight GPUs. Nobody has measured the share
 that a step on the host attains; one core attains 17 GB/s (``kernels/reference/optimizer.py``)."""
 
-_AS_HOPPER: Final = frozenset({"H100", "H200", "B200"})
+_AS_HOPPER: Final = frozenset(
+    {"H100", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "MI355X"}
+)
 """GPUs whose products are assumed to attain the share of an H100, in as large workspaces; others
-attain an A100's."""
+attain an A100's. Nobody has measured this for the last two, which multiply by AMD's libraries."""
 
 _HOPPER: Final = frozenset({"H100", "H200"})
 """GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
-
-_IN_16_BITS_ONLY: Final = frozenset({"A100", "A100-40GB"})
-"""GPUs whose tensor cores do not multiply numbers of 8 bits in floating point."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class Gpu:
         network: bandwidth of one direction of its network adapter, in bytes/s.
         multiprocessors: number of multiprocessors.
         bus: line rate of one direction of its bus to the host, in bytes/s.
+        machine: GPUs of a machine that has this GPU.
+        domain: GPUs that ``link`` connects, in several machines; 0: those of one machine.
     """
 
     name: str
@@ -129,6 +136,8 @@ class Gpu:
     network: float
     multiprocessors: int
     bus: float
+    machine: int = 8
+    domain: int = 0
 
     @property
     def rates(self) -> Rates:
@@ -173,7 +182,7 @@ class Gpu:
     @property
     def multiplies_eight_bits(self) -> bool:
         """Whether its tensor cores multiply numbers of 8 bits; a run in 8 bits is refused else."""
-        return self.name not in _IN_16_BITS_ONLY
+        return self.peaks.eight_bits > 0
 
     @property
     def workspaces(self) -> float:
@@ -186,11 +195,16 @@ class Gpu:
         return USABLE * self.memory
 
     @property
+    def peaks(self) -> PeakTflops:
+        """Peaks of its products."""
+        peaks = tabulated_peak(self.name)
+        assert peaks is not None, f"{self.name} has no peak in the table"
+        return peaks
+
+    @property
     def peak_tflops(self) -> float:
         """Peak of dense bf16 products, in TFLOP/s."""
-        peak = tabulated_peak(self.name)
-        assert peak is not None, f"{self.name} has no peak in the table"
-        return peak.bf16
+        return self.peaks.bf16
 
 
 GPUS: Final = {
@@ -201,16 +215,25 @@ GPUS: Final = {
         Gpu("H100", 80 * GIB, 3.35e12, 450e9, 50e9, 132, 64e9),
         Gpu("H200", 140 * GIB, 4.8e12, 450e9, 50e9, 132, 64e9),
         Gpu("B200", 179 * GIB, 8.0e12, 900e9, 50e9, 148, 64e9),
+        Gpu("B300", 268 * GIB, 8.0e12, 900e9, 100e9, 148, 64e9),
+        Gpu("GB200", 185 * GIB, 8.0e12, 900e9, 50e9, 152, 225e9, machine=4, domain=72),
+        Gpu("GB300", 277 * GIB, 8.0e12, 900e9, 100e9, 152, 225e9, machine=4, domain=72),
         Gpu("L40S", 45 * GIB, 0.864e12, 32e9, 12.5e9, 142, 32e9),
         Gpu("RTX4090", 24 * GIB, 1.008e12, 32e9, 12.5e9, 128, 32e9),
+        Gpu("MI300X", 191 * GIB, 5.3e12, 448e9, 50e9, 304, 64e9),
+        Gpu("MI355X", 287 * GIB, 8.0e12, 537.6e9, 50e9, 256, 64e9),
     )
 }
-"""Name -> GPU, from the vendor's data sheets: SXM modules with NVLink, the last two over PCIe 4.
+"""Name -> GPU, from the vendors' data sheets: SXM modules with NVLink; L40S and RTX4090 over PCIe
+4; and AMD's modules, each with a link of 64 or 76.8 GB/s to each of the seven others of its machine.
+The memory is the size that the driver gives, in whole GiB.
 
 The network is that of the vendor's own machines, a network adapter for each GPU at its line rate:
-200 Gb/s in a DGX A100, 400 Gb/s in a DGX H100, H200 or B200. Machines of the last two GPUs differ;
-100 Gb/s for each GPU is an assumption. The bus has 16 lanes, of PCIe 5 (64 GB/s) for the H100, H200
-and B200, of PCIe 4 (32 GB/s) for the others."""
+200 Gb/s in a DGX A100; 400 Gb/s in a DGX H100, H200 or B200, in a GB200 NVL72 and beside AMD's
+GPUs; 800 Gb/s in a DGX B300 and a GB300 NVL72. Machines of L40S and RTX4090 differ; 100 Gb/s for
+each GPU is an assumption. The bus has 16 lanes, of PCIe 5 (64 GB/s) for the H100, H200, B200, B300
+and AMD's GPUs, of PCIe 4 (32 GB/s) for the others; a Grace CPU has 450 GB/s for its two GPUs. In an
+NVL72, 18 machines of 4 GPUs share one domain of NVLink."""
 
 
 def gpu_of_driver(name: str) -> Gpu | None:
