@@ -7,6 +7,7 @@ from typing import Final, Literal
 from megatron.config.dimension import Choice, Dimension
 from megatron.config.experts import experts_of
 from megatron.config.latent_attention import LatentFlags
+from megatron.config.model import ModelFlags
 from megatron.flags.declare import COUNT, DEPTH, flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import nearest
@@ -41,8 +42,9 @@ class RecomputeFlags:
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "
         "projections; mla_up_proj: the heads of multi-latent attention; layernorm: the two norms; "
-        "mlp: the MLP; moe: the mixture of experts in its place; moe_act: only the activation "
-        "functions of its experts.", unset="core_attn",
+        "mlp: the MLP; mlp_act (not in Megatron-LM): only the activation function of the MLP or of "
+        "shared experts; moe: the mixture of experts in the MLP's place; moe_act: only the "
+        "activation functions of its experts.", unset="core_attn",
         metavar="{" + ",".join(PARTS) + "} ...", idle_without=f"{_SELECTIVE} or {_AUTO}")
     recompute_method: Literal["uniform", "block"] | None = flag(None,
         "With full. uniform: all layers of a chunk, in groups of --recompute-num-layers. block: "
@@ -104,8 +106,22 @@ def _method(flags: Flags) -> Iterator[str]:
 
 def _twice(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
-    if _may_be_selective(own) and {"moe", "moe_act"} <= set(own.recompute_modules):
-        yield "--recompute-modules moe_act changes nothing beside moe, which computes it again too"
+    for whole in ("mlp", "moe") if _may_be_selective(own) else ():
+        if {whole, f"{whole}_act"} <= set(own.recompute_modules):
+            yield (
+                f"--recompute-modules {whole}_act changes nothing beside {whole}, which computes "
+                "it again too"
+            )
+
+
+def _kept_anyway(flags: Flags) -> Iterator[str]:
+    own = flags[RecomputeFlags]
+    asked = _may_be_selective(own) and "mlp_act" in own.recompute_modules
+    if asked and flags[ModelFlags].squared_relu:
+        yield (
+            "--recompute-modules mlp_act changes nothing with --squared-relu, whose backward reads "
+            "its result"
+        )
 
 
 def _no_experts(flags: Flags) -> Iterator[str]:
@@ -116,7 +132,7 @@ def _no_experts(flags: Flags) -> Iterator[str]:
 
 
 RECOMPUTE_RULES: Final = (_modules, _method)
-RECOMPUTE_NOTES: Final = (_twice, _no_experts)
+RECOMPUTE_NOTES: Final = (_twice, _kept_anyway, _no_experts)
 
 
 def _choices(flags: Flags) -> list[Choice]:

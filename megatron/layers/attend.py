@@ -25,8 +25,8 @@ def attend(
     dropout: float,
     scores: Scores,
     sinks_a: Tensor | None = None,
-) -> Tensor:
-    """Return causal attention of this rank's queries, [b, u, a, d].
+) -> tuple[Tensor, ...]:
+    """Return causal attention of this rank's queries.
 
     Args:
         site: the kernels, and the ranks that share sequences.
@@ -35,6 +35,10 @@ def attend(
         dropout: see ``Kernels.causal_attention``.
         scores: see ``Kernels.causal_attention``.
         sinks_a: see ``Kernels.causal_attention``.
+
+    Returns:
+        The attention in parts of consecutive tokens, [b, u, a, d] each, in order. The kernels may
+        keep every part for the backward; so to keep all parts as one tensor would keep them twice.
     """
     call = AttentionCall(
         site.kernels,
@@ -47,4 +51,4 @@ def attend(
     )
     if site.context.size > 1:
         return context_attention(site.context, heads, call)
-    return call.of_all_tokens(heads)
+    return (call.of_all_tokens(heads),)

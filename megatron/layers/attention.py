@@ -11,13 +11,16 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from megatron.kernels.heads import split_heads
+from megatron.kernels.heads import alone, is_view, split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.attend import attend
+from megatron.layers.attention_call import Heads
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.linear import Linear, LinearInput
+from megatron.layers.products import whole_of
 from megatron.layers.recompute import again
+from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding, Whole
 
@@ -153,36 +156,62 @@ class SelfAttention(nn.Module):
             *qkv_bsi.shape[:2], shape.num_groups, shape.heads_per_group + 2, shape.head_size
         )
         if "core_attn" in self._site.recomputation.parts:
-            return self.linear_proj(again(self._core, qkv_bsgcd, forward_pass))
-        return self.linear_proj(self._core(qkv_bsgcd, forward_pass))
+            return self.linear_proj(again(self._whole_core, qkv_bsgcd, forward_pass))
+        return self.linear_proj(self.linear_proj.joined(self._core(qkv_bsgcd, forward_pass)))
 
-    def _core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> Tensor:
+    def _whole_core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Compute attention between the two projections; return [b, s, a d]."""
+        return whole_of(self._core(qkv_bsgcd, forward_pass))
+
+    def _core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, ...]:
+        """As ``_whole_core``, in parts of consecutive tokens."""
         rope, documents = forward_pass.rope, forward_pass.documents
         kernels, context = self._site.kernels, self._site.context
         dropout = self._begin_dropout(forward_pass)
         is_whole = context.size == 1 and forward_pass.sliced is None
         if is_whole and self.q_layernorm is None and rope is None:
-            return kernels.causal_self_attention(
+            whole_bsf = kernels.causal_self_attention(
                 qkv_bsgcd,
                 dropout=dropout,
                 scores=self.scores,
                 documents=documents,
                 sinks_a=self.sinks(),
             )
-        q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
-        if rope is not None:
-            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
-        return attend(
+            return (whole_bsf,)
+        parts_buad = attend(
             self._site,
             forward_pass,
-            (q_bsad, k_bsgd, v_bsgd),
+            self._turned_heads(qkv_bsgcd, rope, attends_to_copies=not is_whole),
             dropout=dropout,
             scores=self.scores,
             sinks_a=self.sinks(),
-        ).flatten(2)
+        )
+        return tuple(part_buad.flatten(2) for part_buad in parts_buad)
+
+    def _turned_heads(
+        self, qkv_bsgcd: Tensor, rope: RotaryEmbedding | None, *, attends_to_copies: bool
+    ) -> Heads:
+        """Return queries, keys and values after their norms and rotation.
+
+        Norms keep their inputs, and attention keeps these three. If the values were the only view
+        of ``qkv_bsgcd`` among the kept tensors, they would keep its queries and keys in vain, so
+        they are copied.
+
+        Args:
+            qkv_bsgcd: output of the projection.
+            rope: the rotation, if there is one.
+            attends_to_copies: whether attention copies keys and values anyway.
+        """
+        q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
+        keeps_view = rope is None
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            keeps_view = is_view(q_bsad) and not isinstance(self.q_layernorm, HeadsNorm)
+            k_bsgd = k_bsgd if keeps_view else alone(k_bsgd)
+            q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
+        if rope is not None:
+            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        copies = not (keeps_view or attends_to_copies)
+        return q_bsad, k_bsgd, alone(v_bsgd) if copies else v_bsgd
 
     def sinks(self) -> Tensor | None:
         """Return the scores of the key without a value for this rank's heads, [a], if any."""

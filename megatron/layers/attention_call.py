@@ -11,8 +11,9 @@ from torch import Tensor
 
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
+from megatron.kernels.heads import alone
 from megatron.kernels.scores import Scores
-from megatron.layers.slice_attention import alone, seen_keys
+from megatron.layers.slice_attention import seen_keys
 from megatron.layers.slices import SlicedPass
 
 Heads: TypeAlias = tuple[Tensor, Tensor, Tensor]

@@ -1,8 +1,8 @@
 """Causal attention for ranks that share every sequence: one row for every way to exchange tokens.
 
 A row is a function that takes the heads of a rank's own tokens and returns their attention to the
-tokens of all ranks. Another way to share sequences is a file with such a function, a row here, and
-a row with its facts in ``parallel.context``.
+tokens of all ranks, in the parts in which it was computed. Another way to share sequences is a file
+with such a function, a row here, and a row with its facts in ``parallel.context``.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from megatron.layers.ulysses_attention import ulysses_attention, ulysses_ring_at
 from megatron.parallel.context import ContextExchange, ContextParallel
 
 _ATTENTION: Final[
-    Mapping[ContextExchange, Callable[[ContextParallel, Heads, AttentionCall], Tensor]]
+    Mapping[ContextExchange, Callable[[ContextParallel, Heads, AttentionCall], tuple[Tensor, ...]]]
 ] = {
     "all_gather": gathered_attention,
     "p2p": ring_attention,
@@ -26,12 +26,17 @@ _ATTENTION: Final[
 }
 
 
-def context_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
-    """Return causal attention of this rank's queries to the keys of all ranks, [b, u, a, d].
+def context_attention(
+    context: ContextParallel, heads: Heads, call: AttentionCall
+) -> tuple[Tensor, ...]:
+    """Return causal attention of this rank's queries to the keys of all ranks.
 
     Args:
         context: the ranks that share the sequences.
         heads: queries, keys and values of this rank's tokens.
         call: how they attend.
+
+    Returns:
+        The attention in parts of consecutive tokens, [b, u, a, d] each, in order.
     """
     return _ATTENTION[context.exchange](context, heads, call)

@@ -137,6 +137,7 @@ class ByMultiplier(Generic[Factor]):
     """
 
     are_autograds = False
+    keeps_parts = False  # the numbers in 8 bits are kept, which nothing else has
 
     def __init__(self, multiplier: Multiplier[Factor], *, keeps_input: bool = False) -> None:
         self._multiplier, self._keeps_input = multiplier, keeps_input

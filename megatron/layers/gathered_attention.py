@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.autograd import apply, apply_all, once_differentiable
+from megatron.kernels.heads import alone
 from megatron.layers.attention_call import AttentionCall, Heads
-from megatron.layers.slice_attention import alone, seen_keys
+from megatron.layers.slice_attention import seen_keys
 from megatron.layers.slices import SequenceSlice, SlicedPass
 from megatron.parallel.context import ContextParallel, chunks_of
 
 
-def gathered_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
-    """Return attention as ``context_attention`` does."""
+def gathered_attention(
+    context: ContextParallel, heads: Heads, call: AttentionCall
+) -> tuple[Tensor, ...]:
+    """Return attention as ``context_attention`` does, one part for each chunk."""
     q_buad, k_bugd, v_bugd = heads
     own_2bugd = torch.stack((k_bugd, v_bugd))
     if call.sliced is None:
@@ -36,7 +39,7 @@ def gathered_attention(context: ContextParallel, heads: Heads, call: AttentionCa
         seen = _seen_in_slice(context, own_2bugd, call.sliced, call.layer, window)
         q_buad = alone(q_buad)
     chunks = zip(q_buad.chunk(2, dim=1), seen[::2], seen[1::2], strict=True)
-    return torch.cat([call.seen(*chunk) for chunk in chunks], dim=1)
+    return tuple(call.seen(*chunk) for chunk in chunks)
 
 
 def _seen_in_slice(

@@ -29,6 +29,7 @@ from megatron.layers.attend import attend
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.gathered import gathered
 from megatron.layers.linear import Linear
+from megatron.layers.products import whole_of
 from megatron.layers.recompute import again, all_forgotten
 from megatron.layers.site import Site
 
@@ -131,15 +132,15 @@ class LatentAttention(nn.Module):
         if "mla_up_proj" not in parts:
             heads = self.heads(*latents, forward_pass)
             if "core_attn" in parts:
-                return self.linear_proj(again(self._attend, *heads, forward_pass))
-            return self.linear_proj(self._attend(*heads, forward_pass))
+                return self.linear_proj(again(self._attend_whole, *heads, forward_pass))
+            return self.linear_proj(self.linear_proj.joined(self._attend(*heads, forward_pass)))
         if "core_attn" in parts:
             return self.linear_proj(again(self._attend_to, *latents, forward_pass))
         heads = self.heads(*latents, forward_pass)
         query, latent, turned_bur = (each.detach() for each in latents)
         with all_forgotten(lambda: self.heads(query, latent, turned_bur, forward_pass), heads):
-            context_bsf = self._attend(*heads, forward_pass)
-        return self.linear_proj(context_bsf)
+            parts_buf = self._attend(*heads, forward_pass)
+        return self.linear_proj(self.linear_proj.joined(parts_buf))
 
     def latents(self, x_buh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs of the up projections, for the tokens that this rank has.
@@ -184,20 +185,27 @@ class LatentAttention(nn.Module):
         self, query: Tensor, latent: Tensor, turned_bur: Tensor, forward_pass: ForwardPass
     ) -> Tensor:
         """Compute attention from the latents; return [b, s, a e]."""
-        return self._attend(*self.heads(query, latent, turned_bur, forward_pass), forward_pass)
+        heads = self.heads(query, latent, turned_bur, forward_pass)
+        return self._attend_whole(*heads, forward_pass)
 
-    def _attend(
+    def _attend_whole(
         self, q_bsaw: Tensor, k_bsaw: Tensor, v_bsaw: Tensor, forward_pass: ForwardPass
     ) -> Tensor:
         """Compute attention of this rank's heads; return [b, s, a e]."""
-        out_bsaw = attend(
+        return whole_of(self._attend(q_bsaw, k_bsaw, v_bsaw, forward_pass))
+
+    def _attend(
+        self, q_bsaw: Tensor, k_bsaw: Tensor, v_bsaw: Tensor, forward_pass: ForwardPass
+    ) -> tuple[Tensor, ...]:
+        """As ``_attend_whole``, in parts of consecutive tokens."""
+        parts_buaw = attend(
             self._site,
             forward_pass,
             (q_bsaw, k_bsaw, v_bsaw),
             dropout=self._begin_dropout(forward_pass),
             scores=self.scores,
         )
-        return out_bsaw[..., : self.shape.value_size].flatten(2)
+        return tuple(part_buaw[..., : self.shape.value_size].flatten(2) for part_buaw in parts_buaw)
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:
         """Seed the dropout of this rank's heads and tokens, and return its probability."""

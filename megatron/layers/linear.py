@@ -14,7 +14,7 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 tensor parallelism b batch, s tokens of a sequence, u tokens of it that a rank has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.layers.main_grad import has_main_grad, take_main_grad
-from megatron.layers.products import Kept, PlainProducts, Products, rows
+from megatron.layers.products import Kept, PlainProducts, Products, rows, whole_of
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding
 from megatron.layers.weight_gradients import Defer
@@ -139,6 +139,22 @@ class Linear(nn.Linear):
         # input must then require a gradient, or the backward would not run.
         known = weight if by_autograd or not x.requires_grad else None
         return apply(_SharedLinear, x, known, bias, early, factored, self, defer, adds)
+
+    def joined(self, parts: Sequence[Tensor]) -> LinearInput:
+        """Return the input that parts along the sequence make, without keeping it beside the parts.
+
+        Whoever made the parts keeps them for its own backward. So the layer keeps the same parts,
+        and joins them again in its backward.
+
+        Args:
+            parts: [b, u, i] each, of consecutive tokens; together the input of this rank.
+        """
+        x = whole_of(parts)
+        if len(parts) == 1 or not self.products.keeps_parts:
+            return x
+        factor, _ = self.products.of_input(x.detach(), self.columns)
+        kept = tuple(part.detach() for part in parts)
+        return FactoredInput(x, factor, kept, self.products)
 
     @property
     def deferred(self) -> tuple[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megatron.kernels.face import Kernels
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.linear import Linear, LinearInput
-from megatron.layers.recompute import again
+from megatron.layers.recompute import Recomputation, again, forgotten
 from megatron.layers.site import Site
 
 
@@ -54,6 +54,15 @@ def function_of(activation: Activation, kernels: Kernels) -> Callable[..., Tenso
     return functions[activation]
 
 
+def forgets_active(recomputation: Recomputation, activation: Activation) -> bool:
+    """Return whether an MLP computes its activation function again instead of keeping the result.
+
+    Squared ReLU keeps nothing but its result for its own backward, so nothing could be dropped.
+    """
+    parts = recomputation.parts
+    return "mlp_act" in parts and "mlp" not in parts and activation != "squared_relu"
+
+
 class MLP(nn.Module):
     """Two linear layers around an activation function.
 
@@ -90,6 +99,7 @@ class MLP(nn.Module):
         self.linear_fc2 = Linear(ffn_hidden_size, hidden_size, site, bias=bias, parallel="rows")
         self._activation = function_of(activation, site.kernels)
         self._is_computed_again = "mlp" in site.recomputation.parts
+        self._forgets_active = forgets_active(site.recomputation, activation)
         quick = site.kernels.activations_form_bias_gradients
         self._activation_forms_bias_gradient = bias and fused == 1 and quick
 
@@ -105,6 +115,9 @@ class MLP(nn.Module):
     def _run(self, x_bsh: LinearInput) -> Tensor:
         adds_bias = self._activation_forms_bias_gradient
         inner_bsf = self.linear_fc1(x_bsh, forms_bias_gradient=not adds_bias)
-        if adds_bias:
-            return self.linear_fc2(self._activation(inner_bsf, self.linear_fc1.bias))
-        return self.linear_fc2(self._activation(inner_bsf))
+        added = (self.linear_fc1.bias,) if adds_bias else ()
+        active_bsf = self._activation(inner_bsf, *added)
+        if not self._forgets_active:
+            return self.linear_fc2(active_bsf)
+        with forgotten(self._activation, inner_bsf, active_bsf):  # a value needs no added bias
+            return self.linear_fc2(active_bsf)

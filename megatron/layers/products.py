@@ -9,10 +9,11 @@ gathers again later.
 Shapes: ``...`` any leading dimensions, n their product, i input features, o output features.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -56,10 +57,13 @@ class Products(Protocol[Factor]):
             autograd adds the result of ``weight_gradient``.
         are_autograds: whether PyTorch's own linear layer forms the same products, and keeps the
             same tensors.
+        keeps_parts: whether parts of an input, one behind the other in dimension 1, may be kept in
+            place of the input.
     """
 
     accumulates: bool
     are_autograds: bool
+    keeps_parts: bool
 
     def of_input(self, x: Tensor, ranks: TensorParallel) -> tuple[Factor, Kept]:
         """Return the factor of an input [..., i], and the tensors to keep of it.
@@ -129,6 +133,7 @@ class PlainProducts:
     """
 
     are_autograds = True
+    keeps_parts = True
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -147,11 +152,11 @@ class PlainProducts:
 
     def start_input_again(self, kept: Kept, ranks: TensorParallel) -> Pending[Tensor]:
         """See ``Products``."""
-        return ranks.start_gather(kept[0])
+        return ranks.start_gather(whole_of(kept))
 
     def input_again(self, kept: Kept, ranks: TensorParallel) -> Tensor:
         """See ``Products``."""
-        return ranks.gather(kept[0])
+        return ranks.gather(whole_of(kept))
 
     gradient_again = input_again
 
@@ -186,6 +191,11 @@ class Then(Generic[T]):
     def wait(self) -> T:
         """As in ``Pending``."""
         return self._make(self._pending.wait())
+
+
+def whole_of(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts of a tensor, one behind the other in dimension 1, as one tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), 1)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -26,10 +26,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.kernels.autograd import apply
 
-Part: TypeAlias = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act"]
+Part: TypeAlias = Literal[
+    "core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act"
+]
 """A part of a layer by Megatron's name: attention between its two projections, the heads that
 multi-latent attention makes of its latents, the norms before attention and before the MLP, the MLP,
-the mixture of experts in its place, or only the activation functions of its experts."""
+the mixture of experts in its place, or only the activation functions of its experts. ``mlp_act`` is
+a name of this project: only the activation function of the MLP, or of shared experts."""
 
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 

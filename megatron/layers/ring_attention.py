@@ -28,12 +28,12 @@ from torch import Tensor
 
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.face import Kernels
+from megatron.kernels.heads import alone
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart
 from megatron.kernels.sinks import sinks_gradient, with_sinks
 from megatron.kernels.softmax import statistics_dtype
 from megatron.layers.attention_call import AttentionCall, Heads
 from megatron.layers.ring_pieces import Piece, RingSight
-from megatron.layers.slice_attention import alone
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
 
@@ -41,7 +41,9 @@ _FEW: Final = 4
 """Pieces of a step whose gradients may wait for the sum of gradients to come along the ring."""
 
 
-def ring_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
+def ring_attention(
+    context: ContextParallel, heads: Heads, call: AttentionCall
+) -> tuple[Tensor, ...]:
     """Return attention as ``context_attention`` does."""
     assert not call.dropout, "config refuses dropout"
     assert call.sliced is None, "config refuses slices"
@@ -49,7 +51,7 @@ def ring_attention(context: ContextParallel, heads: Heads, call: AttentionCall) 
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
     sight = RingSight.of(context.rank, context.size, q_buad.shape[1], call.scores, call.documents)
     given = alone(q_buad).transpose(1, 2), own_2bgud, call.sinks_a, call.kernels, context, sight
-    return apply(_RingAttention, *given).transpose(1, 2)
+    return (apply(_RingAttention, *given).transpose(1, 2),)
 
 
 class _RingAttention(torch.autograd.Function):

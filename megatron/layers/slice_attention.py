@@ -14,11 +14,6 @@ from megatron.kernels.autograd import apply_all, once_differentiable
 from megatron.layers.slices import SequenceSlice, SlicedPass
 
 
-def alone(q_buad: Tensor) -> Tensor:
-    """Return queries in memory of their own: a view would keep their keys a second time."""
-    return q_buad.clone() if q_buad.untyped_storage().nbytes() > q_buad.nbytes else q_buad
-
-
 def seen_keys(
     sliced: SlicedPass,
     layer: int,

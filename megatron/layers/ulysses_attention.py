@@ -24,12 +24,16 @@ from megatron.layers.ring_attention import ring_attention
 from megatron.parallel.context import ContextParallel
 
 
-def ulysses_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
+def ulysses_attention(
+    context: ContextParallel, heads: Heads, call: AttentionCall
+) -> tuple[Tensor, ...]:
     """Return attention as ``context_attention`` does."""
-    return _of_own_heads(context, heads, call, lambda own, call: call.of_all_tokens(own))
+    return _of_own_heads(context, heads, call, lambda own, call: (call.of_all_tokens(own),))
 
 
-def ulysses_ring_attention(context: ContextParallel, heads: Heads, call: AttentionCall) -> Tensor:
+def ulysses_ring_attention(
+    context: ContextParallel, heads: Heads, call: AttentionCall
+) -> tuple[Tensor, ...]:
     """Return attention as ``context_attention`` does, in two levels."""
     assert context.levels is not None, "the ranks share sequences in two levels"
     neighbours, ring = context.levels
@@ -40,21 +44,20 @@ def _of_own_heads(
     context: ContextParallel,
     heads: Heads,
     call: AttentionCall,
-    attend: Callable[[Heads, AttentionCall], Tensor],
-) -> Tensor:
+    attend: Callable[[Heads, AttentionCall], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
     """Exchange heads for tokens, compute attention, and exchange its output back.
 
     Args:
         context: the ranks that exchange heads.
         heads: all heads of this rank's tokens.
         call: how all heads attend.
-        attend: returns the attention of some heads of all tokens.
+        attend: returns the attention of some heads of all tokens, in one part.
     """
     q, k, v = apply_all(_Exchanged, context, True, *heads)
     share = q.shape[2]
-    y_bsad = attend((q, k, v), call.of_heads(context.rank * share, share))
-    [y_buad] = apply_all(_Exchanged, context, False, y_bsad)
-    return y_buad
+    [y_bsad] = attend((q, k, v), call.of_heads(context.rank * share, share))
+    return apply_all(_Exchanged, context, False, y_bsad)
 
 
 class _Exchanged(torch.autograd.Function):

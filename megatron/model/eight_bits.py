@@ -90,11 +90,21 @@ class EightBitLayers:
                 keeps_input=layer.way == "joins" and forgets_active,
             )
             return grouped
-        reads_norm = name.rpartition(".")[2] in NORM_READERS
         layer.products = own = EightBitProducts(
-            self._multiplier(name), keeps_input="layernorm" in parts and reads_norm
+            self._multiplier(name), keeps_input=self._drops_input(name)
         )
         return own
+
+    def _drops_input(self, name: str) -> bool:
+        """Return whether recomputation drops the input of a linear layer, and makes it again.
+
+        (With squared ReLU it stays, as the function keeps it; then nothing else need be kept.)
+        """
+        parts = self._site.recomputation.parts
+        own = name.rpartition(".")[2]
+        if own == "linear_fc2":
+            return "mlp_act" in parts and "mlp" not in parts
+        return "layernorm" in parts and own in NORM_READERS
 
     def _multiplier(self, name: str) -> Multiplier[Any]:
         """Return what multiplies in a linear layer."""

@@ -103,7 +103,12 @@ class Candidate:
 
     @cached_property
     def least_time(self) -> float:
-        """Lower bound of ``time``, known without the plan."""
+        """Lower bound of ``time``, known without the plan.
+
+        A schedule from a file has only the plan in the file, so that plan is predicted.
+        """
+        if self.request.file is not None:
+            return self.time
         if self.gpu is None:
             return least_time_of(self.request)
         one = self._with(one_microbatch_of(self.request))

@@ -1,8 +1,8 @@
 """Settings similar to the settings of a run that does not fit.
 
 They differ in the schedule, the treatment of the vocabulary, the size of microbatches, the slices
-of microbatches, or the activations that are kept, on the GPU or on its host. A setting is counted
-when its candidate is first asked for.
+of microbatches, the activations that are kept, on the GPU or on its host, or the types of sums
+(``holding_less.py``). A setting is counted when its candidate is first asked for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ from megatron.config.train import TrainConfig
 from megatron.layers.recompute import Recomputation
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.planning.candidate import Candidate
+from megatron.planning.holding_less import holding_less
 from megatron.planning.run_plan import asked, candidates, schedules_with_stages
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, PAIRED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.from_block import promised
@@ -82,8 +83,8 @@ class Setting:
 def neighbours(config: RunConfig) -> Iterator[Setting]:
     """Yield settings that may hold less than the run.
 
-    Every schedule is yielded with the run's treatment of the vocabulary and with
-    ``_LEAST_DELAYED``. Then come settings that only add the recomputation of logits. Settings with
+    The run's own schedule comes first, with the changes of ``holding_less``. Then comes every
+    schedule with the run's treatment of the vocabulary and with ``_LEAST_DELAYED``. Settings with
     slices or with activations on the host come last, because they take longest to count, and the
     time to look at settings is limited.
 
@@ -93,6 +94,7 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
     if config.parallel.pipeline_size == 1:
         yield from _on_one_rank(config)
         return
+    yield from _holding_less(config)
     treatments = dict.fromkeys((config.parallel.vocab_parallel, _LEAST_DELAYED.name))
     spread = list[tuple[str, str]]()
     for difference, train in _trainings(config.train):
@@ -102,8 +104,6 @@ def neighbours(config: RunConfig) -> Iterator[Setting]:
                 others = _words(config, treatment, difference)
                 yield Setting(schedule, others, partial(_candidate, run, schedule))
                 spread += [] if difference else [(schedule, treatment)]
-    if not config.train.vocab_recompute:  # recomputed logits need no memory between S and T
-        yield from _with_logits_again(config)
     tried = {config.parallel.pipeline_schedule, *OF_EVERY_SHAPE}.difference(PAIRED_SCHEDULES)
     for difference, variant in _layouts(config):
         for schedule, treatment in spread:
@@ -117,10 +117,7 @@ def _on_one_rank(config: RunConfig) -> Iterator[Setting]:
     own = config.parallel
     named = "" if own.pipeline_schedule == _ON_ONE_RANK else _ON_ONE_RANK
     variants = [(words, replace(config, train=train)) for words, train in _trainings(config.train)]
-    if not config.train.vocab_recompute:
-        again = replace(config.train, vocab_recompute=True)
-        variants.append((" --vocab-recompute", replace(config, train=again)))
-    for difference, run in (*variants, *_layouts(config)):
+    for difference, run in (*variants, *holding_less(config), *_layouts(config)):
         if named or difference:  # the others are the run itself
             one = replace(run, parallel=_under(run.parallel, own.vocab_parallel))
             yield Setting(named, difference.strip(), partial(_candidate, one, _ON_ONE_RANK))
@@ -131,16 +128,16 @@ def _candidate(run: RunConfig, schedule: str) -> Candidate:
     return found
 
 
-def _with_logits_again(config: RunConfig) -> Iterator[Setting]:
-    """Yield the run, or all runs that its ``auto`` compares, with recomputed logits."""
-    config = replace(config, train=replace(config.train, vocab_recompute=True))
-    for run in [config.taking(own) for own in config.alternatives] or [config]:
-        own = run.parallel
-        if TRAITS[own.pipeline_schedule].compares:
-            for schedule in schedules_with_stages(run):
-                yield Setting(schedule, "--vocab-recompute", partial(_candidate, run, schedule))
-        else:
-            yield Setting(own.pipeline_schedule, "--vocab-recompute", partial(_only, run))
+def _holding_less(config: RunConfig) -> Iterator[Setting]:
+    """Yield the run, or all runs that its ``auto`` compares, with changes that hold less."""
+    for own in [config.taking(own) for own in config.alternatives] or [config]:
+        for words, run in holding_less(own):
+            named = run.parallel.pipeline_schedule
+            if TRAITS[named].compares:
+                for schedule in schedules_with_stages(run):
+                    yield Setting(schedule, words, partial(_candidate, run, schedule))
+            else:
+                yield Setting(named, words, partial(_only, run))
 
 
 def _only(run: RunConfig) -> Candidate:

@@ -11,6 +11,7 @@ from itertools import groupby
 from math import inf
 from typing import Final, NamedTuple
 
+from megatron.config.precision import NARROW_SUMS
 from megatron.config.run_config import RunConfig
 from megatron.planning.estimate import Estimate
 from megatron.planning.neighbours import Setting, neighbours
@@ -74,8 +75,11 @@ class _Search:
                 candidate = setting.candidate
             except ValueError:  # the schedule cannot train the model
                 continue
-            fits = candidate.least_memory.fits(self.gpu)
-            (able if fits else self.impossible).append(setting)
+            if candidate.least_memory.fits(self.gpu):
+                _ = candidate.least_time  # computed here, where the time is limited
+                able.append(setting)
+            else:
+                self.impossible.append(setting)
         usable = self.gpu.usable
         return sorted(
             able, key=lambda each: (max(each.expected, usable), each.candidate.least_time)
@@ -155,6 +159,8 @@ def _named(search: _Search) -> Iterator[str]:
             f"plans have {' or '.join(map(str, sorted(few)))} microbatches: the interval of their "
             "steady state extends their times to those of all"
         )
+    if any(NARROW_SUMS in setting.flags for setting, _ in shown):
+        yield "--main-grads-dtype bf16 rounds every sum of gradients to the 8 bits of a bf16 number"
     if any(found.cut for _, found in shown):
         yield "a longer search may find faster plans of these settings"
 

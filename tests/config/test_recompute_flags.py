@@ -86,3 +86,17 @@ def test_without_recomputation_they_change_nothing(flags: str, noted: str) -> No
     config = parse(with_flags(RUN.split(), flags.split()), 1)
     assert config.train.recomputation == NO_RECOMPUTATION
     assert any(note.startswith(noted.split()[0]) for note in config.notes), config.notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        ("--recompute-modules mlp mlp_act", "mlp_act changes nothing beside mlp"),
+        ("--recompute-modules mlp_act --squared-relu", "mlp_act changes nothing with --squared"),
+    ],
+)
+def test_an_activation_that_is_dropped_or_kept_anyway_is_noted(flags: str, noted: str) -> None:
+    words = with_flags(RUN.split(), f"--recompute-activations {flags}".split())
+    assert any(noted in note for note in parse(words, 1).notes)
+    alone = with_flags(RUN.split(), ["--recompute-activations", "--recompute-modules", "mlp_act"])
+    assert not any("mlp_act" in note for note in parse(alone, 1).notes)

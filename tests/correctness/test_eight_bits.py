@@ -36,6 +36,7 @@ DELAYED = EightBitConfig(history=3, takes_largest=True)
 BLOCKWISE = EightBitConfig(recipe="blockwise")
 FULL = Recomputation(group=1)
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
+ACTIVE = Recomputation(parts=frozenset({"layernorm", "mlp_act"}))
 
 
 def trained(ranks: RankPool, config: RunConfig, job: Job = JOB) -> list[RankRun]:
@@ -74,6 +75,7 @@ UP = Recomputation(parts=frozenset({"core_attn", "mla_up_proj", "layernorm"}))
         ("gpt", Layout(1, "none", recomputation=PARTS), "hybrid", "tensorwise"),
         ("gpt", Layout(2, "vocab-2", "zb-h1"), "e4m3", "blockwise"),
         full("gpt", Layout(1, "none", recomputation=PARTS), "hybrid", "blockwise"),
+        ("gpt", Layout(1, "none", recomputation=ACTIVE), "e4m3", "tensorwise"),
         ("latent", Layout(2, "vocab-2", "zb-h1"), "hybrid", "tensorwise"),
         ("latent", Layout(2, "vocab-1", recomputation=UP), "e4m3", "blockwise"),
         full("direct", Layout(1, "none", recomputation=UP), "hybrid", "tensorwise"),
@@ -143,6 +145,7 @@ def test_schedules_and_recomputation_change_no_bit(
         Layout(2, "none", "zb-h1"),
         Layout(2, "none", "interleaved", recomputation=FULL),
         Layout(2, "none", "v-half", recomputation=PARTS),
+        Layout(2, "none", "zb-h1", recomputation=ACTIVE),
     ):
         found = outcome(trained(ranks, config_of(JOB, layout, eight_bits)))
         assert found[0] == whole[0], str(layout)

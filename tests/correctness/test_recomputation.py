@@ -43,6 +43,7 @@ WAYS = {
     "block": Recomputation(group=1, most=1),
     "parts": Recomputation(parts=frozenset(PARTS)),
     "uniform 2": Recomputation(group=2),
+    "activation": Recomputation(parts=frozenset({"layernorm", "mlp_act"})),
 }
 CASES = [
     (*case, way, model)

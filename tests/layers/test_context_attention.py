@@ -97,7 +97,7 @@ def attend(
         patch.setattr(ring_pieces, "SCORED_BLOCK", 4)
         documents = Documents.of(first, lambda t: t) if apart else None
         call = AttentionCall(kernels_for(CPU, dtype), scores, documents=documents)
-        output = context_attention(context, (own[0], own[1], own[2]), call)
+        output = torch.cat(context_attention(context, (own[0], own[1], own[2]), call), 1)
         sent.append(0)
         gradients = torch.autograd.grad(output, own[:3], own[3])
     return Attended(kept, (output.detach(), *gradients), (sent[0], sent[1]))
@@ -203,7 +203,7 @@ def first_value_gradient(rank: int, size: int) -> float:
     position = int(kept[0])  # with equal scores a query gives 1 / (position + 1) to each key
     grad[:, 0] = (position + 1) * (256.0 if rank == 0 else 0.6)
     call = AttentionCall(kernels_for(CPU, torch.bfloat16), PLAIN)
-    output = context_attention(context, (q, k, v), call)
+    output = torch.cat(context_attention(context, (q, k, v), call), 1)
     [found] = torch.autograd.grad(output, v, grad)
     return float(found[0, 0, 0, 0])
 

@@ -66,7 +66,7 @@ def attend(
         for part, mine in zip(parts, own, strict=True):
             q, k, v = (t.requires_grad_() for t in mine[:3])
             one = replace(call, sliced=SlicedPass(part, seen))
-            outputs.append(context_attention(context, (q, k, v), one))
+            outputs.append(torch.cat(context_attention(context, (q, k, v), one), 1))
         sent.append(0)
         for output, mine in reversed(list(zip(outputs, own, strict=True))):
             output.backward(mine[3])

@@ -17,6 +17,7 @@ from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.log import DryRun
+from megatron.config.precision import NARROW_SUMS
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
@@ -293,9 +294,9 @@ def test_logits_formed_again_are_proposed_before_layers_computed_again() -> None
     proposed = re.findall(r"^  (--.*?): ", fitting, re.MULTILINE)
     speeds = [float(own) for own in re.findall(r", ([\d.]+) samples/s", fitting)]
     assert len(proposed) > 1
-    assert proposed[0] == "--vocab-recompute"
-    assert speeds[0] == pytest.approx(again.train.global_batch_size / less.seconds, abs=0.01)
-    assert all("--recompute-granularity" in other for other in proposed[1:])
+    quick = proposed.index("--vocab-recompute")
+    assert all(EVERY_LAYER not in other for other in proposed[: quick + 1])
+    assert speeds[quick] == pytest.approx(again.train.global_batch_size / less.seconds, abs=0.01)
     assert "vocabulary none with recomputed logits;" in next(dry_run(again, small))
 
 
@@ -368,14 +369,18 @@ def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> Non
     assert 1 <= len(ranked(text)) < len(SCHEDULES)
 
 
-def test_a_run_that_no_other_schedule_can_take_has_no_neighbours(tmp_path: Path) -> None:
-    """Its eight stages are those of its own plan file."""
+def test_a_run_that_no_other_schedule_can_take_keeps_its_plan(tmp_path: Path) -> None:
+    """Its eight stages are those of its own plan file: the advice changes only what is kept."""
     file = tmp_path / "plan.txt"
     file.write_text(make_plan("interleaved", "none", 2, 8, chunks=4).to_text())
     run = config(2, "none", "file")
     layers = LayerDistribution("explicit", counts=(3,) * 8)
     run = replace(run, parallel=replace(run.parallel, schedule_file=file, layers=layers))
-    assert "nothing nearby fits either" in report(run, "RTX4090")
+    advice = report(run, "RTX4090").split("what would fit, the fastest first:\n")[1]
+    named = re.findall(r"^  (--.*?): ", advice, re.MULTILINE)
+    assert named
+    assert all(words.startswith(f"--pipeline-schedule file {NARROW_SUMS}") for words in named)
+    assert "not tried" not in advice
 
 
 def ranked(text: str) -> list[list[str]]:

@@ -20,7 +20,7 @@ from megatron.planning.forecast_run import forecast_run
 from megatron.planning.neighbours import neighbours
 from megatron.planning.run_costs import planned_costs
 from megatron.planning.run_plan import make_run_plan
-from megatron.planning.what_would_fit import _Search, what_would_fit
+from megatron.planning.what_would_fit import ALTERNATIVES, _Search, what_would_fit
 from megatron.schedules.costs import Costs
 from megatron.schedules.plan import Plan
 from megatron.schedules.search.watch import Watch
@@ -85,7 +85,8 @@ def test_a_setting_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyPat
     assert not made
     text = what_would_fit(run, gpu("RTX4090"), own, watch(20.0, 1.0))
     assert 0 < len(made) <= 10, "half of the time is for plans"
-    assert f"{len(settings) - len(made)} settings (--advice-seconds N" in text
+    [left] = re.findall(r"not tried in the 20 s: (\d+) settings \(--advice-seconds N", text)
+    assert len(settings) - len(made) <= int(left) < len(settings)
 
 
 def test_a_setting_that_cannot_train_the_model_is_not_named() -> None:
@@ -131,7 +132,9 @@ def test_the_number_that_decides_is_named() -> None:
     enough = replace(
         small, memory=((float(held) + 0.2) * GIB + outside) / USABLE
     )  # both are rounded to 0.1
-    assert f"  {named}: {held} GiB" in advised(run, enough, Watch())
+    fitting = re.findall(r"^  (--.*): ([\d.]+) GiB, ", advised(run, enough, Watch()), re.MULTILINE)
+    assert (named, held) in fitting or len(fitting) == ALTERNATIVES, "others may be faster"
+    assert all(float(other) <= float(held) + 0.2 for _, other in fitting)
 
 
 def test_products_in_8_bits_are_dropped_where_they_gain_nothing() -> None:

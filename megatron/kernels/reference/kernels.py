@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from megatron.kernels.autograd import apply
 from megatron.kernels.documents import Documents
-from megatron.kernels.heads import split_heads
+from megatron.kernels.heads import split_heads_to_keep
 from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
 from megatron.kernels.reference.block_products import BlockOperations
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
@@ -370,7 +370,7 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         Returns:
             [b, s, a d].
         """
-        heads = (t.transpose(1, 2) for t in split_heads(qkv_bsgcd))
+        heads = (t.transpose(1, 2) for t in split_heads_to_keep(qkv_bsgcd))
         context_basd = self.causal_attention(
             *heads, dropout=dropout, scores=scores, documents=documents, sinks_a=sinks_a
         )

@@ -13,7 +13,7 @@ hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class Experts(nn.Module):
             self.shared_experts = MLP(
                 shape.hidden_size,
                 shape.shared_ffn_hidden_size,
-                site,
+                _site_of_shared(site),
                 activation=activation,
                 bias=shape.bias,
             )
@@ -125,6 +125,14 @@ class Experts(nn.Module):
             return y_buh
         gate_bu1: Tensor = self.shared_gate(x_buh).sigmoid()
         return gate_bu1 * y_buh
+
+
+def _site_of_shared(site: Site) -> Site:
+    """Return the site of shared experts: if all of a mixture is computed again, so are they."""
+    again = site.recomputation
+    if "moe" not in again.parts:
+        return site
+    return replace(site, recomputation=replace(again, parts=again.parts - {"mlp_act"}))
 
 
 class _TwoLayers(nn.Module):
