@@ -104,8 +104,9 @@ class Coarse:
                 self._shapes[self._choices_of(line)] = line, shape
         lines = [line for line, _ in self._shapes.values()]
         for dimension in self._of("factor"):
-            able = [one for one in lines if len(dimension.choices(one)) > 1]
-            if able:
+            most = max((len(dimension.choices(one)) for one in lines), default=1)
+            able = [one for one in lines if len(dimension.choices(one)) == most]
+            if most > 1:
                 self._count_factor(dimension, able[len(able) // 2])
 
     def first(self) -> list[Rough]:
@@ -200,6 +201,8 @@ class Coarse:
         """Return the choices of a factor of which none is slower than one that holds as little."""
         found = list[Choice]()
         choices = list(dimension.choices(line))
+        if len(choices) > 1:
+            choices = [one for one in choices if (dimension.name, one) in self._factors]
         known = {one: self._factors.get((dimension.name, one), Factor()) for one in choices}
         for choice in sorted(choices, key=lambda one: known[one].seconds):
             less = known[choice]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 from typing import Final
 
-from megatron.config.cluster import ClusterFlags, ranks_of_machine
+from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags
@@ -36,9 +36,9 @@ def _divisors(number: int) -> list[int]:
 
 def _tensor(line: Line) -> Sequence[Choice]:
     """Return the sizes up to a machine; beyond it every activation would cross the network."""
-    machine = ranks_of_machine(line.flags[ClusterFlags], dry_run=True) or 1
+    linked = linked_ranks(line.world_size, ranks_of_machine(line.flags), known_gpu(line.flags))
     found = list[Choice]()
-    for size in _powers_of_two(min(machine, _MOST_TENSOR, line.world_size)):
+    for size in _powers_of_two(min(linked, _MOST_TENSOR, line.world_size)):
         shared = Edit("--sequence-parallel", () if size > 1 else None)
         found.append((set_to("--tensor-model-parallel-size", size), shared))
     return [own for own in found if line.world_size % int((own[0].values or "1")[0]) == 0]
@@ -147,6 +147,9 @@ def _named(name: str, chunks: int | None, *, spread: bool) -> Choice:
 
 
 def _treatment(line: Line) -> Sequence[Choice]:
+    """Return all treatments; without stages there is nothing to spread the vocabulary over."""
+    if line.flags[ParallelFlags].pipeline_model_parallel_size == 1:
+        return [(set_to("--vocab-parallel", "none"),)]
     names = ("vocab-2", "vocab-1", "interlaced", "redis", "none")
     return [(set_to("--vocab-parallel", name),) for name in names]
 

@@ -173,8 +173,11 @@ class Search:
         return rough.seconds * max(least, *hopes)
 
     def _peak(self, rough: Rough) -> float:
-        """Return the expected bytes of the fullest rank."""
-        return rough.peak * self._learnt.get(rough.key, (1.0, 1.0))[1]
+        """Return the expected bytes of the fullest rank, hoped for as the seconds are."""
+        if rough.key in self._learnt:
+            return rough.peak * self._learnt[rough.key][1]
+        alike = [own[1] for key, own in self._learnt.items() if key[0] == rough.key[0]]
+        return rough.peak * min(alike, default=1.0)
 
     def _fitting(self) -> list[Way]:
         fitting = [way for way in self._ways.values() if way.known.fits]

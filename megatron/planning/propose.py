@@ -1,0 +1,159 @@
+"""From the question "which line for my GPUs?" to its answer: two searches, with and without a split
+vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from megatron.planning.answer import Answer, Obstacle, Proposal
+from megatron.planning.asked.question import Question, dry_run_words
+from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT
+from megatron.planning.search.line import Edit, Line
+from megatron.planning.search.runs import Runs
+from megatron.planning.search.search import Found, Search, Way
+from megatron.schedules.counted import counted
+from megatron.schedules.search.watch import Watch
+from megatron.simulator.units import MEMORY
+
+RUNNERS_UP: Final = 3
+OBSTACLES: Final = 2
+_UNSPLIT_ESTIMATES: Final = 14
+"""Estimates of the search without a split vocabulary; it profits from the counts of the other."""
+
+_USUAL: Final = (
+    Edit("--use-distributed-optimizer"),
+    Edit("--overlap-grad-reduce"),
+    Edit("--overlap-param-gather"),
+)
+"""Flags that a job with replicas has, if its command line does not say otherwise."""
+
+
+def propose(question: Question, watch: Watch | None = None) -> Answer:
+    """Return the way to run a job that is expected to be the fastest that fits.
+
+    Args:
+        question: the job.
+        watch: shows the progress; if it has a limit of time, it ends the searches early.
+
+    Raises:
+        ValueError: no way to run the job was found that fits, or none at all; the error says what
+            is missing.
+    """
+    watch = Watch() if watch is None else watch
+    gpu, line = question.gpus.gpu, _line(question)
+    runs = Runs(gpu, watch)
+    found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
+    if found.taken is None:
+        raise ValueError(_nothing_fits(question, found))
+    unsplit = _unsplit(question, line, runs, watch)
+    taken = _proposal(found.taken, found, runs)
+    rest = [way for way in found.ways if way is not found.taken]
+    return Answer(
+        question,
+        taken,
+        unsplit,
+        [_proposal(way, found, runs) for way in _distinct(rest)[:RUNNERS_UP]],
+        list(_obstacles(found, found.taken, runs)),
+        _effort(found),
+    )
+
+
+def _line(question: Question) -> Line:
+    """Return the flags of the job, without those of its layout."""
+    words = [
+        word
+        for word in dry_run_words(question, (), 1)
+        # the number of GPUs decides the replicas, and the search the micro batch
+    ]
+    line = Line.of(words, question.gpus.count)
+    given = {
+        option: values
+        for option, values in line.given.items()
+        if option != "--dry-run-replicas"
+        and (option != "--micro-batch-size" or option in question.options)
+    }
+    usual = tuple(edit for edit in _USUAL if edit.option not in given)
+    return Line(given, question.gpus.count).edited(usual)
+
+
+def _unsplit(question: Question, line: Line, runs: Runs, watch: Watch) -> Proposal | None:
+    """Return the fastest way that fits without a split vocabulary, if one was found."""
+    search = Search(question.gpus.gpu, UNSPLIT, _UNSPLIT_ESTIMATES, watch, runs)
+    try:
+        found = search.run(line)
+    except ValueError:  # the command line asks for a split vocabulary
+        return None
+    return None if found.taken is None else _proposal(found.taken, found, runs)
+
+
+def _proposal(way: Way, found: Found, runs: Runs) -> Proposal:
+    candidate = found.candidate if way is found.taken else None
+    known = way.known
+    return Proposal(
+        way.line.edited_words,
+        way.line.run(runs.gpu),
+        known.seconds,
+        known.held.peak,
+        known.held.room(runs.gpu),
+        None if candidate is None else candidate.in_flight,
+        None if candidate is None else candidate.forecast,
+    )
+
+
+def _distinct(ways: Sequence[Way]) -> list[Way]:
+    """Return ways without those that have the layout and schedule of a faster one."""
+    seen, found = set[tuple[object, ...]](), list[Way]()
+    for way in ways:
+        key = tuple(
+            way.line.given.get(option)
+            for option in (
+                "--tensor-model-parallel-size",
+                "--context-parallel-size",
+                "--expert-model-parallel-size",
+                "--pipeline-model-parallel-size",
+                "--pipeline-schedule",
+                "--vocab-parallel",
+            )
+        )
+        if key not in seen:
+            seen.add(key)
+            found.append(way)
+    return found
+
+
+def _obstacles(found: Found, taken: Way, runs: Runs) -> Iterator[Obstacle]:
+    """Yield faster ways that do not fit, each with the ways that hold less and fit."""
+    faster = [way for way in found.too_large if way.known.seconds < taken.known.seconds]
+    for way in _distinct(faster)[:OBSTACLES]:
+        yield Obstacle(_proposal(way, found, runs), tuple(_remedies(way, found)))
+
+
+def _remedies(way: Way, found: Found) -> Iterator[str]:
+    """Yield ways that fit and differ from ``way`` in one choice, with their time."""
+    for other in found.ways:
+        differing = [
+            own for own, mine in zip(other.choices, way.choices, strict=True) if own != mine
+        ]
+        if len(differing) == 1:
+            words = " ".join(word for edit in differing[0] for word in edit.words)
+            yield f"with {words or 'the usual choice'} it takes {other.known.seconds:.4g} s"
+            return
+
+
+def _effort(found: Found) -> str:
+    estimated = counted(len(found.ways) + len(found.too_large), "plan")
+    rest = "" if found.candidate is not None else "; the plan is too long to be made here"
+    return (
+        f"{found.combinations:,} combinations of layout, memory and schedule were ranked by a "
+        f"rough count, and {estimated} of few microbatches made, the most promising first{rest}"
+    )
+
+
+def _nothing_fits(question: Question, found: Found) -> str:
+    smallest = min(found.too_large, key=lambda way: way.known.held.peak)
+    return (
+        f"--gpus {question.gpus}: of {counted(len(found.too_large), 'plan')} none fits; the "
+        f"smallest holds {MEMORY.write(smallest.known.held.peak)} with "
+        f"{' '.join(smallest.line.edited_words)}: take more GPUs, GPUs with more memory, or a "
+        "smaller global batch"
+    )
