@@ -4,13 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.cluster import MACHINE_RANKS
 from megatron.flags.declare import RANKS, Range
 from megatron.flags.readable import nearest
 from megatron.simulator.costs.gpus import GPUS, Gpu
 
 FORMS: Final = "64xH100, 8x8xH100 (8 machines of 8) or 18x4xGB200 (18 machines of 4)"
 """The forms of the word, as messages show them."""
+
+MACHINE: Final = 8
+"""GPUs of a machine, if the word does not say it."""
 
 _FORM: Final = re.compile(r"(?:(\d{1,6})x)?(\d{1,6})x([a-z].*)", re.IGNORECASE)
 
@@ -72,15 +74,15 @@ def _named(name: str) -> Gpu:
 
 def _usual_machines(count: int, gpu: Gpu) -> tuple[int, int]:
     """Return as many usual machines as have ``count`` GPUs, and the GPUs of one of them."""
-    if count <= MACHINE_RANKS:
+    if count <= MACHINE:
         return 1, count
-    if count % MACHINE_RANKS:
-        fitting = max(size for size in range(1, MACHINE_RANKS) if count % size == 0)
+    if count % MACHINE:
+        fitting = max(size for size in range(1, MACHINE) if count % size == 0)
         raise ValueError(
-            f"{count} GPUs do not fill machines of {MACHINE_RANKS}: say how many are in a machine, "
-            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {MACHINE_RANKS}"
+            f"{count} GPUs do not fill machines of {MACHINE}: say how many are in a machine, "
+            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {MACHINE}"
         )
-    return count // MACHINE_RANKS, MACHINE_RANKS
+    return count // MACHINE, MACHINE
 
 
 def _check(count: int, allowed: Range, what: str) -> None:
