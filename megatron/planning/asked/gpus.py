@@ -11,9 +11,6 @@ from megatron.simulator.costs.gpus import GPUS, Gpu
 FORMS: Final = "64xH100, 8x8xH100 (8 machines of 8) or 18x4xGB200 (18 machines of 4)"
 """The forms of the word, as messages show them."""
 
-MACHINE: Final = 8
-"""GPUs of a machine, if the word does not say it."""
-
 _FORM: Final = re.compile(r"(?:(\d{1,6})x)?(\d{1,6})x([a-z].*)", re.IGNORECASE)
 
 
@@ -44,10 +41,11 @@ class AskedGpus:
 def gpus_of(word: str) -> AskedGpus:
     """Return the GPUs of a word, in upper or lower case.
 
-    ``64xH100`` are machines of 8, or one machine with fewer; ``18x4xGB200`` are 18 machines of 4.
+    ``64xH100`` are machines of 8 GPUs, as machines with an H100 usually have, or one machine with
+    fewer; ``18x4xGB200`` are 18 machines of 4, and so are ``72xGB200``.
 
     Raises:
-        ValueError: the word has another form, the GPUs do not fill machines of 8, or no GPU has
+        ValueError: the word has another form, the GPUs do not fill usual machines, or no GPU has
             this name. The message names the nearest name and the forms.
     """
     found = _FORM.fullmatch(word.strip())
@@ -74,15 +72,16 @@ def _named(name: str) -> Gpu:
 
 def _usual_machines(count: int, gpu: Gpu) -> tuple[int, int]:
     """Return as many usual machines as have ``count`` GPUs, and the GPUs of one of them."""
-    if count <= MACHINE:
+    size = gpu.machine
+    if count <= size:
         return 1, count
-    if count % MACHINE:
-        fitting = max(size for size in range(1, MACHINE) if count % size == 0)
+    if count % size:
+        fitting = max(part for part in range(1, size) if count % part == 0)
         raise ValueError(
-            f"{count} GPUs do not fill machines of {MACHINE}: say how many are in a machine, "
-            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {MACHINE}"
+            f"{count} GPUs do not fill machines of {size}: say how many are in a machine, "
+            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {size}"
         )
-    return count // MACHINE, MACHINE
+    return count // size, size
 
 
 def _check(count: int, allowed: Range, what: str) -> None:
