@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.cluster import MACHINE_RANKS
 from megatron.flags.declare import RANKS, Range
 from megatron.flags.readable import nearest
 from megatron.simulator.costs.gpus import GPUS, Gpu
@@ -42,10 +41,11 @@ class AskedGpus:
 def gpus_of(word: str) -> AskedGpus:
     """Return the GPUs of a word, in upper or lower case.
 
-    ``64xH100`` are machines of 8, or one machine with fewer; ``18x4xGB200`` are 18 machines of 4.
+    ``64xH100`` are machines of 8 GPUs, as machines with an H100 usually have, or one machine with
+    fewer; ``18x4xGB200`` are 18 machines of 4, and so are ``72xGB200``.
 
     Raises:
-        ValueError: the word has another form, the GPUs do not fill machines of 8, or no GPU has
+        ValueError: the word has another form, the GPUs do not fill usual machines, or no GPU has
             this name. The message names the nearest name and the forms.
     """
     found = _FORM.fullmatch(word.strip())
@@ -72,15 +72,16 @@ def _named(name: str) -> Gpu:
 
 def _usual_machines(count: int, gpu: Gpu) -> tuple[int, int]:
     """Return as many usual machines as have ``count`` GPUs, and the GPUs of one of them."""
-    if count <= MACHINE_RANKS:
+    size = gpu.machine
+    if count <= size:
         return 1, count
-    if count % MACHINE_RANKS:
-        fitting = max(size for size in range(1, MACHINE_RANKS) if count % size == 0)
+    if count % size:
+        fitting = max(part for part in range(1, size) if count % part == 0)
         raise ValueError(
-            f"{count} GPUs do not fill machines of {MACHINE_RANKS}: say how many are in a machine, "
-            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {MACHINE_RANKS}"
+            f"{count} GPUs do not fill machines of {size}: say how many are in a machine, "
+            f"as {count // fitting}x{fitting}x{gpu.name}, or give a multiple of {size}"
         )
-    return count // MACHINE_RANKS, MACHINE_RANKS
+    return count // size, size
 
 
 def _check(count: int, allowed: Range, what: str) -> None:

@@ -27,7 +27,8 @@ class PlanFlags:
     """Model, GPUs and batch."""
 
     gpus: AskedGpus = required(
-        f"The GPUs: {FORMS}. Machines have 8, if it is not said.", metavar="NxGPU", reads=gpus_of)
+        f"The GPUs: {FORMS}. Machines are as usual, if it is not said.", metavar="NxGPU",
+        reads=gpus_of)
     seq_length: int = required("Tokens of a sample.", LENGTH)
     model: Path | None = flag(None,
         "The model: a folder of Hugging Face's form, or its config.json; no weights are needed. "

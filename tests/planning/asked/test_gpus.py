@@ -11,6 +11,7 @@ from megatron.planning.asked.gpus import gpus_of
         ("64xH100", 8, 8, "H100"),
         ("8x8xh100", 8, 8, "H100"),
         ("18x4xB200", 18, 4, "B200"),
+        ("72xgb200", 18, 4, "GB200"),
         ("4xA100-40gb", 1, 4, "A100-40GB"),
         ("8XRTX4090", 1, 8, "RTX4090"),
         ("1x12xH200", 1, 12, "H200"),
