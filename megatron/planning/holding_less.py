@@ -1,4 +1,4 @@
-"""Changes of a run's training that hold less memory and take almost no time, with their flags.
+"""Changes of a run that hold less memory and take little time, with their flags.
 
 The advice tries them on the run's own schedule. A further change is a function and a row here.
 """
@@ -34,6 +34,15 @@ def with_narrow_sums(config: RunConfig) -> tuple[str, RunConfig] | None:
     if not is_wide or train.skip_train or config.optimizer.optimizer != "adam":
         return None
     return NARROW_SUMS, replace(config, train=replace(train, gradient_dtype=torch.bfloat16))
+
+
+def with_ring(config: RunConfig) -> tuple[str, RunConfig] | None:
+    """Pass keys on along a ring: a rank then keeps its own ones, and not those of all ranks."""
+    parallel = config.parallel
+    is_gathered = parallel.context_size > 1 and parallel.context_exchange == "all_gather"
+    if not is_gathered or parallel.num_seq_splits > 1 or config.model.attention_dropout:
+        return None
+    return "--cp-comm-type p2p", replace(config, parallel=replace(parallel, context_exchange="p2p"))
 
 
 def with_parts_again(
@@ -72,6 +81,7 @@ _ACTIVATIONS: Final[Change] = partial(with_parts_again, _norms_and_activations)
 CHANGES: Final[tuple[tuple[Change, ...], ...]] = (
     (with_logits_again,),
     (with_narrow_sums,),
+    (with_ring,),
     (_NORMS,),
     (_ACTIVATIONS,),
     (with_narrow_sums, _NORMS),

@@ -24,6 +24,9 @@ MIXTURE = "--num-experts 4 --moe-router-topk 2"
 NORMS = "--recompute-activations --recompute-modules layernorm"
 
 
+CONTEXT = "--context-parallel-size 2"
+
+
 def run_of(*flags: str) -> RunConfig:
     run = parse(with_flags(RUN.split(), " ".join(flags).split()), 1, speak=False)
     return replace(run, parallel=replace(run.parallel, gpu=gpu("H100")))
@@ -36,6 +39,7 @@ def run_of(*flags: str) -> RunConfig:
         ("--recompute-activations", [f"{NORMS.replace('layernorm', 'core_attn layernorm')}"]),
         (f"{MIXTURE} --moe-layer-freq 2", [f"{NORMS} mlp_act moe_act"]),
         (MIXTURE, [f"{NORMS} moe_act"]),
+        (f"{CONTEXT} --attention-dropout 0", ["--cp-comm-type p2p"]),
     ],
 )
 def test_a_change_is_the_run_with_its_flags(own: str, named: list[str]) -> None:
@@ -54,6 +58,8 @@ def test_a_change_is_the_run_with_its_flags(own: str, named: list[str]) -> None:
         ("--optimizer sgd", NARROW_SUMS),
         (NARROW_SUMS, NARROW_SUMS),
         ("--vocab-recompute", "--vocab-recompute"),
+        (CONTEXT, "--cp-comm-type"),
+        (f"{CONTEXT} --attention-dropout 0 --num-seq-splits 2", "--cp-comm-type"),
         ("--squared-relu", "mlp_act"),
         (f"{NORMS} mlp_act", "layernorm"),
     ],
@@ -74,7 +80,7 @@ def candidate_of(run: RunConfig) -> Candidate:
 
 
 def test_every_change_holds_less() -> None:
-    run = run_of()
+    run = run_of(f"{CONTEXT} --attention-dropout 0")
     own = candidate_of(run).least_memory.peak
     for flags, changed in holding_less(run):
         if flags != "--vocab-recompute":  # of few words, of which one rank has all
