@@ -11,8 +11,10 @@ from megatron.simulator.costs.accuracy import (
     OWN,
     PAPER,
     PUBLISHED,
+    SHARED,
     RunClass,
     TimeErrors,
+    nearest_shared,
 )
 
 
@@ -38,9 +40,29 @@ def checked(found: RunForecast) -> str:
     lacking = ["split the vocabulary"] * split + ["had experts"] * experts
     without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
     return (
-        f"checked: {runs}{without}. No constant was fitted to these runs, but all were seen while "
-        f"the model was made. Memory is within {ALLOCATED_WITHIN:.1%} of what this project's code "
-        "allocates on pretended GPUs"
+        f"checked: {runs}{without}{_of_families(found)}. No constant was fitted to these runs, "
+        "but all were seen while the model was made. Memory is within "
+        f"{ALLOCATED_WITHIN:.1%} of what this project's code allocates on pretended GPUs"
+    )
+
+
+def _of_families(found: RunForecast) -> str:
+    """Return the errors of the nearest class of runs by families of models, and their direction."""
+    config = found.config
+    kind = nearest_shared(
+        found.gpu.name,
+        eight_bits=config.train.eight_bits is not None,
+        experts=config.model.num_experts > 0,
+    )
+    if kind is None:
+        return ""
+    errors = SHARED[kind]
+    aside = "faster" if errors.signed > 0 else "slower"
+    return (
+        f"; {counted(errors.runs, 'iteration')} of NeMo and Megatron-Bridge with "
+        f"{counted(errors.families, 'family')} of models ({kind}) were off by {errors.mean:g}% in "
+        f"the mean, {abs(errors.most):g}% at most, and in the mean {abs(errors.signed):g}% "
+        f"{aside} than predicted"
     )
 
 

@@ -123,6 +123,7 @@ def forecast_run(
     cluster: Cluster | None = None,
     *,
     free: bool = False,
+    counts: Sequence[RankCount] | None = None,
 ) -> RunForecast:
     """Return the forecast of a run with a plan on a GPU.
 
@@ -132,10 +133,12 @@ def forecast_run(
         gpu: the GPU of every rank.
         cluster: GPUs and links; ``None``: the GPUs and links of the run.
         free: whether collectives of the vocabulary take no time and slow no pass.
+        counts: the work of every pipeline rank; ``None``: that of this project's code.
     """
     plan, parallel, train = run_plan.plan, config.parallel, config.train
     cluster = cluster or cluster_of(parallel, gpu)
-    counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
+    if counts is None:
+        counts = count_ranks(config, plan_of_one(plan), run_plan.layers)
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     shares = host_shares(config, plan, counts, buckets)
     moved_bytes = moved_by_step(config, counts, shares, buckets)

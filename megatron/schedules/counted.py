@@ -5,6 +5,7 @@ from typing import Final
 _PLURALS: Final = {
     "batch": "batches",
     "copy": "copies",
+    "family": "families",
     "microbatch": "microbatches",
     "pass": "passes",
 }

@@ -34,7 +34,7 @@ from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
-from megatron.simulator.costs.accuracy import OWN, PUBLISHED, RunClass
+from megatron.simulator.costs.accuracy import OWN, PUBLISHED, SHARED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 
@@ -543,3 +543,21 @@ def test_of_what_would_fit_only_a_part_is_planned(monkeypatch: pytest.MonkeyPatc
     assert len(shown) == ALTERNATIVES
     assert set(shown) <= set(planned)
     assert len(planned) < expected[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("H100", "H100, bf16, dense"), ("H200", "H100, bf16, dense"), ("GB200", "Blackwell, 8 bits")],
+)
+def test_errors_by_families_of_models_are_said_with_their_direction(name: str, kind: str) -> None:
+    """The nearest class: of Blackwell no dense model in 16 bits is published."""
+    [own] = [own for own in SHARED if str(own).startswith(kind) and not own.experts]
+    errors = SHARED[own]
+    aside = "faster" if errors.signed > 0 else "slower"
+    text = report(few(config(1, "none")), name)
+    assert (
+        f"{errors.runs} iterations of NeMo and Megatron-Bridge with {errors.families} families of "
+        f"models ({own}) were off by {errors.mean:g}% in the mean, {abs(errors.most):g}% at most, "
+        f"and in the mean {abs(errors.signed):g}% {aside} than predicted"
+    ) in text
+    assert "NeMo" not in report(few(config(1, "none")), "A100")

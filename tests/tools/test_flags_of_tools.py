@@ -18,7 +18,9 @@ TOOLS = (
     *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),
     *("emulate", "explore", "first_model", "gpu_report", "head_benchmark", "host_time"),
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
-    *("predictions.calibrate", "predictions.own_runs", "preprocess_benchmark", "replicas_at_scale"),
+    *("predictions.calibrate", "predictions.own_runs", "predictions.shared_tables"),
+    "predictions.calibrate_shared",
+    *("preprocess_benchmark", "replicas_at_scale"),
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
     *("long_sequences_page", "vocab_recompute"),
 )

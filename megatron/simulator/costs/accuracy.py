@@ -4,6 +4,8 @@ The runs of the first two sets used Megatron-LM and were measured by other peopl
 docs/reference/published_runs.csv; ``tools/predict_published.py`` prints its errors. The second set
 is tables 5 (1F1B) and 6 (V-Half) of arXiv 2411.05288; ``tools/predict_paper.py`` prints its errors.
 The third set is docs/reference/own_runs.csv: this project's own code, on one GPU, for some seconds.
+The fourth set is docs/reference/published_2026.csv: iterations of NeMo and Megatron-Bridge of 2024
+to 2026, whose own program ``tools/predictions/shared_tables.py`` predicts.
 Tests predict these runs again and compare the errors. docs/predictions.md explains the causes of
 the errors. A dry run names only errors of runs to which no constant was fitted. All runs, those
 too, were seen while the model was made.
@@ -86,3 +88,77 @@ PUBLISHED: Final[Mapping[RunClass, TimeErrors]] = {
 }
 """Errors of all runs of Megatron-LM to which no constant was fitted. Of a class that is absent no
 such run was measured, or only those of ``FITTED``."""
+
+
+@dataclass(frozen=True)
+class SharedClass:
+    """Runs of the fourth set: by generation of GPUs, precision of products, and kind of model."""
+
+    generation: str
+    eight_bits: bool
+    experts: bool
+
+    def __str__(self) -> str:
+        """Return the class in the words of docs/predictions.md."""
+        precision = "8 bits" if self.eight_bits else "bf16"
+        return f"{self.generation}, {precision}, {'mixtures' if self.experts else 'dense'}"
+
+
+@dataclass(frozen=True)
+class FamilyErrors:
+    """Errors of the predicted times of iterations, in percent.
+
+    Attributes:
+        runs: number of iterations.
+        families: number of families of models.
+        mean: mean without signs.
+        most: the largest, with its sign.
+        signed: mean with signs; above 0: the runs were faster than predicted.
+    """
+
+    runs: int
+    families: int
+    mean: float
+    most: float
+    signed: float
+
+
+SHARED: Final[Mapping[SharedClass, FamilyErrors]] = {
+    SharedClass("H100", eight_bits=False, experts=False): FamilyErrors(35, 5, 18.7, 31.5, 18.7),
+    SharedClass("H100", eight_bits=True, experts=False): FamilyErrors(54, 11, 12.4, 26.8, 12.3),
+    SharedClass("H100", eight_bits=False, experts=True): FamilyErrors(10, 1, 6.7, 25.8, -1.6),
+    SharedClass("H100", eight_bits=True, experts=True): FamilyErrors(10, 1, 18.1, -23.4, -18.1),
+    SharedClass("Blackwell", eight_bits=True, experts=False): FamilyErrors(18, 6, 16.9, 58.1, 15.5),
+    SharedClass("Blackwell", eight_bits=False, experts=True): FamilyErrors(
+        9, 2, 30.5, -44.2, -28.7
+    ),
+    SharedClass("Blackwell", eight_bits=True, experts=True): FamilyErrors(40, 7, 19.2, -62.2, -0.2),
+}
+"""Errors of ``tools/predictions/shared_tables.py``. No constant was fitted to any of these runs."""
+
+_GENERATIONS: Final = {
+    **dict.fromkeys(("H100", "H200"), "H100"),
+    **dict.fromkeys(("B200", "B300", "GB200", "GB300"), "Blackwell"),
+}
+
+
+def nearest_shared(gpu: str, *, eight_bits: bool, experts: bool) -> SharedClass | None:
+    """Return the class of the fourth set that is nearest to a run.
+
+    It has the same generation of GPUs, then the same kind of model, then the same precision.
+
+    Args:
+        gpu: name of the GPU, as in ``GPUS``.
+        eight_bits: whether products are in 8 bits.
+        experts: whether the model has experts.
+
+    Returns:
+        The class; ``None``: no GPU of the generation is in the set.
+    """
+    generation = _GENERATIONS.get(gpu)
+    alike = [own for own in SHARED if own.generation == generation]
+    return max(
+        alike,
+        key=lambda own: (own.experts == experts, own.eight_bits == eight_bits),
+        default=None,
+    )

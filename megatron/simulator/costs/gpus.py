@@ -227,7 +227,7 @@ GPUS: Final = {
     )
 }
 """Name -> GPU, from the vendors' data sheets: SXM modules with NVLink; L40S and RTX4090 over PCIe
-4; and AMD's modules, each with a link of 64 or 76.8 GB/s to each of the seven others of its machine.
+4; and AMD's modules, each with a link of 64 or 76.8 GB/s to each of the 7 others of its machine.
 The memory is the size that the driver gives, in whole GiB.
 
 The network is that of the vendor's own machines, a network adapter for each GPU at its line rate:
