@@ -25,6 +25,10 @@ ESTIMATES: Final = 36
 """Plans of few microbatches that a search makes."""
 _COMPARED: Final = 0.6
 """Share of the estimates that compares layouts; the rest varies the best of them."""
+_LEAST: Final = 0.3
+"""Share of the estimates that compares layouts even if none is expected to be faster."""
+_HOPE: Final = 0.985
+"""Share of the expected seconds that a combination is hoped to take if none like it was tried."""
 _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
 _MOST_PASSES: Final = 60_000
@@ -110,7 +114,8 @@ class Search:
         coarse.count()
         rough = coarse.first()
         found.combinations = len(rough)
-        self._race(line, rough, round(_COMPARED * self._estimates))
+        compared, least = (round(part * self._estimates) for part in (_COMPARED, _LEAST))
+        self._race(line, rough, compared, least)
         self._vary(line, coarse)
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
@@ -118,14 +123,22 @@ class Search:
         found.work = self._runs.work
         return found
 
-    def _race(self, line: Line, rough: Sequence[Rough], most: int) -> None:
-        """Estimate the most promising combinations, until none is expected to be faster."""
-        waiting = dict.fromkeys(rough)
+    def _race(self, line: Line, rough: Sequence[Rough], most: int, least: int = 0) -> None:
+        """Estimate the most promising combinations, until none is expected to be faster.
+
+        Args:
+            line: the line that they edit.
+            rough: the combinations.
+            most: estimates that may be made.
+            least: estimates that are made in any case.
+        """
+        waiting, whole = dict.fromkeys(rough), most
         while most > 0 and not self._watch.is_over:
             able = [each for each in waiting if self._peak(each) <= _FAR * each.room]
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
             self._found.expected = inf if first is None else self._seconds(first)
-            if first is None or self._found.expected >= self._best_seconds():
+            done = whole - most >= least and self._found.expected >= self._best_seconds()
+            if first is None or done:
                 return
             del waiting[first]
             most -= self._estimate(line, first)
@@ -170,7 +183,7 @@ class Search:
             for at, part in enumerate(rough.key)
         ]
         least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return rough.seconds * max(least, *hopes)
+        return _HOPE * rough.seconds * max(least, *hopes)
 
     def _peak(self, rough: Rough) -> float:
         """Return the expected bytes of the fullest rank, hoped for as the seconds are."""

@@ -87,9 +87,12 @@ def fault_of(model: ModelConfig, family: str, folder: Path) -> str | None:
     chosen = FAMILIES[family]
     if chosen.config_of(open_model(again, model.seq_length).model) != chosen.config_of(model):
         return "imported as another model"
-    tokens = some_tokens() % model.vocab_size
-    off = (their_logits(loaded_model(again), tokens) - run_logits(where, tokens)).abs().max()
-    return None if off < CLOSE else f"exported logits: {off:.3g}"
+    tokens, theirs = some_tokens() % model.vocab_size, loaded_model(again)
+    in_fp32, own = their_logits(theirs, tokens), run_logits(where, tokens)
+    if (off := (in_fp32 - own).abs().max()) < CLOSE:
+        return None
+    rounding = (their_logits(theirs.double(), tokens) - in_fp32).abs().max()
+    return None if off < 2 * rounding else f"exported logits: {off:.3g}, rounding {rounding:.3g}"
 
 
 def weight(shape: tuple[int, ...], number: int) -> torch.Tensor:
