@@ -62,6 +62,7 @@ setup(
     entry_points={
         "console_scripts": [
             "pretrain-gpt = pretrain_gpt:main",
+            "plan-pretraining = megatron.commands.plan_pretraining:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
             "draw-schedule = megatron.commands.draw_schedule:main",
             "preprocess-data = megatron.commands.preprocess_data:main",

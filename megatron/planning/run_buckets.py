@@ -32,7 +32,6 @@ from megatron.runtime.buckets import described, gathered_size, make_buckets
 from megatron.schedules.buckets import Bucket
 from megatron.schedules.plan import Plan
 
-
 _CACHED: Final = 512
 """Ranks whose buckets a cache keeps."""
 _AXES: Final[tuple[AxisName, ...]] = ("experts", "expert_tensor", "expert_data")
@@ -113,6 +112,7 @@ class _Asked:
     ends: tuple[int, int]
     plan: Plan = field(compare=False)
     placement: Placement = field(compare=False)
+
 
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
     """Return the buckets of every pipeline rank."""

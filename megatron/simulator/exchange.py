@@ -11,9 +11,9 @@ from megatron.schedules.lower import Program
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
+from megatron.simulator.clocks import Clocks, comm_time
 from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.replicas import Replicas
-from megatron.simulator.clocks import Clocks, comm_time
 
 _TINY: Final = 1e-9
 

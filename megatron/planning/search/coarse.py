@@ -6,9 +6,10 @@ change a layer by a factor, such as recomputation, are counted once each. The re
 combinations; what is then learnt from plans corrects it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Final, NamedTuple
 
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
@@ -20,6 +21,7 @@ from megatron.schedules.catalogue import SCHEDULES
 
 _PIPELINE: Final = "--pipeline-model-parallel-size"
 _MICRO_BATCH: Final = "--micro-batch-size"
+_BATCH: Final = "--global-batch-size"
 _BATCHES: Final = 4
 """Microbatches of a job that is counted for its shape."""
 _WITHOUT_BUBBLE: Final = frozenset({"zb-v", "zb-h2", "zb-2p", "dualpipe-v"})
@@ -160,7 +162,7 @@ class Coarse:
         )
         one = line.edited((*order, *plain))
         samples = (one.flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(one.flags)
-        return one.edited((set_to("--global-batch-size", _BATCHES * samples),))
+        return one.edited((set_to(_BATCH, _BATCHES * samples),))
 
     def _bounds(self, line: Line, stages: int) -> Known | None:
         try:
@@ -220,57 +222,63 @@ class Coarse:
         ways: Sequence[Sequence[Choice]],
         orders: Sequence[Sequence[Choice]],
     ) -> list[Rough]:
-        """Return the combinations of a line whose ranks are placed."""
-        found, shape_choices = list[Rough](), self._choices_of(placed)
-        _, shape = self._shapes[shape_choices]
-        factors, sizes = self._of("factor"), placed.flags[ParallelFlags]
-        stages, given = sizes.pipeline_model_parallel_size, placed.given
-        named = dict(zip((own.name for own in self._of("shape")), shape_choices, strict=True))
-        for own in self._of("pipeline"):
-            named[own.name] = tuple(edit for edit in placed.edits if edit.option in own.options)
+        """Return the combinations of a line whose ranks are placed.
+
+        Args:
+            placed: the line with its shape and its stages.
+            ways: the choices of every factor.
+            orders: the choices of every dimension of the order of passes.
+        """
+        found = list[Rough]()
+        _, shape = self._shapes[self._choices_of(placed)]
+        stages = placed.flags[ParallelFlags].pipeline_model_parallel_size
         replicas = number_of_replicas(placed.flags)
         for chosen in product(*ways):
-            micro = _given(chosen, _MICRO_BATCH) or given.get(_MICRO_BATCH, ("1",))
-            whole, rest = divmod(int(given["--global-batch-size"][0]), int(micro[0]) * replicas)
-            if rest or not whole:
+            micro = int((_given(chosen, _MICRO_BATCH) or placed.given.get(_MICRO_BATCH, ("1",)))[0])
+            batches, rest = divmod(int(placed.given[_BATCH][0]), micro * replicas)
+            if rest or not batches:
                 continue
-            made = [
-                self._factors.get((own.name, choice), Factor())
-                for own, choice in zip(factors, chosen, strict=True)
-            ]
-            named |= dict(zip((own.name for own in factors), chosen, strict=True))
-            time, static, kept = (
-                shape.seconds,
-                shape.whole / stages + shape.shared,
-                shape.kept / stages,
-            )
-            for factor in made:
-                time, static, kept = (
-                    time * factor.seconds,
-                    static * factor.static,
-                    kept * factor.kept,
-                )
+            own = self._times(chosen)
+            static = own.static * (shape.whole / stages + shape.shared)
+            kept, seconds = own.kept * shape.kept / stages, own.seconds * shape.seconds / stages
             for order in product(*orders):
-                named |= dict(zip((own.name for own in self._of("order")), order, strict=True))
-                held = self._microbatches(placed, order, stages, whole, micro)
+                held = self._microbatches(placed, order, stages, batches, micro)
                 found.append(
                     Rough(
-                        tuple(named[own.name] for own in self.dimensions),
+                        self._combination(placed, chosen, order),
                         (stages, *order),
-                        time * (whole + _bubble(order, stages)) / stages,
+                        seconds * (batches + _bubble(order, stages)),
                         static + held * kept,
                         shape.room,
                     )
                 )
         return found
 
+    def _times(self, chosen: Combination) -> Factor:
+        """Return the product of the factors of some choices."""
+        named = zip((own.name for own in self._of("factor")), chosen, strict=True)
+        known = [self._factors.get(key, Factor()) for key in named]
+        return Factor(*(prod(values) for values in zip(*known, strict=True))) if known else Factor()
+
+    def _combination(self, placed: Line, chosen: Combination, order: Combination) -> Combination:
+        """Return the choices of all dimensions, in the order of the dimensions."""
+        factors, orders = iter(chosen), iter(order)
+        return tuple(
+            next(factors)
+            if own.kind == "factor"
+            else next(orders)
+            if own.kind == "order"
+            else tuple(edit for edit in placed.edits if edit.option in own.options)
+            for own in self.dimensions
+        )
+
     def _microbatches(
-        self, line: Line, order: Combination, stages: int, whole: int, micro: Sequence[str]
+        self, line: Line, order: Combination, stages: int, batches: int, micro: int
     ) -> float:
-        key = (order, stages, whole)
+        key = (order, stages, batches)
         if key not in self._held:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
-            self._held[key] = held_at_most(chosen.edited((set_to(_MICRO_BATCH, micro[0]),)))
+            self._held[key] = held_at_most(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
 
 
@@ -280,7 +288,7 @@ def _few_stages(line: Line) -> int:
     return next((size for size in range(_FEW_STAGES, 0, -1) if ranks % size == 0), 1)
 
 
-def _given(choices: Iterator[Choice] | Sequence[Choice], option: str) -> Sequence[str] | None:
+def _given(choices: Sequence[Choice], option: str) -> Sequence[str] | None:
     """Return the words that some choices set a flag to."""
     return next(
         (edit.values for own in choices for edit in own if edit.option == option and edit.values),

@@ -37,20 +37,34 @@ def _divisors(number: int) -> list[int]:
 def _tensor(line: Line) -> Sequence[Choice]:
     """Return the sizes up to a machine; beyond it every activation would cross the network."""
     linked = linked_ranks(line.world_size, ranks_of_machine(line.flags), known_gpu(line.flags))
-    found = list[Choice]()
-    for size in _powers_of_two(min(linked, _MOST_TENSOR, line.world_size)):
-        shared = Edit("--sequence-parallel", () if size > 1 else None)
-        found.append((set_to("--tensor-model-parallel-size", size), shared))
-    return [own for own in found if line.world_size % int((own[0].values or "1")[0]) == 0]
+    ranks = _replicas(line, "tensor")
+    return [
+        (
+            set_to("--tensor-model-parallel-size", size),
+            Edit("--sequence-parallel", () if size > 1 else None),
+        )
+        for size in _powers_of_two(min(linked, _MOST_TENSOR))
+        if ranks % size == 0
+    ]
+
+
+def _replicas(line: Line, apart: str = "") -> int:
+    """Return the replicas of a line whose size of the axis ``apart`` is 1; 0: too few ranks."""
+    own = line.flags[ParallelFlags]
+    sizes = {
+        "tensor": own.tensor_model_parallel_size,
+        "context": own.context_parallel_size,
+        "pipeline": own.pipeline_model_parallel_size,
+    }
+    return line.world_size // prod(size for name, size in sizes.items() if name != apart)
 
 
 def _context(line: Line) -> Sequence[Choice]:
-    most = max(1, line.flags[ModelFlags].seq_length // _LEAST_TOKENS)
-    tensor = line.flags[ParallelFlags].tensor_model_parallel_size
+    most, ranks = line.flags[ModelFlags].seq_length // _LEAST_TOKENS, _replicas(line, "context")
     return [
         (set_to("--context-parallel-size", size),)
-        for size in _powers_of_two(most)
-        if line.world_size % (tensor * size) == 0
+        for size in _powers_of_two(max(1, most))
+        if ranks % size == 0
     ]
 
 
@@ -73,9 +87,7 @@ def _experts(line: Line) -> Sequence[Choice]:
 
 
 def _pipeline(line: Line) -> Sequence[Choice]:
-    sizes = line.flags[ParallelFlags]
-    ranks = line.world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
-    layers = line.flags[ModelFlags].num_layers
+    ranks, layers = _replicas(line, "pipeline"), line.flags[ModelFlags].num_layers
     return [
         (set_to("--pipeline-model-parallel-size", size),)
         for size in _divisors(ranks)
@@ -91,15 +103,7 @@ def _can_spread(layers: int, stages: int) -> bool:
 def _micro_batch(line: Line) -> Sequence[Choice]:
     """Return micro batches that divide a replica's share, those with about ``_TOKENS`` first."""
     train, sizes = line.flags[TrainFlags], line.flags[ParallelFlags]
-    ranks = prod(
-        (
-            sizes.tensor_model_parallel_size,
-            sizes.context_parallel_size,
-            sizes.pipeline_model_parallel_size,
-        )
-    )
-    replicas = line.world_size // ranks
-    share, rest = divmod(train.global_batch_size or 1, replicas)
+    share, rest = divmod(train.global_batch_size or 1, max(1, _replicas(line)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
     tokens = line.flags[ModelFlags].seq_length // sizes.context_parallel_size

@@ -15,7 +15,6 @@ from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
-from megatron.simulator.units import MEMORY, TIME
 
 Level = Literal["bound", "estimate", "plan"]
 """Where a node's seconds and bytes come from.
@@ -53,9 +52,9 @@ class Runs:
         work: units of work that were spent.
     """
 
-    def __init__(self, gpu: Gpu, watch: Watch) -> None:
-        """Begin without any run; ``watch`` shows what is learnt."""
-        self.gpu, self.work, self._watch = gpu, 0, watch
+    def __init__(self, gpu: Gpu) -> None:
+        """Begin without any run."""
+        self.gpu, self.work = gpu, 0
         self._known: dict[frozenset[tuple[str, tuple[str, ...]]], Known] = {}
 
     def candidate(self, line: Line) -> Candidate:
@@ -111,12 +110,6 @@ class Runs:
     def _learnt(self, line: Line, found: Known) -> Known:
         self._known[line.key] = found
         self.work += WORK[found.level]
-        said = "" if found.fits else ", too large"
-        words = " ".join(line.edited_words)
-        self._watch.note(
-            f"{found.level} {TIME.write(found.seconds)}, {MEMORY.write(found.held.peak)}{said}: "
-            f"{words}"
-        )
         return found
 
 

@@ -20,6 +20,7 @@ from megatron.planning.search.line import Line
 from megatron.planning.search.runs import Known, Runs
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.units import TIME
 
 ESTIMATES: Final = 36
 """Plans of few microbatches that a search makes."""
@@ -29,6 +30,8 @@ _LEAST: Final = 0.3
 """Share of the estimates that compares layouts even if none is expected to be faster."""
 _HOPE: Final = 0.985
 """Share of the expected seconds that a combination is hoped to take if none like it was tried."""
+_SMALLEST: Final = 3
+"""Estimates of the smallest combinations, if no other fits."""
 _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
 _MOST_PASSES: Final = 60_000
@@ -96,8 +99,9 @@ class Search:
             runs: what another search on this GPU has learnt; ``None``: nothing.
         """
         self._watch = Watch() if watch is None else watch
-        self._dimensions, self._estimates = tuple(dimensions), estimates
-        self._runs = Runs(gpu, self._watch) if runs is None else runs
+        self._dimensions = tuple(dimensions)
+        self._all = self._estimates = estimates
+        self._runs = Runs(gpu) if runs is None else runs
         self._ways: dict[frozenset[tuple[str, tuple[str, ...]]], Way] = {}
         self._learnt: dict[tuple[object, ...], tuple[float, float]] = {}
         self._found = Found()
@@ -111,11 +115,14 @@ class Search:
         found = self._found
         self._dimensions = opened(self._dimensions, line)
         coarse = Coarse(line, self._dimensions, self._runs, found.refused)
+        self._watch.begin("layouts, schedules and treatments of the vocabulary")
         coarse.count()
         rough = coarse.first()
         found.combinations = len(rough)
         compared, least = (round(part * self._estimates) for part in (_COMPARED, _LEAST))
         self._race(line, rough, compared, least)
+        if not self._fitting():
+            self._look_at_smallest(line, rough)
         self._vary(line, coarse)
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
@@ -143,6 +150,11 @@ class Search:
             del waiting[first]
             most -= self._estimate(line, first)
 
+    def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
+        """Estimate the combinations that are expected to hold the least."""
+        for each in sorted(rough, key=lambda own: (self._peak(own), own.seconds))[:_SMALLEST]:
+            self._estimate(line, each)
+
     def _vary(self, line: Line, coarse: Coarse) -> None:
         """Vary the best run as long as that makes it faster and estimates are left."""
         varied: Way | None = None
@@ -163,6 +175,11 @@ class Search:
             self._found.refused.setdefault(str(error).split("\n")[0])
             return False
         self._estimates -= 1
+        best = min(self._best_seconds(), known.seconds if known.fits else inf)
+        self._watch.show(
+            1 - self._estimates / self._all,
+            "" if best == inf else f"{TIME.write(best)} an iteration",
+        )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
         time, memory = known.seconds / rough.seconds, known.held.peak / rough.peak
         if (before := self._learnt.get(rough.key)) is not None:
@@ -190,7 +207,8 @@ class Search:
         if rough.key in self._learnt:
             return rough.peak * self._learnt[rough.key][1]
         alike = [own[1] for key, own in self._learnt.items() if key[0] == rough.key[0]]
-        return rough.peak * min(alike, default=1.0)
+        others = [own[1] for own in self._learnt.values()]
+        return rough.peak * min(alike or others, default=1.0)
 
     def _fitting(self) -> list[Way]:
         fitting = [way for way in self._ways.values() if way.known.fits]

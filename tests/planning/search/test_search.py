@@ -1,0 +1,217 @@
+"""The search finds what trying everything finds, and takes nothing that its own table dominates."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from megatron.planning.race import NEAR
+from megatron.planning.search.coarse import Coarse
+from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.dimensions import (
+    DIMENSIONS,
+    MEMORY,
+    MICRO_BATCH,
+    PIPELINE,
+    TENSOR,
+    UNSPLIT,
+    VOCABULARY,
+)
+from megatron.planning.search.line import Line, left_out, set_to
+from megatron.planning.search.runs import Runs, held_at_most
+from megatron.planning.search.search import Found, Search
+from megatron.simulator.costs.gpus import GIB, GPUS
+
+H100 = GPUS["H100"]
+WORDS = [
+    "--num-layers",
+    "16",
+    "--hidden-size",
+    "2048",
+    "--num-attention-heads",
+    "16",
+    "--swiglu",
+    "--seq-length",
+    "4096",
+    "--max-position-embeddings",
+    "4096",
+    "--vocab-size",
+    "128000",
+    "--untie-embeddings-and-output-weights",
+    "--normalization",
+    "RMSNorm",
+    "--disable-bias-linear",
+    "--attention-dropout",
+    "0",
+    "--hidden-dropout",
+    "0",
+    "--global-batch-size",
+    "32",
+    "--train-iters",
+    "1",
+    "--lr",
+    "1",
+    "--bf16",
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+    "--dry-run",
+    "--dry-run-gpu",
+    "H100",
+]
+SCHEDULES = Dimension(
+    "schedule",
+    "order",
+    ("--pipeline-schedule",),
+    lambda line: [
+        (set_to("--pipeline-schedule", name),)
+        for name in (
+            ["1f1b"]
+            if line.given.get("--pipeline-model-parallel-size", ("1",)) == ("1",)
+            else ["zb-v", "1f1b", "v-min"]
+        )
+    ],
+)
+SMALL = (TENSOR, PIPELINE, MICRO_BATCH, MEMORY, SCHEDULES, VOCABULARY)
+
+
+def line(*more: str) -> Line:
+    return Line.of([*WORDS, *more], 4)
+
+
+@cache
+def searched(memory: float) -> Found:
+    return Search(replace(H100, memory=memory * GIB), SMALL).run(line())
+
+
+def seconds_of_all(memory: float) -> list[float]:
+    """Return the estimated seconds of every combination that fits, of all choices but memory's."""
+    gpu = replace(H100, memory=memory * GIB)
+    runs, lines = Runs(gpu), [line()]
+    for dimension in (TENSOR, PIPELINE, MICRO_BATCH, SCHEDULES, VOCABULARY):
+        lines = [one.edited(own) for one in lines for own in dimension.choices(one)]
+    found = []
+    for one in lines:
+        if not one.fault:
+            known = runs.estimate(one)
+            found += [known.seconds] * known.fits
+    return found
+
+
+@pytest.mark.full
+def test_nothing_that_was_not_looked_at_is_faster() -> None:
+    found = searched(80)
+    assert found.taken is not None
+    assert found.ways[0].known.seconds <= 1.01 * min(seconds_of_all(80))
+
+
+@pytest.mark.parametrize("memory", [80, 24])
+def test_no_plan_is_taken_that_the_table_dominates(memory: float) -> None:
+    found = searched(memory)
+    assert found.taken is not None
+    assert found.taken.known.fits
+    taken = found.taken.known
+    for way in found.ways:
+        near = way.known.seconds * (1 - NEAR) <= found.ways[0].known.seconds
+        assert not (near and way.known.held.peak < taken.held.peak)
+    assert taken.seconds * (1 - NEAR) <= found.ways[0].known.seconds
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    again = Search(replace(H100, memory=24 * GIB), SMALL).run(line())
+    before = searched(24)
+    assert [(way.line.key, way.known) for way in again.ways] == [
+        (way.line.key, way.known) for way in before.ways
+    ]
+    assert again.work == before.work
+
+
+def test_less_memory_makes_no_faster_run() -> None:
+    much, little = searched(80), searched(24)
+    assert much.ways[0].known.seconds <= little.ways[0].known.seconds * 1.001
+    assert little.taken is not None
+    assert little.taken.known.held.peak < 24 * GIB
+
+
+def test_what_the_line_gives_is_not_searched() -> None:
+    given = line("--pipeline-model-parallel-size", "2", "--vocab-parallel", "vocab-1")
+    found = Search(H100, SMALL, estimates=6).run(given)
+    for way in (*found.ways, *found.too_large):
+        assert way.line.given["--pipeline-model-parallel-size"] == ("2",)
+        assert way.line.given["--vocab-parallel"] == ("vocab-1",)
+    names = {own.name for own in opened(SMALL, given)}
+    assert names == {own.name for own in SMALL} - {"pipeline ranks", "vocabulary"}
+
+
+def test_a_model_that_cannot_run_is_refused_with_the_reason() -> None:
+    wrong = line("--num-query-groups", "3", "--group-query-attention")
+    with pytest.raises(ValueError, match="--num-query-groups 3"):
+        Search(H100, SMALL).run(wrong)
+
+
+def test_nothing_fits_into_no_memory() -> None:
+    found = Search(replace(H100, memory=2 * GIB), SMALL, estimates=4).run(line())
+    assert found.taken is None
+    assert not found.ways
+
+
+def test_rough_figures_are_near_those_of_plans() -> None:
+    runs, small = Runs(H100), line()
+    coarse = Coarse(small, SMALL, runs, {})
+    coarse.count()
+    ratios = []
+    for rough in coarse.first()[::23]:
+        one = small.edited(tuple(edit for choice in rough.choices for edit in choice))
+        if not one.fault:
+            known = runs.estimate(one)
+            ratios.append((known.seconds / rough.seconds, known.held.peak / rough.peak))
+    assert len(ratios) > 5
+    assert all(0.75 < time < 1.35 and 0.6 < memory < 1.9 for time, memory in ratios), ratios
+
+
+def test_all_choices_of_all_dimensions_can_be_read() -> None:
+    mixture = ["--num-experts", "8", "--moe-router-topk", "2", "--moe-grouped-gemm"]
+    for start in (line(), line(*mixture)):
+        placed = start.edited(
+            (set_to("--pipeline-model-parallel-size", 2), set_to("--micro-batch-size", 1))
+        )
+        for dimension in {*DIMENSIONS, *UNSPLIT}:
+            faults = [placed.edited(own).fault for own in dimension.choices(placed)]
+            assert not all(faults), (dimension.name, faults)
+
+
+def test_microbatches_that_schedules_promise() -> None:
+    def held(schedule: str, treatment: str, stages: int) -> float:
+        return held_at_most(
+            line().edited(
+                (
+                    set_to("--pipeline-model-parallel-size", stages),
+                    set_to("--micro-batch-size", 1),
+                    set_to("--pipeline-schedule", schedule),
+                    set_to("--vocab-parallel", treatment),
+                )
+            )
+        )
+
+    assert held("1f1b", "none", 4) == 4
+    assert held("1f1b", "vocab-2", 4) == 5  # one barrier holds one more
+    assert held("1f1b", "vocab-1", 4) == 6
+    assert held("gpipe", "none", 4) == 32  # all microbatches of the only replica
+    assert held("1f1b", "none", 2) == 2
+
+
+def test_every_dimension_has_flags_of_its_own() -> None:
+    for one, other in product(DIMENSIONS, DIMENSIONS):
+        if one is not other:
+            assert set(one.options).isdisjoint(other.options)
+
+
+def test_edits_of_a_dimension_stay_within_its_flags() -> None:
+    placed = line().edited(
+        (set_to("--pipeline-model-parallel-size", 2), set_to("--micro-batch-size", 1))
+    )
+    for dimension in DIMENSIONS:
+        for choice in dimension.choices(placed):
+            assert {edit.option for edit in choice} <= set(dimension.options)
+    assert left_out("--vocab-recompute").words == ()
