@@ -42,6 +42,8 @@ ITERATIONS = 3
 EVALUATIONS = 1
 """At the end of what every rank does."""
 
+ACTIVATIONS = frozenset[Part]({"layernorm", "mlp_act"})
+
 WARM_UP = 3
 """Microbatches before the first iteration: two to train on and one to evaluate."""
 
@@ -704,6 +706,8 @@ def test_memory_of_further_tokens_is_what_a_dry_run_says(
         full("zb-v", Recomputation(group=1, most=1), None),
         full("zb-v", Recomputation(group=1, most=1), 1),
         full("1f1b", Recomputation(parts=frozenset(PARTS)), None),
+        full("1f1b", Recomputation(parts=ACTIVATIONS), None),
+        full("zb-h1", Recomputation(parts=ACTIVATIONS), None),
     ],
     ids=str,
 )
