@@ -193,7 +193,8 @@ def _selective(*names: str) -> Choice:
 def _memory(line: Line) -> Sequence[Choice]:
     """Return ways to hold less, the fastest first; each holds less than the ones before it."""
     mixture = experts_of(line.flags) is not None
-    cheap = _selective("layernorm", *(["moe_act"] if mixture else []))
+    active = ["mlp_act"] * (not line.flags[ModelFlags].squared_relu) + ["moe_act"] * mixture
+    quick, cheap = _selective("layernorm"), _selective("layernorm", *active)
     dear = _selective("layernorm", "mlp", *(["moe"] if mixture else []))
     whole = (
         set_to("--recompute-granularity", "full"),
@@ -202,6 +203,7 @@ def _memory(line: Line) -> Sequence[Choice]:
     narrow = (_LOGITS, *_NARROW)
     ways: Sequence[Choice] = (
         (),
+        *([quick] if active else []),
         cheap,
         (*cheap, _LOGITS),
         (*cheap, *narrow),
