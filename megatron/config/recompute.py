@@ -36,7 +36,8 @@ class RecomputeFlags:
     recompute_granularity: Literal["selective", "full", "auto"] | None = flag(None,
         "full: whole layers are computed again, in groups, from the input of each group. "
         "selective: only the parts of each layer that --recompute-modules names. auto: nothing, "
-        "MLPs (or the parts that --recompute-modules names) or whole layers, whichever makes the "
+        "norms and activation functions, MLPs, or whole layers (or nothing, the parts that "
+        "--recompute-modules names, or whole layers), whichever makes the "
         "run the fastest that fits the job's GPUs by prediction.",
         unset="no recomputation")
     recompute_modules: tuple[str, ...] = flag((),
@@ -138,12 +139,28 @@ RECOMPUTE_NOTES: Final = (_twice, _kept_anyway, _no_experts)
 def _choices(flags: Flags) -> list[Choice]:
     """Return no recomputation, that of parts of layers, and that of whole layers.
 
-    Parts are those that the flags name, else MLPs: they keep the most, and attention takes most of
-    the time of long sequences.
+    Parts are those that the flags name. Else they are the norms and activation functions, which
+    take almost no time, or MLPs: they keep the most, and attention takes most of the time of long
+    sequences.
     """
     own = replace(flags[RecomputeFlags], recompute_granularity=None, recompute_modules=())
-    mixtures = ("moe",) if experts_of(flags) is not None else ()
-    parts = flags[RecomputeFlags].recompute_modules or ("mlp", *mixtures)
+    named = flags[RecomputeFlags].recompute_modules
+    mixtures = experts_of(flags) is not None
+    active = ["mlp_act"] * (not flags[ModelFlags].squared_relu) + ["moe_act"] * mixtures
+    quick, whole = ("layernorm", *active), ("mlp", *["moe"] * mixtures)
+    method = own.recompute_method or "uniform"
+    full = replace(own, recompute_granularity="full", recompute_method=method)
+    layers = own.recompute_num_layers
+    number = "" if layers is None else f" --recompute-num-layers {layers}"
+    return [
+        Choice("no recomputation", own),
+        *(_of_parts(own, parts) for parts in ([named] if named else [quick, whole])),
+        Choice(f"{_FULL} --recompute-method {method}{number}", full),
+    ]
+
+
+def _of_parts(own: RecomputeFlags, parts: tuple[str, ...]) -> Choice:
+    words = f"--recompute-granularity selective --recompute-modules {' '.join(parts)}"
     selective = replace(
         own,
         recompute_granularity="selective",
@@ -151,17 +168,7 @@ def _choices(flags: Flags) -> list[Choice]:
         recompute_method=None,
         recompute_num_layers=None,
     )
-    method = own.recompute_method or "uniform"
-    full = replace(own, recompute_granularity="full", recompute_method=method)
-    layers = own.recompute_num_layers
-    number = "" if layers is None else f" --recompute-num-layers {layers}"
-    return [
-        Choice("no recomputation", own),
-        Choice(
-            f"--recompute-granularity selective --recompute-modules {' '.join(parts)}", selective
-        ),
-        Choice(f"{_FULL} --recompute-method {method}{number}", full),
-    ]
+    return Choice(words, selective)
 
 
 RECOMPUTATION: Final = Dimension(

@@ -68,7 +68,7 @@ def named(words: tuple[str, ...]) -> str:
 
 def test_an_alternative_is_the_run_that_its_flags_name() -> None:
     opened = run(" ".join((*EACH, "--pipeline-schedule interleaved", "--vocab-parallel auto")))
-    assert len(opened.alternatives) == 5 * 4 * 3 * 3
+    assert len(opened.alternatives) == 5 * 4 * 4 * 3
     changes = [own.changes for own in opened.alternatives]
     assert changes == sorted(changes)
     assert changes[:6] == [0] * 5 + [1], "treatments alone change nothing"
@@ -88,9 +88,9 @@ def test_every_treatment_has_a_change_before_the_next_change() -> None:
         (treatment, *change) for change in changes for treatment in treatments
     ]
     whole, kept = "--num-seq-splits 1", "no recomputation"
-    assert [slices for _, slices in changes[:3]] == [whole] * 3, "first the earlier dimension"
-    assert [again for again, _ in changes[3:6]] == [kept] * 3
-    assert all(again != kept and slices != whole for again, slices in changes[6:])
+    assert [slices for _, slices in changes[:4]] == [whole] * 4, "first the earlier dimension"
+    assert [again for again, _ in changes[4:7]] == [kept] * 3
+    assert all(again != kept and slices != whole for again, slices in changes[7:])
 
 
 def test_named_parts_and_methods_are_those_that_auto_compares() -> None:
@@ -102,6 +102,20 @@ def test_named_parts_and_methods_are_those_that_auto_compares() -> None:
         "--recompute-granularity selective --recompute-modules layernorm mlp",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "modules"),
+    [
+        ("--swiglu", ["layernorm mlp_act", "mlp"]),
+        ("--squared-relu", ["layernorm", "mlp"]),
+        ("--swiglu --num-experts 4", ["layernorm mlp_act moe_act", "mlp moe"]),
+    ],
+)
+def test_parts_that_auto_compares_are_those_of_the_model(flags: str, modules: list[str]) -> None:
+    words = [own.words[0] for own in run(f"{AGAIN} {flags}").alternatives]
+    of_parts = "--recompute-granularity selective --recompute-modules"
+    assert words[1:-1] == [f"{of_parts} {names}" for names in modules]
 
 
 def test_chunks_of_no_host_are_noted() -> None:
@@ -257,7 +271,7 @@ def test_alternatives_are_looked_at_while_time_is_left_until_a_plan_fits() -> No
     """The first can fit by its bound, and its plan does not; a later one does."""
     opened = run(f"{AGAIN} --pipeline-schedule 1f1b --pipeline-model-parallel-size 4", 4)
     every = asked(with_gpus(opened))
-    whole, parts, _ = every
+    whole, parts, *_ = every
     assert needed(parts) < needed(whole)
     small = with_gpus(opened, (needed(parts) + needed(whole)) / 2)
     assert all_compared(small, watch=late()).candidates[0].can_fit
@@ -281,7 +295,7 @@ def test_a_choice_ends_with_its_time_and_names_what_it_did_not_look_at() -> None
     assert taken.config.taken == whole.config.taken
     assert not taken.fits
     assert found.untried == [", ".join(each.config.taken) for each in others]
-    assert f"2 alternatives of auto not looked at: {'; '.join(found.untried)}" in told.getvalue()
+    assert f"3 alternatives of auto not looked at: {'; '.join(found.untried)}" in told.getvalue()
     bounded = all_compared(small, seconds=0.0)
     assert not bounded.choose(0.0).fits
     assert len(bounded.untried) == len(others), "seconds limit a watch that has no limit"
