@@ -13,7 +13,8 @@ USABLE: Final = 0.95
 """Share of a GPU's memory that tensors and communicators can use; the rest goes to CUDA and
 fragments: of 80 GiB 76.0. Messages of PyTorch that memory has run out, which users of GPUs of 80
 GiB have published, give 79.1 to 79.3 GiB as the whole, and 0.5 to 1.1 outside of PyTorch without
-communicators. Tensors held 75.1 to 77.9 GiB of it then, and fragments 0.0 to 2.2."""
+communicators. Tensors held 75.1 to 77.9 GiB and fragments 0.0 to 2.2 in four of them, and 71.7 and
+5.9 in a fifth. Segments that grow (``parallel/environment.py``) leave fewer fragments."""
 
 WORKSPACE: Final = 2 * 4096 * 1024 + 8 * 16 * 1024
 HOPPER_WORKSPACE: Final = 32 * 1024 * 1024
