@@ -104,9 +104,12 @@ def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     own, keys = HALF * n, h // heads * groups  # bytes of one number for every token
     seen, cut = SeenKeys(number, plan.slices, n, keys), plan.slices > 1
     u, qkv = own * h, h + 2 * keys
-    # Queries and keys that are rotated or copied, and the numbers that attention keeps of a token.
-    turned = h + keys if llama else h * (cut or 1 < groups < heads)
-    attends = h if cut else qkv + turned
+    # Queries and keys that are rotated or copied, keys and values that are copied so that nothing
+    # keeps the projection, and the numbers that attention keeps of a token.
+    grouped = 1 < groups < heads
+    turned = h + keys if llama else h * (cut or grouped)
+    copies = 0 if cut else int(llama) or 2 * grouped
+    attends = h if cut else qkv
     matrices = ((qkv, h), (h, h), (inner, h), (h, ffn))
     vectors = (4 - 2 * llama) * h + plain * (qkv + inner + 2 * h)
     forward = [product(n, wide, k) for wide, k in matrices]
@@ -115,8 +118,8 @@ def layer_counts(gpt: DenseGpt, plan: Plan, number: int = 0) -> count.Segment:
     scores, moved = seen.scores // b * n * h, 2 * u + HALF * (seen.own + seen.earlier)
     attention = Launch("attention", moved, 4 * scores, None, 2 * scores)
     attended = Launch("attention", 2 * moved, 8 * scores, None, 5 * scores)
-    width = 6 * h + inner + ffn + 2 * turned  # of norms, a sum, the MLP's activation
-    again = (*forward[:3], *seen.put(), attention, *others(3 + 2 * llama, own * width))
+    width = 6 * h + inner + ffn + 2 * (turned + copies * keys)  # of norms, a sum, the activation
+    again = (*forward[:3], *seen.put(), attention, *others(3 + 2 * llama + copies, own * width))
     width = 9 * h + 2 * (inner + qkv + turned) + ffn + plain * (2 * h + qkv)
     backward = (*inputs, attended, *seen.settled(), *others(10 + 8 * plain, own * width))
     factors = own * (5 * h + qkv + inner + ffn)
