@@ -62,6 +62,9 @@ By hand, from arXiv 2205.05198, section 4.1, without dropout and attention matri
 the MLP of 2 h: of attention its input and output, queries, keys and values (5); of the MLP its
 input, and twice (gated: three times) 2 h; and the input of each norm."""
 
+ACTIVE = 2
+"""Activations of [n, h] in the result of the MLP's function."""
+
 H, TOKENS = 32, 2 * 16
 ACTIVATION = 2 * TOKENS * H
 VECTORS = 4 * 5 * TOKENS * (2 * 2 + 4)
@@ -73,7 +76,8 @@ LAST_PRODUCT = 2 * TOKENS * H * 64
 def kept_bytes(kind: str, way: Recomputation) -> int:
     """Return the bytes that all layers keep from their forward on."""
     layer, norms, mlp = UNITS[kind]
-    parts = norms * ("layernorm" in way.parts) + mlp * ("mlp" in way.parts)
+    of_mlp = mlp if "mlp" in way.parts else ACTIVE * ("mlp_act" in way.parts)
+    parts = norms * ("layernorm" in way.parts) + of_mlp
     groups = list(way.groups(range(LAYERS)))
     whole = sum(map(len, groups))
     return ACTIVATION * (len(groups) + (LAYERS - whole) * (layer - parts))
