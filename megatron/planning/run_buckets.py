@@ -113,6 +113,7 @@ class _Asked:
     plan: Plan = field(compare=False)
     placement: Placement = field(compare=False)
 
+
 def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
     """Return the buckets of every pipeline rank."""
     parallel, plan, subject = config.parallel, run_plan.plan, Subject.of(config)
