@@ -223,6 +223,11 @@ class Clocks:
         return self.numbered.program
 
     @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.after)
+
+    @property
     def end(self) -> float:
         """End of the last pass or communication."""
         last = max((row[-1] for row in self.after if row), default=0.0)
@@ -245,3 +250,11 @@ class Clocks:
                     found += [(before, before + forward), (before + forward, after)]
             before = after
         return found
+
+    def work(self, rank: int) -> float:
+        """Return the time that a rank spends in passes."""
+        return sum(end - start for start, end in self.passes(rank))
+
+    def idle(self) -> float:
+        """Return the share of the time from 0 to ``end`` in which ranks run no pass, on average."""
+        return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)
