@@ -83,7 +83,12 @@ class Costs:
     def __hash__(self) -> int:
         """Return a hash of all times; lists and mappings of times count as tuples."""
         exchanges = ((kind, tuple(own.times), own.latency) for kind, own in self.exchanges.items())
-        tables = (self.passes, self.comms, self.waits, self.journeys)
+        tables: tuple[Mapping[Any, Any], ...] = (
+            self.passes,
+            self.comms,
+            self.waits,
+            self.journeys,
+        )
         return hash((*map(_frozen, tables), frozenset(exchanges), tuple(self.slices)))
 
     def of_pass(self, plan: Plan, rank: int, item: Pass, share: float = 1.0) -> float:

@@ -39,7 +39,7 @@ SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
 
 _CACHED: Final = 64
-"""Blocks, and plans of one microbatch, that are kept: a run asks for the same ones several times."""
+"""Blocks, and plans of one microbatch, that are kept: a run asks for the same several times."""
 
 
 class _Sought(NamedTuple):

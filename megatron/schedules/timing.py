@@ -128,6 +128,7 @@ class Walk:
         self._graph = graph
         self._rows = rows
         self._pairs = pairs or [()] * len(rows)
+        self._in_steps = [bool(own or graph.waits_after) for own in self._pairs]
         self._done = bytearray(m * len(graph.passes))
         self._missing = [count for count in graph.sources for _ in range(m)]
         self._sleepers: dict[int, list[int]] = {}
@@ -162,8 +163,10 @@ class Walk:
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
-        if self._pairs[rank] or self._graph.waits_after:
-            return self._advance_by_steps(rank)
+        return self._by_steps(rank) if self._in_steps[rank] else self._by_passes(rank)
+
+    def _by_passes(self, rank: int) -> list[int]:
+        """Do as ``advance`` where each pass stands by itself, as in most plans."""
         ends, row, starts = self.ends[rank], self._rows[rank], self.starts[rank]
         m, done, missing, latest = self._graph.microbatches, self._done, self._missing, self.latest
         needs, feeds, complete = self._needs, self._graph.feeds, self.complete
@@ -198,7 +201,7 @@ class Walk:
                     woken += self._sleepers.pop(comm, ())
         return woken
 
-    def _advance_by_steps(self, rank: int) -> list[int]:
+    def _by_steps(self, rank: int) -> list[int]:
         """Do as ``advance`` where passes are in pairs, or wait for communication after them."""
         ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
         m, times = self._graph.microbatches, self._graph.times

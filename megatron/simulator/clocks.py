@@ -133,9 +133,7 @@ class _Durations:
             self.comms.append(self.comms[alike] if known else comm_time(program, costs, comm))
 
 
-def _step_time(
-    program: Program, costs: Costs, rank: int, step: Run
-) -> tuple[float, float | None]:
+def _step_time(program: Program, costs: Costs, rank: int, step: Run) -> tuple[float, float | None]:
     """Return the time of a pass or a pair, and the part of a pair's time that counts as its F."""
     time = pass_time(program, costs, rank, step.item)
     if step.joined is None:

@@ -12,7 +12,6 @@ If microbatches are cut into slices (``with_slices``), slices take the place of 
 block repeats its passes for every slice of every microbatch, a *unit*.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple

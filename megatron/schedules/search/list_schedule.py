@@ -248,9 +248,8 @@ class _Run:
 
     def _fits(self, state: _Rank, number: int) -> bool:
         """Whether the rest of the base row still fits into memory if ``number`` goes next."""
-        stocks, following = state.stocks, self._following
         for i, change in self._takes[number]:
-            if not stocks[i].fits(number, change, following):
+            if not state.stocks[i].fits(number, change, self._following):
                 return False
         return True
 
