@@ -3,6 +3,7 @@
 
 python tools/plans_at_scale.py measure --csv after.csv
 python tools/plans_at_scale.py measure --csv after.csv --ranks 8 16 32 64 --per-rank 16
+python tools/plans_at_scale.py measure --csv after.csv --chunks 8 --schedules gis pipeoffload
 python tools/plans_at_scale.py compare before.csv after.csv
 
 ``measure`` adds a line for every plan to the file, and skips those that it has already; so it may
@@ -51,20 +52,29 @@ COMPARED: Final = (*SCHEDULES, "auto")
 
 
 class Case(NamedTuple):
-    """A plan to make: the name of its costs, and fields of ``Request`` under the same names."""
+    """A plan to make: the name of its costs, and fields of ``Request`` under the same names.
+
+    Chunks of ``None`` are as few as the schedule needs.
+    """
 
     costs: str
     schedule: str
     vocabulary: str
     ranks: int
     microbatches: int
+    chunks: int | None = None
 
     @property
     def request(self) -> Request:
         """The request for the plan; ``auto`` takes the costs of all chunks of a rank together."""
-        return Request(
-            self.schedule, self.vocabulary, self.ranks, self.microbatches, COSTS[self.costs]
-        )
+        counts = self.ranks, self.microbatches
+        costs = COSTS[self.costs]
+        return Request(self.schedule, self.vocabulary, *counts, costs, chunks=self.chunks)
+
+    @property
+    def name(self) -> str:
+        """The schedule, with its chunks if they are asked for."""
+        return self.schedule if self.chunks is None else f"{self.schedule}, {self.chunks} chunks"
 
 
 class Measured(NamedTuple):
@@ -134,7 +144,8 @@ def load(path: Path) -> dict[Case, Measured]:
         for row in csv.DictReader(file):
             try:
                 numbers = int(row["ranks"]), int(row["microbatches"])
-                case = Case(row["costs"], row["schedule"], row["vocabulary"], *numbers)
+                chunks = int(row["chunks"]) if row.get("chunks") else None
+                case = Case(row["costs"], row["schedule"], row["vocabulary"], *numbers, chunks)
                 unit = row.get("unit")
                 found[case] = Measured(
                     float(row["bubble"]), float(row["seconds"]), float(unit) if unit else None
@@ -145,14 +156,26 @@ def load(path: Path) -> dict[Case, Measured]:
 
 
 def add(path: Path, case: Case, measured: Measured) -> None:
-    """Append a measurement to a file, which begins with the names of the columns."""
+    """Append a measurement to a file, which begins with the names of the columns.
+
+    Raises:
+        ValueError: if the file is older than the column of chunks, and the case names some.
+    """
+    columns = [*Case._fields, *Measured._fields]
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            columns = next(csv.reader(file))
+    if case.chunks is not None and "chunks" not in columns:
+        raise ValueError(f"--csv {path} has no column for chunks: add them to a new file")
     new = not path.exists()
+    unit = "" if measured.unit is None else f"{measured.unit:.4f}"
+    found = f"{measured.bubble:.6f}", f"{measured.seconds:.2f}", unit
+    values = {**case._asdict(), **dict(zip(Measured._fields, found, strict=True))}
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         if new:
-            writer.writerow([*Case._fields, *Measured._fields])
-        unit = "" if measured.unit is None else f"{measured.unit:.4f}"
-        writer.writerow([*case, f"{measured.bubble:.6f}", f"{measured.seconds:.2f}", unit])
+            writer.writeheader()
+        writer.writerow(values)
 
 
 def cases(options: "MeasureFlags") -> Iterator[Case]:
@@ -161,7 +184,8 @@ def cases(options: "MeasureFlags") -> Iterator[Case]:
         for vocabulary in options.vocab:
             for schedule in options.schedules:
                 microbatches = options.per_rank * ranks
-                yield Case(options.costs, schedule, vocabulary, ranks, microbatches)
+                chunks = options.chunks if TRAITS[schedule].takes_chunks else None
+                yield Case(options.costs, schedule, vocabulary, ranks, microbatches, chunks)
 
 
 def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> Iterator[str]:
@@ -178,10 +202,13 @@ def compare(before: Mapping[Case, Measured], after: Mapping[Case, Measured]) -> 
         yield f"\n### {costs} costs, vocabulary {vocabulary}, m = {per_rank} p\n"
         yield "| schedule | " + " | ".join(f"p = {p}" for p in ranks) + " |"
         yield "|---|" + "---|" * len(ranks)
-        for schedule in dict.fromkeys(case.schedule for case in own):
-            row = [Case(costs, schedule, vocabulary, p, per_rank * p) for p in ranks]
-            cells = [_cell(before.get(case), after.get(case)) for case in row]
-            yield f"| {schedule} | " + " | ".join(cells) + " |"
+        for name in dict.fromkeys(case.name for case in own):
+            row = {case.ranks: case for case in own if case.name == name}
+            cells = [
+                _cell(*(side.get(row[p]) if p in row else None for side in (before, after)))
+                for p in ranks
+            ]
+            yield f"| {name} | " + " | ".join(cells) + " |"
 
 
 def _of_one_unit(*files: Mapping[Case, Measured]) -> list[Mapping[Case, Measured]]:
@@ -216,6 +243,12 @@ class MeasureFlags:
     costs: str = flag("even", "Times of passes.", choices=tuple(COSTS))
     ranks: tuple[int, ...] = flag((8, 16, 32, 64, 128), "Pipeline ranks.", COUNT)
     per_rank: int = flag(4, "Microbatches for each rank, m / p.", COUNT)
+    chunks: int | None = flag(
+        None,
+        "Chunks of a rank, where a schedule can have more.",
+        COUNT,
+        unset="as few as the schedule needs",
+    )
     vocab: tuple[str, ...] = flag(("none", "vocab-2"), "Treatments of the vocabulary.")
     schedules: tuple[str, ...] = flag(COMPARED, "Schedules.", choices=tuple(TRAITS))
 

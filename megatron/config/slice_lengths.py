@@ -1,12 +1,13 @@
 """The lengths of the slices of a model's samples."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 from megatron.model.config import ModelConfig
 from megatron.model.flops import layers_flops
 from megatron.schedules.slice_lengths import SliceStrategy, slice_lengths
 
 
+@lru_cache(256)
 def lengths_of_slices(config: ModelConfig, slices: int, strategy: SliceStrategy) -> tuple[int, ...]:
     """Return the tokens of every slice of a sample; ``balanced`` ones have equal FLOPs in layers.
 

@@ -1,5 +1,8 @@
 """The FLOPs of a model, which define MFU, and the FLOPs of the layers on a part of a sample."""
 
+from collections import Counter
+from functools import lru_cache
+
 from megatron.model.config import ModelConfig
 
 
@@ -38,11 +41,18 @@ def layers_flops(config: ModelConfig, tokens: int) -> int:
 
     Scores of later positions are not among them, as in kernels for causal attention.
     """
+    products, windows = _of_layers(config)
+    scores = sum(layers * _causal_scores(tokens, window) for window, layers in windows)
+    return products * tokens + 2 * _score_width(config) * scores
+
+
+@lru_cache(64)
+def _of_layers(config: ModelConfig) -> tuple[int, tuple[tuple[int | None, int], ...]]:
+    """Return the FLOPs of a token in all layers but for scores, and the layers of each window."""
     h, layers = config.hidden_size, range(config.num_layers)
     inner = sum(_inner_width(config, layer) for layer in layers)
     products = 2 * (len(layers) * _attention_weights(config) + h * inner)
-    scores = sum(_causal_scores(tokens, config.window_of(layer)) for layer in layers)
-    return products * tokens + 2 * _score_width(config) * scores
+    return products, tuple(Counter(map(config.window_of, layers)).items())
 
 
 def _causal_scores(tokens: int, window: int | None) -> int:

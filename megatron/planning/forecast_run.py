@@ -45,11 +45,10 @@ class RunForecast:
         config: the run.
         run_plan: its plan.
         gpu: the GPU of every rank.
-        timeline: timeline of the schedule, in seconds.
+        clocks: the times of the schedule, in seconds.
         outcome: time and memory of an iteration.
         memories: memory of every rank, from which the peaks follow.
         activations_on_host: bytes of every rank's buffers for activations on its host.
-        program: the program of an iteration.
         alone: the costs of passes that have the GPU alone.
         exchanges: communication of ranks with the same parameters; ``None``: there are none.
         buckets: buckets of every pipeline rank, if there are replicas.
@@ -61,11 +60,10 @@ class RunForecast:
     config: RunConfig
     run_plan: RunPlan
     gpu: Gpu
-    timeline: Timeline
+    clocks: Clocks
     outcome: Forecast
     memories: Sequence[RankMemory]
     activations_on_host: Sequence[int]
-    program: Program
     alone: Costs
     exchanges: Exchanges | None = None
     buckets: Sequence[RankBuckets] = ()
@@ -74,9 +72,14 @@ class RunForecast:
     kept_messages: Sequence[float] = ()
 
     @cached_property
+    def timeline(self) -> Timeline:
+        """Timeline of the schedule, in seconds."""
+        return timeline_of(self.clocks)
+
+    @cached_property
     def hidden(self) -> Mapping[CommKind, Hidden]:
         """How much of ``exchanges`` the passes hide, by kind of communication."""
-        return {} if self.exchanges is None else hidden(self.program, self.alone)
+        return {} if self.exchanges is None else hidden(self.clocks.program, self.alone)
 
     @property
     def samples_per_second(self) -> float:
@@ -148,11 +151,11 @@ def forecast_run(
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
     costs = costs_of(counts, plan, cluster, crossing_of(parallel))
     program, costs = _priced(run_plan, costs, exchanges, free=free)
-    timeline = _simulated(config, cluster, program, costs, free=free)
+    clocks = _simulated(config, cluster, program, costs, free=free)
     memories = run_memory(config, plan, counts, buckets, gpu)
     model_flops = iteration_flops(config.model, train.num_microbatches * train.micro_batch_size)
     outcome = Forecast.of(
-        timeline,
+        clocks,
         peaks(program, memories),
         model_flops=model_flops / (parallel.tensor_size * parallel.context_size),
         peak_flops=cluster.rates.peak_flops,
@@ -163,11 +166,10 @@ def forecast_run(
         config,
         run_plan,
         gpu,
-        timeline,
+        clocks,
         outcome,
         memories,
         [activations_on_host(program, own, rank) for rank, own in enumerate(memories)],
-        program,
         costs,
         exchanges,
         buckets,
@@ -189,13 +191,13 @@ def _priced(
 
 def _simulated(
     config: RunConfig, cluster: Cluster, program: Program, costs: Costs, *, free: bool
-) -> Timeline:
-    """Return the timeline of a program, its passes slower while collectives are under way."""
+) -> Clocks:
+    """Simulate a program; its passes are slower while collectives are under way."""
     limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
     vocabulary = 0.0 if free else limits.vocabulary / processors
     alone = Clocks(program, costs)
     slowed = crowded(alone, costs, vocabulary, limits.gradients / processors)
-    return timeline_of(alone if slowed is costs else Clocks(alone.numbered, slowed))
+    return alone if slowed is costs else Clocks(alone.numbered, slowed)
 
 
 def _without_vocabulary(costs: Costs) -> Costs:

@@ -175,10 +175,18 @@ def _places(row: Sequence[Instruction]) -> dict[Touch, Places]:
 
 
 def last_touch(places: Mapping[Touch, Places], after: Iterable[Touch]) -> int:
-    """Return the place of the last pass of the given kinds and chunks, of which a row has some."""
-    return max(places[touch].last for touch in after if touch in places)
+    """Return the place of the last pass of the given kinds and chunks, at least one of the row."""
+    return max(own.last for own in _of(places, after))
 
 
 def _first_touch(places: Mapping[Touch, Places], before: Iterable[Touch]) -> int:
-    """Return the place of the first pass of the given kinds and chunks, of which a row has some."""
-    return min(places[touch].first for touch in before if touch in places)
+    """Return the place of the first pass of the given kinds and chunks, at least one of the row."""
+    return min(own.first for own in _of(places, before))
+
+
+def _of(places: Mapping[Touch, Places], touches: Iterable[Touch]) -> list[Places]:
+    """Return the places of all passes of the given kinds and chunks, at least one."""
+    wanted = frozenset(touches)
+    found = [places[touch] for touch in wanted if touch in places]
+    assert found, f"no pass of the row is one of {sorted(wanted)}"
+    return found

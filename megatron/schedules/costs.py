@@ -80,6 +80,17 @@ class Costs:
                         f"{kind}={value:g} is no cost: a time is a finite number, 0 or more"
                     )
 
+    def __hash__(self) -> int:
+        """Return a hash of all times; lists and mappings of times count as tuples."""
+        exchanges = ((kind, tuple(own.times), own.latency) for kind, own in self.exchanges.items())
+        tables: tuple[Mapping[Any, Any], ...] = (
+            self.passes,
+            self.comms,
+            self.waits,
+            self.journeys,
+        )
+        return hash((*map(_frozen, tables), frozenset(exchanges), tuple(self.slices)))
+
     def of_pass(self, plan: Plan, rank: int, item: Pass, share: float = 1.0) -> float:
         """Return the time of ``item`` on ``rank``.
 
@@ -275,6 +286,16 @@ def _at(time: Time, kind: PassKind, rank: int, chunk: int) -> float:
         time = time[index]
     assert isinstance(time, (int, float))
     return time
+
+
+def _frozen(times: Mapping[Any, Any]) -> frozenset[tuple[Any, Any]]:
+    """Return a mapping of times in a form that has a hash."""
+    return frozenset((kind, _tuples(time)) for kind, time in times.items())
+
+
+def _tuples(time: Any) -> Any:
+    """Return ``time``, a number or nested lists of numbers, with tuples in place of lists."""
+    return time if isinstance(time, (int, float)) else tuple(map(_tuples, time))
 
 
 def _flat(time: Time) -> Iterator[float]:

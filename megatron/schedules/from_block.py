@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from megatron.schedules.search.automatic import one_by_one
 from megatron.schedules.search.lengthen import PERIODS, Target, lengthened
 from megatron.schedules.search.shorten import shorten
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.timing import earliest
+from megatron.schedules.timing import earliest_end
 
 LATE: Final = (0.0, 0.25, 0.5, 0.75)
 """Shares of an interval by which S may wait for the output of the last stage."""
@@ -37,6 +37,9 @@ STRETCHED: Final = 1.0
 
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
+
+_CACHED: Final = 64
+"""Blocks, and plans of one microbatch, that are kept: a run asks for the same several times."""
 
 
 class _Sought(NamedTuple):
@@ -117,6 +120,7 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
     yield from orders_of_block(request, stretched)
 
 
+@lru_cache(_CACHED)
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:
     """Return the plan of a schedule for one microbatch."""
     return _unrolled(request, schedule, 1)
@@ -249,6 +253,7 @@ def _recomputing(request: Request, plan: Plan) -> Plan:
     return plan if request.recompute_ahead is None else with_recomputation(plan)
 
 
+@lru_cache(_CACHED)
 def _treated_block(request: Request, schedule: Schedule) -> Block:
     """Return the schedule's block with the requested treatment, backward and slices."""
     block, treatment = _own_block(request, schedule), request.treatment
@@ -282,10 +287,10 @@ def _with_timely_output(block: Block, request: Request) -> Block:
     best = treated(0.0)
     if few * n < 2 * request.ranks:
         return best
-    least = (1 - GAIN) * earliest(unroll(best, few), request.costs).end
+    least = (1 - GAIN) * earliest_end(unroll(best, few), request.costs)
     for late in LATE[1:]:
         tried = treated(late)
-        taken = earliest(unroll(tried, few), request.costs).end
+        taken = earliest_end(unroll(tried, few), request.costs)
         if taken < least:
             best, least = tried, taken
     return best

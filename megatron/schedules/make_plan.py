@@ -26,7 +26,7 @@ from megatron.schedules.search.bound import least_time
 from megatron.schedules.search.fastest import fastest
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.timing import earliest
+from megatron.schedules.timing import earliest_end
 
 _P = ParamSpec("_P")
 
@@ -182,9 +182,9 @@ def _found_joined(request: Request, watch: Watch) -> Found:
         tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
         tried.extend(stretched_plans(alone, SCHEDULES[schedule], watch))
     plans = [joined(plan, costs) for plan in tried]
-    best = min(plans, key=lambda plan: (earliest(plan, costs).end, max(in_flight(plan))))
+    best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
     plain = _found(alone, watch)
-    if not best.pairs or earliest(plain.plan, costs).end < earliest(best, costs).end:
+    if not best.pairs or earliest_end(plain.plan, costs) < earliest_end(best, costs):
         return plain
     return found._replace(plan=best, bound=None)
 
@@ -222,7 +222,7 @@ class _ComparedRequest:
 
     @cached_property
     def time(self) -> float:
-        return earliest(self.plan, self.request.costs).end
+        return earliest_end(self.plan, self.request.costs)
 
     @cached_property
     def least_time(self) -> float:

@@ -6,6 +6,7 @@ all communications into one order for all ranks.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
@@ -78,6 +79,12 @@ def earliest(plan: Plan, costs: Costs = UNIT_COSTS) -> Timing:
     return Timing(tuple(map(tuple, run.starts)), tuple(map(tuple, run.ends)), ready, run.stuck)
 
 
+def earliest_end(plan: Plan, costs: Costs = UNIT_COSTS) -> float:
+    """Return the end of the last pass in ``earliest``, without all other times."""
+    graph = Graph(plan, costs)
+    return walk(graph, graph.rows(plan), graph.pairs(plan)).end
+
+
 def walk(
     graph: Graph, rows: Sequence[Sequence[int]], pairs: Sequence[Collection[int]] = ()
 ) -> "Walk":
@@ -121,9 +128,22 @@ class Walk:
         self._graph = graph
         self._rows = rows
         self._pairs = pairs or [()] * len(rows)
+        self._in_steps = [bool(own or graph.waits_after) for own in self._pairs]
         self._done = bytearray(m * len(graph.passes))
         self._missing = [count for count in graph.sources for _ in range(m)]
         self._sleepers: dict[int, list[int]] = {}
+        self._needs = [
+            (
+                [(comm * m, graph.comm_times[comm]) for comm in comms],
+                [own * m for own in owns],
+                time,
+            )
+            for comms, owns, time in zip(
+                graph.comm_needs, graph.own_needs, graph.times, strict=True
+            )
+        ]
+        """For every pass: the first number of each communication that it needs, with its duration;
+        the first number of each own pass that it needs; and its duration."""
 
     @property
     def end(self) -> float:
@@ -143,6 +163,46 @@ class Walk:
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
+        return self._by_steps(rank) if self._in_steps[rank] else self._by_passes(rank)
+
+    def _by_passes(self, rank: int) -> list[int]:
+        """Do as ``advance`` where each pass stands by itself, as in most plans."""
+        ends, row, starts = self.ends[rank], self._rows[rank], self.starts[rank]
+        m, done, missing, latest = self._graph.microbatches, self._done, self._missing, self.latest
+        needs, feeds, complete = self._needs, self._graph.feeds, self.complete
+        woken: list[int] = []
+        now = ends[-1] if ends else 0.0
+        for item in islice(row, len(ends), None):
+            number, microbatch = divmod(item, m)
+            comm_needs, own_needs, time = needs[number]
+            start = now
+            for base, taken in comm_needs:
+                comm = base + microbatch
+                if missing[comm]:
+                    self._sleepers.setdefault(comm, []).append(rank)
+                    return woken
+                arrival = latest[comm] + taken
+                if arrival > start:
+                    start = arrival
+            for base in own_needs:
+                if not done[base + microbatch]:
+                    return woken  # the need stands later in the row or nowhere: stuck for good
+            now = start + time
+            starts.append(start)
+            ends.append(now)
+            done[item] = 1
+            for fed in feeds[number]:
+                comm = fed * m + microbatch
+                if latest[comm] < now:
+                    latest[comm] = now
+                missing[comm] -= 1
+                if not missing[comm]:
+                    complete.append(comm)
+                    woken += self._sleepers.pop(comm, ())
+        return woken
+
+    def _by_steps(self, rank: int) -> list[int]:
+        """Do as ``advance`` where passes are in pairs, or wait for communication after them."""
         ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
         m, times = self._graph.microbatches, self._graph.times
         woken: list[int] = []

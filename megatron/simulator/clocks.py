@@ -133,9 +133,7 @@ class _Durations:
             self.comms.append(self.comms[alike] if known else comm_time(program, costs, comm))
 
 
-def _step_time(
-    program: Program, costs: Costs, rank: int, step: Run
-) -> tuple[float, float | None]:
+def _step_time(program: Program, costs: Costs, rank: int, step: Run) -> tuple[float, float | None]:
     """Return the time of a pass or a pair, and the part of a pair's time that counts as its F."""
     time = pass_time(program, costs, rank, step.item)
     if step.joined is None:
@@ -223,6 +221,11 @@ class Clocks:
         return self.numbered.program
 
     @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.after)
+
+    @property
     def end(self) -> float:
         """End of the last pass or communication."""
         last = max((row[-1] for row in self.after if row), default=0.0)
@@ -245,3 +248,11 @@ class Clocks:
                     found += [(before, before + forward), (before + forward, after)]
             before = after
         return found
+
+    def work(self, rank: int) -> float:
+        """Return the time that a rank spends in passes."""
+        return sum(end - start for start, end in self.passes(rank))
+
+    def idle(self) -> float:
+        """Return the share of the time from 0 to ``end`` in which ranks run no pass, on average."""
+        return 1 - sum(map(self.work, range(self.ranks))) / (self.ranks * self.end)

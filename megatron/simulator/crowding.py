@@ -37,9 +37,8 @@ def crowded(alone: Clocks, costs: Costs, share: float, replicas: float = 0.0) ->
             kernel occupies ``CHANNELS`` multiprocessors.
         replicas: share by which a pass is slower during a collective with replicas.
     """
-    ranks = range(alone.program.plan.ranks)
-    works = [sum(end - start for start, end in alone.passes(rank)) for rank in ranks]
-    slower = [0.0 for _ in ranks]
+    works = [alone.work(rank) for rank in range(alone.ranks)]
+    slower = [0.0] * alone.ranks
     for kinds, own in ((_VOCABULARY, share), (REPLICA_KINDS, replicas)):
         if own:
             for rank, time in enumerate(occupied(alone, kinds)):
@@ -61,7 +60,7 @@ def _slower(costs: Costs, factors: Sequence[float]) -> Costs:
 
 def occupied(clocks: Clocks, kinds: Collection[CommKind] = _VOCABULARY) -> list[float]:
     """Return for every rank the time in which its passes run during a collective."""
-    ranks = range(clocks.program.plan.ranks)
+    ranks = range(clocks.ranks)
     return [_common(clocks.passes(rank), _under_way(clocks, rank, kinds)) for rank in ranks]
 
 

@@ -2,8 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from megatron.simulator.simulate import Timeline
+
+class Times(Protocol):
+    """The times of a simulated iteration: a timeline, or the clocks of its ranks."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of pipeline ranks."""
+
+    @property
+    def end(self) -> float:
+        """End of the iteration."""
+
+    def idle(self) -> float:
+        """Return the share of the time from 0 to ``end`` in which ranks run no pass."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Forecast:
     @classmethod
     def of(
         cls,
-        timeline: Timeline,
+        times: Times,
         peak: Sequence[float],
         *,
         model_flops: float,
@@ -48,6 +62,6 @@ class Forecast:
         ``model_flops`` are the useful FLOPs of all ranks of the pipeline together, and
         ``peak_flops`` the FLOP/s of one rank by its data sheet.
         """
-        seconds = timeline.end + once + step
-        mfu = model_flops / (timeline.ranks * peak_flops * seconds)
-        return cls(timeline.end, step, timeline.idle(), mfu, peak, once)
+        seconds = times.end + once + step
+        mfu = model_flops / (times.ranks * peak_flops * seconds)
+        return cls(times.end, step, times.idle(), mfu, peak, once)

@@ -215,3 +215,15 @@ def test_positions_of_the_sample_change_no_bit() -> None:
     ]
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_table_without_values_has_the_size_of_one_with_values() -> None:
+    meta, host = (
+        RotaryEmbedding(16, 24, 0.5, 10_000, torch.device(name), scaling=Llama3Scaling())
+        for name in ("meta", "cpu")
+    )
+    for without, real in zip(meta.tables, host.tables, strict=True):
+        assert without.is_meta
+        assert (without.shape, without.stride(), without.dtype) == (
+            real.shape, real.stride(), real.dtype
+        )  # fmt: skip

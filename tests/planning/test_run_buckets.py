@@ -93,3 +93,29 @@ def test_a_model_that_fits_no_machine_has_them_too() -> None:
     for own in found:
         assert sum(bucket.share for bucket in own.buckets) == pytest.approx(1)
         assert own.padded < 1.03 * own.parameters
+
+
+def test_runs_that_differ_have_buckets_of_their_own() -> None:
+    """The buckets of equal ranks are made once; each run here differs by one setting."""
+    config = JOB.config(Layout(2, "none", "1f1b", replicas=2, sharded=True), torch.bfloat16)
+    plan = make_run_plan(config)
+    replicas = config.parallel.replicas
+    first = run_buckets(config, plan)
+    for own in (
+        replace(config, parallel=replace(config.parallel, replicas=replace(replicas, buckets=9))),
+        replace(config, parallel=replace(config.parallel, replicas=replace(replicas, size=4))),
+        replace(config, optimizer=replace(config.optimizer, optimizer="muon")),
+        replace(config, model=replace(config.model, ffn_hidden_size=48)),
+    ):
+        assert run_buckets(own, plan) != first
+    assert [*map(id, run_buckets(config, plan))] == [*map(id, first)]
+    split = replace(config, parallel=replace(config.parallel, pipeline_schedule="zb-h1"))
+    assert {kind for own in first[0].buckets for kind, _ in own.after} == {"B"}
+    with_weights = run_buckets(split, make_run_plan(split))
+    assert {kind for own in with_weights[0].buckets for kind, _ in own.after} == {"B", "W"}
+
+
+def test_parts_of_all_replicas_are_the_parameters() -> None:
+    config = JOB.config(Layout(2, "vocab-2", "1f1b", replicas=4, sharded=True), torch.bfloat16)
+    for own in run_buckets(config, make_run_plan(config)):
+        assert sum(size for parts in own.parts for _, size in parts) == own.parameters

@@ -1,5 +1,6 @@
 """Where searches may end differently, all ranks take the plan of rank 0."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
@@ -37,6 +38,15 @@ def test_a_plan_comes_back_from_the_store(schedule: str, treatment: str) -> None
     again = shared_plan(Rendezvous(dist.HashStore(), 0, 1), found)
     assert (again.plan, again.layers) == (found.plan, found.layers)
     assert run_digests(run, again) == run_digests(run, found)
+
+
+def test_a_program_that_a_rank_has_derived_is_not_sent() -> None:
+    run = config("1f1b", "vocab-2", 2)
+    found = make_run_plan(run)
+    program = found.program
+    sent = pickle.loads(pickle.dumps(found))
+    assert "program" not in vars(sent)
+    assert sent.program.rows == program.rows
 
 
 def test_all_ranks_take_the_plan_of_rank_0() -> None:

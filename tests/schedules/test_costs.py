@@ -94,3 +94,12 @@ def test_a_slice_takes_its_part_of_a_microbatch(kind: PassKind) -> None:
     assert cut.of_comm(Comm("C1", 0, 0, 3), slices=4) == pytest.approx(0.4)
     with pytest.raises(ValueError, match="costs of 4 slices of a microbatch, and the plan has 2"):
         cut.of_pass(make_plan("1f1b", "none", 2, 2, slices=2), 0, Pass("F", 0))
+
+
+def test_equal_costs_have_equal_hashes_whatever_the_order_of_their_kinds() -> None:
+    one = Costs({"F": [1.0, 2.0], "B": 3.0}, {"X": [0.5]}, slices=(Costs({"F": 1.0}),))
+    same = Costs({"B": 3.0, "F": [1.0, 2.0]}, {"X": [0.5]}, slices=(Costs({"F": 1.0}),))
+    other = Costs({"F": [1.0, 2.5], "B": 3.0}, {"X": [0.5]}, slices=(Costs({"F": 1.0}),))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert len({one, same, other}) == 2

@@ -2,6 +2,7 @@
 
 import re
 from ast import literal_eval
+from dataclasses import replace
 from itertools import product
 from math import inf, nan
 from pathlib import Path
@@ -12,10 +13,17 @@ from harness.marks import full
 from schedules import by_hand
 from schedules.cases import few_trials
 
+from megatron.schedules import from_block
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.held import in_flight
-from megatron.schedules.make_plan import as_compared, make_plan, plan_for, stages_of
+from megatron.schedules.make_plan import (
+    as_compared,
+    make_plan,
+    one_microbatch_of,
+    plan_for,
+    stages_of,
+)
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.request import Request
@@ -332,3 +340,27 @@ def test_the_unit_of_costs_does_not_matter(schedule: str, vocabulary: str) -> No
         for scale in (1.0, 2.0**-30, 2.0**50)
     }
     assert len(plans) == 1
+
+
+def test_requests_that_differ_share_no_kept_block() -> None:
+    """Each plan is the one that is made where nothing is kept yet, in whichever order they come."""
+    late = Costs(UNIT_COSTS.passes, {"C0": 1.5})
+    plain = Request("interleaved", "vocab-2", 4, 24, shortened=True)
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"costs": late},
+        {"vocabulary": "vocab-1"},
+        {"chunks": 3},
+        {"slices": 2},
+        {"split_backward": True},
+        {"recompute_ahead": 1},
+        {"microbatches": 5},
+        {"shortened": False},
+    )
+    requests = [replace(plain, quick=True, **change) for change in (*changes, *changes)]
+    kept = [(plan_for(request), one_microbatch_of(request)) for request in requests]
+    for request, found in zip(requests, kept, strict=True):
+        from_block._treated_block.cache_clear()
+        from_block.one_microbatch.cache_clear()
+        assert (plan_for(request), one_microbatch_of(request)) == found
+    assert len({plan.to_text() for plan, _ in kept}) == len(changes)

@@ -15,13 +15,14 @@ from megatron.schedules.check import check
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.needs import Comm
 from megatron.schedules.plan import Plan, evaluation_plan
-from megatron.schedules.timing import earliest, longest_span, working
+from megatron.schedules.timing import earliest, earliest_end, longest_span, working
 
 
 def assert_longest_paths(plan: Plan, costs: Costs) -> None:
     timing = earliest(plan, costs)
     assert not timing.stuck
     assert [list(row) for row in timing.ends] == by_hand.end_times(plan, costs)
+    assert earliest_end(plan, costs) == timing.end
     for rank, row in enumerate(plan.rows):
         lasted = [e - s for s, e in zip(timing.starts[rank], timing.ends[rank], strict=True)]
         assert lasted == [costs.of_pass(plan, rank, item) for item in row]

@@ -44,6 +44,19 @@ def test_the_table_puts_before_beside_after() -> None:
     assert lines[-1] == "| zb-v | 9.8% → 0.0%, 30.0 → 7.5 s | 9.8% → ?, 30.0 → ? s |"
 
 
+def test_chunks_have_a_row_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "plans.csv"
+    command = ["measure", "--csv", str(file), "--ranks", "2", "--vocab", "none", "--schedules"]
+    main([*command, "1f1b", "gis"])
+    main([*command, "1f1b", "gis", "--chunks", "3"])
+    found = load(file)
+    assert [(case.schedule, case.chunks) for case in found] == [
+        ("1f1b", None), ("gis", None), ("gis", 3)
+    ]  # fmt: skip
+    names = [line.split(" | ")[0] for line in compare(found, found) if line.startswith("| ")]
+    assert names == ["| schedule", "| 1f1b", "| gis", "| gis, 3 chunks"]
+
+
 def test_seconds_are_compared_at_one_pace() -> None:
     """A unit that took twice as long halves the seconds; without a unit they stay."""
     quiet, busy, old = (Case("even", "zb-v", "none", p, p) for p in (1, 2, 3))
@@ -64,6 +77,10 @@ def test_units_are_kept_in_the_file(tmp_path: Path) -> None:
         "costs,schedule,vocabulary,ranks,microbatches,bubble,seconds\neven,zb-v,none,2,2,0.25,1.5\n"
     )
     assert load(file) == {case: Measured(0.25, 1.5)}
+    add(file, case._replace(ranks=3), Measured(0.5, 2.5, 0.125))
+    assert load(file)[case._replace(ranks=3)] == Measured(0.5, 2.5)
+    with pytest.raises(ValueError, match="no column for chunks"):
+        add(file, case._replace(chunks=3), Measured(0.5, 2.5))
 
 
 def test_a_file_without_measurements_is_refused(tmp_path: Path) -> None:

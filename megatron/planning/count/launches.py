@@ -5,7 +5,6 @@ from math import prod
 from typing import Any, Final
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from megatron.kernels.eight_bits import BLOCK, MULTIPLE
 from megatron.simulator.costs.count import Launch, Product
@@ -118,8 +117,20 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in ``tree``."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Return the tensors in ``tree``: arguments or results of an operation, perhaps in lists."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    found: list[Tensor] = []
+    for part in tree:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (list, tuple, dict)):
+            found += tensors_of(part)
+    return found
 
 
 def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:

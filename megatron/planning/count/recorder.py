@@ -143,9 +143,10 @@ class Recorder(TorchDispatchMode):
         if function is _READ and args[0].is_meta and args[0].dtype == torch.bool:
             self.let_the_host_wait()
             return True
-        if _is_of_the_host(args, kwargs):
+        inputs = tensors_of((args, kwargs))
+        if _is_of_the_host(inputs, kwargs):
             return function(*args, **kwargs)
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
+        given = {tensor.untyped_storage()._cdata for tensor in inputs}
         result = None
         if function.name() not in ONLY_IN_PLACE:
             result = function(*args, **kwargs)
@@ -177,9 +178,9 @@ def _allocated(size: int) -> int:
     return -(-size // GRANULE) * GRANULE
 
 
-def _is_of_the_host(args: Any, kwargs: Any) -> bool:
+def _is_of_the_host(inputs: list[Tensor], kwargs: Any) -> bool:
     """Return whether an operation computes on the host, such as the starts of documents."""
-    devices = {tensor.device.type for tensor in tensors_of((args, kwargs))}
+    devices = {tensor.device.type for tensor in inputs}
     return devices == {"cpu"} and "device" not in kwargs
 
 

@@ -12,7 +12,6 @@ If microbatches are cut into slices (``with_slices``), slices take the place of 
 block repeats its passes for every slice of every microbatch, a *unit*.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -108,12 +107,12 @@ class Block:
         """Return when a unit's repetition of ``slot`` starts."""
         return slot.start + self.offset(unit)
 
-    def repetitions(self, slot: Slot, microbatches: int) -> Iterator[tuple[float, Pass]]:
-        """Yield the start and the pass of every repetition of ``slot``, in order."""
-        for unit in range(microbatches * self.slices):
-            microbatch, place = divmod(unit, self.slices)
-            number = self.slices - 1 - place if slot.kind in DESCENDING_KINDS else place
-            yield self.start(slot, unit), Pass(slot.kind, microbatch, slot.chunk, number)
+    def units(self, microbatches: int) -> list[tuple[float, int, int]]:
+        """Return the offset, the microbatch and the place in its microbatch of every unit."""
+        return [
+            (self.offset(unit), *divmod(unit, self.slices))
+            for unit in range(microbatches * self.slices)
+        ]
 
     def slot(self, stage: int, kind: PassKind) -> Slot:
         """Return the slot of ``kind`` on ``stage``."""
@@ -138,9 +137,16 @@ def unroll(block: Block, microbatches: int) -> Plan:
     if microbatches < 1:
         raise ValueError(f"an iteration needs at least 1 microbatch, got {microbatches}")
     order = _ORDER_IN_STEP if block.treatment.synchronous else _ORDER_AT_ONE_TIME
+    units, last = block.units(microbatches), block.slices - 1
     rows = []
     for slots in block.rows:
-        timed = [item for slot in slots for item in block.repetitions(slot, microbatches)]
-        timed.sort(key=lambda item: (item[0], order.index(item[1].kind), item[1]))
-        rows.append(tuple(item for _, item in timed))
+        timed: list[tuple[float, int, Pass]] = []
+        for start, _, kind, chunk in slots:
+            place, descends = order.index(kind), kind in DESCENDING_KINDS
+            timed += [
+                (start + offset, place, Pass(kind, i, chunk, last - s if descends else s))
+                for offset, i, s in units
+            ]
+        timed.sort()
+        rows.append(tuple(item for _, _, item in timed))
     return Plan(tuple(rows), block.stages, microbatches, block.treatment, slices=block.slices)

@@ -115,6 +115,8 @@ class _Rank:
         stocks: every quantity in ``Held`` that a pass of the base row changes.
     """
 
+    __slots__ = ("base", "bound", "head", "idled", "queue", "stocks", "warming_up")
+
     def __init__(self, base: list[int], stocks: list[Stock]) -> None:
         self.base = base
         self.head = 0
@@ -135,6 +137,8 @@ class _Run:
         self.free = list(rule.begin) or [0.0] * len(base)
         self.events = sorted((time, rank) for rank, time in enumerate(self.free))
         self._graph, self._rule = graph, rule
+        self._microbatches, self._times, self._previous = m, graph.times, graph.previous
+        self._guided = bool(rule.keys)
         self._keys = rule.keys or rule.planned
         self._moment = _EPSILON * max(graph.times, default=0.0)
         self._following = [0] * len(graph.passes)
@@ -159,6 +163,13 @@ class _Run:
             insort(self._ranks[rank].queue, (self._keys[number][0], number))
         self._ends = [0.0] * (m * len(graph.comms))
         self._missing = [count for count in graph.sources for _ in range(m)]
+        self._needs = [
+            (owns, [comm * m for comm in comms])
+            for owns, comms in zip(graph.own_needs, graph.comm_needs, strict=True)
+        ]
+        self._feeds = [
+            [(fed * m, fed, graph.comm_times[fed]) for fed in feeds] for feeds in graph.feeds
+        ]
         self._arrival = [0.0] * len(graph.passes)
         """For each pass, when the needs of the next microbatch are met; infinity if not known."""
         self._waiting_for: list[list[int]] = [[] for _ in graph.passes]
@@ -197,9 +208,9 @@ class _Run:
 
     def _choose(self, state: _Rank, rank: int, now: float) -> tuple[int, float]:
         """Return the number of the pass to start, or ``_NOTHING`` with the time to look again."""
-        arrivals, guided = self._arrival, bool(self._rule.keys)
+        arrivals, guided = self._arrival, self._guided
         if not guided and state.head < len(state.base):
-            head = state.base[state.head] // self._graph.microbatches
+            head = state.base[state.head] // self._microbatches
             if arrivals[head] <= now:
                 return head, now
         later = self._warm_up if state.warming_up else self._later
@@ -244,71 +255,80 @@ class _Run:
 
     def _arrives(self, number: int) -> float:
         """Return when the next pass of ``number`` may start, or infinity if it is not known."""
-        graph, m = self._graph, self._graph.microbatches
-        microbatch = self._following[number]
-        if microbatch == m:
+        following, missing, ends = self._following, self._missing, self._ends
+        microbatch = following[number]
+        if microbatch == self._microbatches:
             return inf
-        for own in graph.own_needs[number]:
-            if self._following[own] <= microbatch:
+        owns, comms = self._needs[number]
+        for own in owns:
+            if following[own] <= microbatch:
                 return inf
-        if graph.previous:
-            before, earlier = graph.previous[number]
-            if self._following[before] <= microbatch - earlier:
+        if self._previous:
+            before, earlier = self._previous[number]
+            if following[before] <= microbatch - earlier:
                 return inf
         arrival = 0.0
-        for need in graph.comm_needs[number]:
-            comm = need * m + microbatch
-            if self._missing[comm]:
+        for base in comms:
+            comm = base + microbatch
+            if missing[comm]:
                 return inf
-            if self._ends[comm] > arrival:
-                arrival = self._ends[comm]
+            end = ends[comm]
+            if end > arrival:
+                arrival = end
         return arrival
 
     def _start(self, state: _Rank, rank: int, number: int, now: float) -> None:
-        graph, m, following = self._graph, self._graph.microbatches, self._following
-        microbatch, row = following[number], self.rows[rank]
-        following[number] += 1
+        following, row, arrival = self._following, self.rows[rank], self._arrival
+        ends, missing = self._ends, self._missing
+        microbatch = following[number]
+        following[number] = microbatch + 1
         if row:
             state.idled += now - self.free[rank]
-        row.append(number * m + microbatch)
+        row.append(number * self._microbatches + microbatch)
         self._advance(state, number, microbatch)
         for i, change in self._changes[number]:
             state.stocks[i].room -= change
-        self._arrival[number] = self._arrives(number)
+        arrival[number] = self._arrives(number)
         for user in self._waiting_for[number]:
-            if self._arrival[user] == inf:
-                self._arrival[user] = self._arrives(user)
-        self.free[rank] = end = now + graph.times[number]
+            if arrival[user] == inf:
+                arrival[user] = self._arrives(user)
+        self.free[rank] = end = now + self._times[number]
         heappush(self.events, (end, rank))
-        for fed in graph.feeds[number]:
-            comm = fed * m + microbatch
-            self._ends[comm] = max(self._ends[comm], end + graph.comm_times[fed])
-            self._missing[comm] -= 1
-            if not self._missing[comm]:
+        for base, fed, time in self._feeds[number]:
+            comm = base + microbatch
+            arrives = end + time
+            if arrives > ends[comm]:
+                ends[comm] = arrives
+            missing[comm] -= 1
+            if not missing[comm]:
                 self._announce(fed, microbatch, now)
 
     def _advance(self, state: _Rank, number: int, microbatch: int) -> None:
         """Note in the state of a rank that it starts a pass."""
-        graph, m, following = self._graph, self._graph.microbatches, self._following
+        m, following = self._microbatches, self._following
         keys, queue = self._keys[number], state.queue
         del queue[bisect_left(queue, (keys[microbatch], number))]
         if microbatch + 1 < m:
             insort(queue, (keys[microbatch + 1], number))
-        if not self._rule.keys:
-            base, head = state.base, state.head
-            while head < len(base) and base[head] % m < following[base[head] // m]:
+        if not self._guided:
+            base, head, length = state.base, state.head, len(state.base)
+            while head < length:
+                other, index = divmod(base[head], m)
+                if index >= following[other]:
+                    break
                 head += 1
             state.head = head
-        state.warming_up = state.warming_up and graph.passes[number].kind != "B"
-        if graph.followed_by:
-            state.bound = graph.followed_by.get(number, _NOTHING)
+        if state.warming_up and self._graph.passes[number].kind == "B":
+            state.warming_up = False
+        if self._graph.followed_by:
+            state.bound = self._graph.followed_by.get(number, _NOTHING)
 
     def _announce(self, fed: int, microbatch: int, now: float) -> None:
         """Let the idle participants of a communication look for a pass again when it is done."""
-        arrival = self._ends[fed * self._graph.microbatches + microbatch]
+        arrival, free = self._ends[fed * self._microbatches + microbatch], self.free
         for user in self._waiting_for_comm[fed]:
             if self._following[user] == microbatch:
                 self._arrival[user] = self._arrives(user)
         for rank in self._graph.members[fed]:
-            if self.free[rank] <= now:
+            if free[rank] <= now:
                 heappush(self.events, (arrival, rank))

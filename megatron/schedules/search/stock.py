@@ -17,6 +17,8 @@ class Stock:
         head: index of the first pass in ``passes`` that is not placed yet.
     """
 
+    __slots__ = ("head", "passes", "room")
+
     def __init__(self, room: float, passes: list[tuple[int, int, float]]) -> None:
         self.room = room
         self.passes = passes

@@ -54,22 +54,41 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
     """Yield for every instruction of ``rank``, in order, the bytes held during it and after it."""
     now, slices = _at_rest(program.plan, memory, rank), program.plan.slices
     late = _late_waits(program.rows[rank])
+    known: dict[object, tuple[float, float]] = {}
     for step in program.rows[rank]:
         item: OfSlice = step.item if isinstance(step, Run) else step.comm
-        count, n = memory.count.of_slice(item.slice, slices)
-        if isinstance(step, Run):
-            own = _of_step(count, step)
-        elif step.comm.kind in REPLICA_KINDS:
-            own = NO_PASS  # ``static`` and ``afterwards`` count their copies
-        elif step.comm.kind in HOST_KINDS:
-            own = _of_copy(program.plan, count, step)
-        else:
-            known = count.begun if isinstance(step, Start) else count.ended
-            own = known.get((step.comm.kind, step.comm.stage), NO_PASS)
-        if (item.microbatch, item.slice) in late:
-            own = _with_late_wait(count, step, own)
-        yield now + own.peak / n, now + own.left / n
-        now += own.left / n
+        waits_late = (item.microbatch, item.slice) in late
+        key = (*_alike(step), waits_late)
+        if key not in known:
+            count, n = memory.count.of_slice(item.slice, slices)
+            own = _count_of(program.plan, count, step)
+            if waits_late:
+                own = _with_late_wait(count, step, own)
+            known[key] = own.peak / n, own.left / n
+        peak, left = known[key]
+        yield now + peak, now + left
+        now += left
+
+
+def _alike(step: Instruction) -> tuple[object, ...]:
+    """Return a key that is equal for instructions of a rank with equal counts."""
+    if isinstance(step, Run):
+        own = step.item.kind, step.item.chunk, step.item.slice
+        joined = step.joined
+        return own if joined is None else (*own, joined.kind, joined.chunk, joined.slice)
+    return isinstance(step, Start), step.comm.kind, step.comm.stage, step.comm.slice
+
+
+def _count_of(plan: Plan, count: RankCount, step: Instruction) -> PassCount:
+    """Return the count of an instruction, from the count of its slice."""
+    if isinstance(step, Run):
+        return _of_step(count, step)
+    if step.comm.kind in REPLICA_KINDS:
+        return NO_PASS  # ``static`` and ``afterwards`` count their copies
+    if step.comm.kind in HOST_KINDS:
+        return _of_copy(plan, count, step)
+    known = count.begun if isinstance(step, Start) else count.ended
+    return known.get((step.comm.kind, step.comm.stage), NO_PASS)
 
 
 def _late_waits(row: Sequence[Instruction]) -> set[tuple[int, int]]:
