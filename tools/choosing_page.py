@@ -75,10 +75,10 @@ its command line.
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
 and links attain shares of these rates. The shares were calibrated on published runs of Megatron-LM,
 most of them on A100s ([constants](predictions.md#constants)). No job of several GPUs has run this
-project's code. This page assumes that communications run while passes compute, and that they slow
-passes only by the multiprocessors that they occupy. On one H200 a product took 1.2 to 1.3 times as
-long while a receive waited beside it, however many thread blocks the receive had
-([report](benchmarks/2026-11-26-h200/report.md)).
+project's code. This page assumes that communications run while passes compute, and that a
+collective slows a pass only by the multiprocessors that the collective occupies. Real passes may
+lose more: on one H200 a product took 1.2 to 1.3 times as long while a receive waited beside it,
+however many thread blocks the receive had ([report](benchmarks/2026-11-26-h200/report.md)).
 <!-- from: benchmarks/2026-11-26-h200/report.md -->
 
 **What is a tie.** Predictions for 8 GPUs in one machine could be compared with 40 runs of 1F1B on
@@ -96,7 +96,8 @@ The job of the first part: 32 layers of h = 4096, 32 microbatches of one sample 
 pipeline of 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothing recomputed. Three
 [treatments](glossary.md#treatments-of-the-vocabulary) of the vocabulary are compared: whole on the
 first and the last stage (`none`); whole on these two stages, with layers moved away from them
-(`redis`); or split over all ranks (`vocab-2`). A row with more than
+(`redis`); or split over all ranks (`vocab-2`). Schedules with several chunks on a rank have two
+(`hanayo` has one wave). A row with more than
 {GPUS[DEVICE].memory / GIB:.0f} GiB does not fit; its time is for comparison.
 <!-- figures: the memory of a data sheet -->
 
