@@ -18,6 +18,9 @@ from megatron.schedules.catalogue import SCHEDULES
 
 _MOST_TENSOR: Final = 16
 _MOST_CHUNKS: Final = 8
+_MOST_EXPERT_RANKS: Final = 64
+_EXPERT_SIZES: Final = 4
+"""Numbers of expert ranks that are looked at: the largest, for they leave the most memory."""
 _UNEVEN: Final = 1.1
 """The most layers of a stage, as a multiple of the mean."""
 _LEAST_TOKENS: Final = 2048
@@ -80,10 +83,9 @@ def _experts(line: Line) -> Sequence[Choice]:
     if experts_of(line.flags) is None or experts is None:
         return [()]
     whole = set_to("--expert-tensor-parallel-size", 1)
-    return [
-        (set_to("--expert-model-parallel-size", size), whole)
-        for size in reversed(_powers_of_two(gcd(experts, line.world_size)))
-    ]
+    most = min(gcd(experts, line.world_size), _MOST_EXPERT_RANKS)
+    sizes = sorted(_powers_of_two(most), reverse=True)[:_EXPERT_SIZES]
+    return [(set_to("--expert-model-parallel-size", size), whole) for size in sizes]
 
 
 def _pipeline(line: Line) -> Sequence[Choice]:
