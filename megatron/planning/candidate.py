@@ -7,6 +7,7 @@ they are compared by FLOPs.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from typing import Final
 
 from megatron.config.run_config import RunConfig
 from megatron.planning.estimate import (
@@ -27,6 +28,9 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
+
+MANY_FORWARDS: Final = 1500
+"""Forwards of a plan of few microbatches from which on a plain estimate does not search."""
 
 
 @dataclass(frozen=True)
@@ -158,24 +162,29 @@ class Candidate:
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
 
-    def estimate(self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False) -> Estimate:
+    def estimate(
+        self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False, plain: bool = False
+    ) -> Estimate:
         """Return the time and memory of the run by a plan of few microbatches.
 
         Args:
             watch: ends the search for that plan.
             gpu: the GPU of every rank; ``None``: the GPU by which candidates are compared.
             quick: whether the search spends only a tenth of its effort.
+            plain: whether a plan of many passes stays in the order of its block, without a search.
         """
         gpu = gpu or self.gpu
         assert gpu is not None, "without a GPU candidates are compared by their plans"
         train, planned = self.config.train, planned_microbatches(self.request)
         samples = planned * train.micro_batch_size * train.replicas
+        passes = planned * self.request.ranks * (self.request.chunks or self.request.traits.chunks)
+        searched = self.request.shortened and not (plain and passes > MANY_FORWARDS)
         few = replace(
             self,
             config=replace(
                 self.config, train=replace(train, global_batch_size=samples, rampup=None)
             ),
-            request=replace(self.request, microbatches=planned, quick=quick),
+            request=replace(self.request, microbatches=planned, quick=quick, shortened=searched),
             watch=watch,
         )
         found = forecast_run(few.config, few.run_plan, gpu)

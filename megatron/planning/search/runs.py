@@ -92,7 +92,7 @@ class Runs:
         if known is not None and known.level != "bound":
             return known
         candidate = self.candidate(line)
-        found = candidate.estimate(Watch(), quick=True)
+        found = candidate.estimate(Watch(), quick=True, plain=True)
         least = known.least if known else candidate.least_memory
         made = Known("estimate", found.seconds, found.fullest, found.fits, least)
         return self._learnt(line, made)

@@ -34,7 +34,7 @@ _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
-_MOST_PASSES: Final = 60_000
+_MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
 
 
