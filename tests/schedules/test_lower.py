@@ -31,7 +31,7 @@ from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import PASS_KINDS, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan
 from megatron.schedules.timing import earliest
-from megatron.simulator import simulate as simulating
+from megatron.simulator import clocks
 from megatron.simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +61,15 @@ def lowered(plan: Plan, seed: int) -> Program:
 
 def started(program: Program, rank: int) -> list[Comm]:
     return [step.comm for step in program.rows[rank] if isinstance(step, Start)]
+
+
+class _WithoutQueues(clocks.Numbered):
+    """A program whose communications each have a lane of their own."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.queues = len(self.comms)
+        self.lanes = list(range(self.queues))
 
 
 def simulated_ends(program: Program, costs: Costs) -> list[list[float]]:
@@ -194,7 +203,7 @@ def test_with_true_costs_it_takes_the_time_of_the_plan(plan: Plan, seed: int, lo
     costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, longest)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "IN_FLIGHT_SENDS", 10**6)
-        patch.setattr(simulating, "lane", lambda plan, comm: comm)
+        patch.setattr(clocks, "Numbered", _WithoutQueues)
         found = simulated_ends(lower(plan, costs), costs)
     assert found == by_hand.end_times(plan, costs)
     assert found == [list(row) for row in earliest(plan, costs).ends]
@@ -212,7 +221,7 @@ def test_nobody_waits_for_a_collective_that_only_others_need(
     costs = with_comms(random_costs(seed, plan.ranks, plan.chunks), seed, longest)
     costs = replace(costs, comms={**costs.comms, "X": 0.0, "G": 0.0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulating, "lane", lambda plan, comm: comm)
+        patch.setattr(clocks, "Numbered", _WithoutQueues)
         found = simulated_ends(lower(plan, costs), costs)
     assert found == by_hand.end_times(plan, costs)
 
