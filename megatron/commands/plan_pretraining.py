@@ -15,13 +15,15 @@ import json
 from collections.abc import Sequence
 
 from megatron.commands.environment import in_environment
-from megatron.commands.whole_process import reader_may_stop_early
-from megatron.flags.readable import told_as_error
-from megatron.planning.asked.question import question_of
-from megatron.planning.plan_json import as_json
-from megatron.planning.plan_report import report
-from megatron.planning.propose import propose
-from megatron.schedules.search.watch import Watch
+
+with in_environment():
+    from megatron.commands.whole_process import reader_may_stop_early
+    from megatron.flags.readable import told_as_error
+    from megatron.planning.asked.question import question_of
+    from megatron.planning.plan_json import as_json
+    from megatron.planning.plan_report import report
+    from megatron.planning.propose import propose
+    from megatron.schedules.search.watch import Watch
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: words of the command line; ``None``: the words of this process.
     """
-    with reader_may_stop_early(), told_as_error(ValueError), in_environment():
+    with reader_may_stop_early(), told_as_error(ValueError):
         question = question_of(argv, __doc__)
         answer = propose(question, Watch.of_rank(0))
         if question.json:

@@ -29,8 +29,8 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
 
-MANY_FORWARDS: Final = 1500
-"""Forwards of a plan of few microbatches from which on a plain estimate does not search."""
+_MANY_FORWARDS: Final = 1500
+"""A plain estimate searches no plan of few microbatches that has more forwards than this."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,10 @@ class Candidate:
         assert gpu is not None, "without a GPU candidates are compared by their plans"
         train, planned = self.config.train, planned_microbatches(self.request)
         samples = planned * train.micro_batch_size * train.replicas
-        passes = planned * self.request.ranks * (self.request.chunks or self.request.traits.chunks)
-        searched = self.request.shortened and not (plain and passes > MANY_FORWARDS)
+        forwards = (
+            planned * self.request.ranks * (self.request.chunks or self.request.traits.chunks)
+        )
+        searched = self.request.shortened and not (plain and forwards > _MANY_FORWARDS)
         few = replace(
             self,
             config=replace(

@@ -6,6 +6,7 @@ The second search finds the best way without a split vocabulary, to compare with
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
 from megatron.planning.answer import Answer, Obstacle, Proposal
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.race import NEAR
@@ -21,6 +22,11 @@ RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
 _UNSPLIT_ESTIMATES: Final = 14
 """Estimates of the search without a split vocabulary; it profits from the counts of the other."""
+
+_SEARCHED: Final = frozenset(
+    {"--pipeline-schedule", "--vocab-parallel", "--cp-comm-type", "--recompute-granularity"}
+)
+"""Flags whose word auto asks for what the search does anyway."""
 
 _USUAL: Final = (
     Edit("--use-distributed-optimizer"),
@@ -61,12 +67,27 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
 
 
 def _line(question: Question) -> Line:
-    """Return the flags of the job, without those of its layout."""
+    """Return the flags of the job, without those of its layout.
+
+    Raises:
+        ValueError: a flag leaves a property to the plan that the search does not know.
+    """
     line = Line.of(dry_run_words(question, (), 1), question.gpus.count)
     chosen = {"--dry-run-replicas", "--micro-batch-size"} - question.options
-    given = {option: values for option, values in line.given.items() if option not in chosen}
+    given = {
+        option: values
+        for option, values in line.given.items()
+        if option not in chosen and (option not in _SEARCHED or values != ("auto",))
+    }
     usual = tuple(edit for edit in _USUAL if edit.option not in given)
-    return Line(given, question.gpus.count).edited(usual)
+    line = Line(given, question.gpus.count).edited(usual)
+    for own in LEFT_TO_PLANS:
+        if own.is_open(line.flags):
+            raise ValueError(
+                f"{own.flag}: this command does not search it; give a value, or leave it out and "
+                "let a dry run of the line choose"
+            )
+    return line
 
 
 def _unsplit(question: Question, line: Line, runs: Runs, watch: Watch) -> Proposal | None:

@@ -100,15 +100,28 @@ class Schedule(Traits):
             the plans from which the search starts.
         fills: whether the schedule uses a memory limit above the promise for a shorter plan. Its
             plan may then hold as many microbatches as the limit allows.
+        bubble_free: whether no rank idles between its first and its last pass, if passes of all
+            kinds take equally long.
     """
 
     block: Callable[[int, int, int], Block]
     promise: Callable[[int, int, int], float]
     searched: bool = False
     fills: bool = False
+    bubble_free: bool = False
     options: frozenset[Option] = field(
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
+
+    def rough_bubble(self, ranks: int, chunks: int) -> float:
+        """Return about how many microbatches would fill a rank's idle time in an iteration.
+
+        1F1B idles for p - 1 microbatches, in chunks for their part of them (arXiv 2104.04473,
+        section 2.2); with W apart, W fills two thirds (arXiv 2401.10241, section 2.3).
+        """
+        if self.bubble_free:
+            return 0.0
+        return (ranks - 1) / (3 if self.split else chunks)
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = {
@@ -170,6 +183,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         paper="arXiv 2401.10241",
         block=lambda p, m, v: zb_h2(p),
         promise=lambda p, m, v: 2 * p - 1,
+        bubble_free=True,
     ),
     "zb-1p": Schedule(
         title="ZB-1p",
@@ -187,6 +201,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: 2 * p,
         kept=PAPER_KEPT,
         searched=True,
+        bubble_free=True,
     ),
     "zb-v": Schedule(
         title="ZB-V",
@@ -196,6 +211,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: p,
         chunks=2,
         fills=True,
+        bubble_free=True,
     ),
     "v-half": Schedule(
         title="V-Half",
@@ -223,6 +239,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: p + 0.5,
         chunks=2,
         pairs=True,
+        bubble_free=True,
     ),
     "gis": Schedule(
         title="GIS",
@@ -283,6 +300,8 @@ CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() i
 """The schedules for which a request may choose the number of chunks per rank."""
 PAIRED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.pairs)
 """The schedules that are made for pairs."""
+TRIED_FIRST: Final = ("zb-v", "interleaved", "dualpipe-v", "1f1b", "zb-h1", "v-half", "v-min")
+"""Schedules that stand for all others while layouts are compared: fast ones and small ones."""
 OF_EVERY_SHAPE: Final = ("1f1b", "interleaved", "zb-v")
 """A schedule of every shape: a chunk for each rank, chunks in a circle, and chunks in a V."""
 

@@ -198,10 +198,8 @@ def test_a_dry_run_says_the_sums() -> None:
         errors = [100 * row.error for row in rows]
         mean, signed = sum(map(abs, errors)) / len(errors), sum(errors) / len(errors)
         assert (told.runs, told.families) == (len(rows), len({row.family for row in rows}))
-        assert (told.mean, told.most) == (
-            round(mean, 1),
-            round(max(errors, key=lambda error: abs(error)), 1),
-        )
+        most: float = max(errors, key=abs)
+        assert (told.mean, told.most) == (round(mean, 1), round(most, 1))
         assert told.signed == round(signed, 1)
 
 

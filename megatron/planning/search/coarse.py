@@ -15,19 +15,17 @@ from typing import Final, NamedTuple
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.train import TrainFlags
 from megatron.planning.search.dimension import Dimension, combined
+from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES
 from megatron.planning.search.line import Choice, Line, left_out, set_to
-from megatron.planning.search.runs import Known, Runs, held_at_most
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.planning.search.runs import Known, Promise, Runs, promise_of
+from megatron.schedules.catalogue import OF_EVERY_SHAPE
 
 _PIPELINE: Final = "--pipeline-model-parallel-size"
 _MICRO_BATCH: Final = "--micro-batch-size"
 _BATCH: Final = "--global-batch-size"
 _BATCHES: Final = 4
 """Microbatches of a job that is counted for its shape."""
-_WITHOUT_BUBBLE: Final = frozenset({"zb-v", "zb-h2", "zb-2p", "dualpipe-v"})
 _FEW_STAGES: Final = 4
-_FIRST: Final = {"schedule": 7, "vocabulary": 1}
-"""Choices in the order of passes that stand for the others while layouts are compared."""
 _ALIKE: Final = 0.02
 """Choices whose memory differs by less than this share are compared by their time alone."""
 
@@ -36,7 +34,7 @@ class Shape(NamedTuple):
     """What was counted of a shape.
 
     Attributes:
-        seconds: of a microbatch's passes on one stage.
+        seconds: of a sample's passes on one stage.
         whole: bytes of weights, gradients and states that stages divide.
         shared: bytes of states that the replicas divide, whatever the stages.
         kept: bytes that a microbatch leaves on one stage.
@@ -97,7 +95,7 @@ class Coarse:
     refused: dict[str, None]
     _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
-    _held: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
 
     def count(self) -> None:
         """Count all shapes and factors."""
@@ -117,7 +115,7 @@ class Coarse:
         for line, _ in self._shapes.values():
             for placed in combined(line, self._of("pipeline")):
                 ways = [self._useful(own, placed) for own in self._of("factor")]
-                orders = [own.choices(placed)[: _FIRST[own.name]] for own in self._of("order")]
+                orders = [own.choices(placed)[: own.stand_ins] for own in self._of("order")]
                 found += self._rough(placed, ways, orders)
         return found
 
@@ -155,9 +153,9 @@ class Coarse:
         if _MICRO_BATCH not in line.given:
             line = line.edited((set_to(_MICRO_BATCH, 1),))
         plain = (
+            *map(left_out, ASKING_FOR_SCHEDULES),
             set_to(_PIPELINE, stages),
-            set_to("--pipeline-schedule", "1f1b"),
-            left_out("--num-virtual-stages-per-pipeline-rank"),
+            set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
             set_to("--layer-distribution", "remainder"),
         )
         one = line.edited((*order, *plain))
@@ -180,7 +178,7 @@ class Coarse:
         whole = (one.held.static - few.held.static) * stages / max(1, stages - 1)
         whole = min(max(whole, 0.0), one.held.static)
         return Shape(
-            one.seconds / _BATCHES,
+            one.seconds / (_BATCHES * _samples(line)),
             whole,
             one.held.static - whole,
             one.held.peak - one.held.static,
@@ -193,8 +191,9 @@ class Coarse:
         for choice in dimension.choices(line):
             own = self._bounds(line.edited(choice), 1)
             if base is not None and own is not None:
+                samples = _samples(line.edited(choice)) / _samples(line)
                 self._factors[dimension.name, choice] = Factor(
-                    own.seconds / base.seconds,
+                    own.seconds / base.seconds / samples,
                     own.held.static / base.held.static,
                     (own.held.peak - own.held.static) / (base.held.peak - base.held.static),
                 )
@@ -208,7 +207,7 @@ class Coarse:
         known = {one: self._factors.get((dimension.name, one), Factor()) for one in choices}
         for choice in sorted(choices, key=lambda one: known[one].seconds):
             less = known[choice]
-            if dimension.name == "micro batch" or all(
+            if all(
                 less.static * (1 + _ALIKE) < known[own].static
                 or less.kept * (1 + _ALIKE) < known[own].kept
                 for own in found
@@ -234,20 +233,21 @@ class Coarse:
         stages = placed.flags[ParallelFlags].pipeline_model_parallel_size
         replicas = number_of_replicas(placed.flags)
         for chosen in product(*ways):
-            micro = int((_given(chosen, _MICRO_BATCH) or placed.given.get(_MICRO_BATCH, ("1",)))[0])
+            micro = _samples(placed.edited(tuple(edit for own in chosen for edit in own)))
             batches, rest = divmod(int(placed.given[_BATCH][0]), micro * replicas)
             if rest or not batches:
                 continue
             own = self._times(chosen)
             static = own.static * (shape.whole / stages + shape.shared)
-            kept, seconds = own.kept * shape.kept / stages, own.seconds * shape.seconds / stages
+            kept = own.kept * shape.kept / stages
+            seconds = micro * own.seconds * shape.seconds / stages
             for order in product(*orders):
-                held = self._microbatches(placed, order, stages, batches, micro)
+                held, bubble = self._promised(placed, order, stages, batches, micro)
                 found.append(
                     Rough(
                         self._combination(placed, chosen, order),
                         (stages, *order),
-                        seconds * (batches + _bubble(order, stages)),
+                        seconds * (batches + bubble),
                         static + held * kept,
                         shape.room,
                     )
@@ -272,13 +272,13 @@ class Coarse:
             for own in self.dimensions
         )
 
-    def _microbatches(
+    def _promised(
         self, line: Line, order: Combination, stages: int, batches: int, micro: int
-    ) -> float:
+    ) -> Promise:
         key = (order, stages, batches)
         if key not in self._held:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
-            self._held[key] = held_at_most(chosen.edited((set_to(_MICRO_BATCH, micro),)))
+            self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
 
 
@@ -288,18 +288,6 @@ def _few_stages(line: Line) -> int:
     return next((size for size in range(_FEW_STAGES, 0, -1) if ranks % size == 0), 1)
 
 
-def _given(choices: Sequence[Choice], option: str) -> Sequence[str] | None:
-    """Return the words that some choices set a flag to."""
-    return next(
-        (edit.values for own in choices for edit in own if edit.option == option and edit.values),
-        None,
-    )
-
-
-def _bubble(order: Combination, stages: int) -> float:
-    """Return the microbatches that would fill a schedule's idle time, by the shape of its block."""
-    name = (_given(order, "--pipeline-schedule") or ("1f1b",))[0]
-    chunks = (_given(order, "--num-virtual-stages-per-pipeline-rank") or ("1",))[0]
-    if name in _WITHOUT_BUBBLE:
-        return 0.0
-    return (stages - 1) / (3 if SCHEDULES[name].split else int(chunks))
+def _samples(line: Line) -> int:
+    """Return the samples of a line's microbatch."""
+    return int(line.given.get(_MICRO_BATCH, ("1",))[0])

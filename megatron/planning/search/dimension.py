@@ -14,6 +14,8 @@ to change every combination by the same factor. pipeline: the stages, over which
 spread. order: the order of the passes, which only plans can judge.
 """
 
+Choices = Callable[[Line], Sequence[Choice]]
+
 
 class Dimension(NamedTuple):
     """A property of a run that a search may choose.
@@ -21,21 +23,24 @@ class Dimension(NamedTuple):
     Attributes:
         name: the property, for tables.
         kind: what its choices change.
-        options: the flags that its choices set. If the user has given one of them, the dimension is
-            closed.
+        options: the flags that its choices set.
         choices: returns its choices beside the flags of a line, the most promising first. A choice
             that a rule refuses is passed over.
+        closing: the flags with which the user decides the property, so that nothing is chosen.
+        stand_ins: number of the first choices that stand for all others while layouts are compared.
     """
 
     name: str
     kind: Kind
     options: tuple[str, ...]
-    choices: Callable[[Line], Sequence[Choice]]
+    choices: Choices
+    closing: tuple[str, ...]
+    stand_ins: int = 1
 
 
 def opened(dimensions: Sequence[Dimension], line: Line) -> tuple[Dimension, ...]:
     """Return the dimensions that the flags of a line leave open."""
-    return tuple(own for own in dimensions if line.given.keys().isdisjoint(own.options))
+    return tuple(own for own in dimensions if line.given.keys().isdisjoint(own.closing))
 
 
 def combined(line: Line, dimensions: Sequence[Dimension]) -> list[Line]:

@@ -10,11 +10,14 @@ from typing import Final
 from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.experts import ExpertFlags, experts_of
 from megatron.config.model import ModelFlags
-from megatron.config.parallelism import ParallelFlags
+from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
+from megatron.config.schedule import COMPARED_TREATMENTS
 from megatron.config.train import TrainFlags
-from megatron.planning.search.dimension import Dimension
+from megatron.parallel.context import CONTEXT_EXCHANGES
+from megatron.planning.search.dimension import Choices, Dimension, Kind
 from megatron.planning.search.line import Choice, Edit, Line, left_out, set_to
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
+from megatron.schedules.treatments import TREATMENTS
 
 _MOST_TENSOR: Final = 16
 _MOST_CHUNKS: Final = 8
@@ -74,7 +77,8 @@ def _context(line: Line) -> Sequence[Choice]:
 def _exchange(line: Line) -> Sequence[Choice]:
     if line.flags[ParallelFlags].context_parallel_size == 1:
         return [()]
-    return [(set_to("--cp-comm-type", name),) for name in ("p2p", "a2a", "all_gather")]
+    names = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.in_levels]
+    return [(set_to("--cp-comm-type", name),) for name in names]
 
 
 def _experts(line: Line) -> Sequence[Choice]:
@@ -114,17 +118,13 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
     return [(set_to("--micro-batch-size", size),) for size in able or [1]]
 
 
-_FASTEST: Final = ("zb-v", "interleaved", "dualpipe-v", "1f1b", "zb-h1", "v-half", "v-min")
-"""The schedules that a search looks at first."""
-
-
 def _schedule(line: Line) -> Sequence[Choice]:
     """Return the schedules with their chunks, the most promising first."""
     ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
     layers = line.flags[ModelFlags].num_layers
     if ranks == 1:
-        return [_named("1f1b", None, spread=False)]
-    names = [*_FASTEST, *(name for name in SCHEDULES if name not in _FASTEST)]
+        return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
+    names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES))
     found = list[tuple[bool, Choice]]()
     for name in names:
         known = SCHEDULES[name]
@@ -155,16 +155,27 @@ def _named(name: str, chunks: int | None, *, spread: bool) -> Choice:
 def _treatment(line: Line) -> Sequence[Choice]:
     """Return all treatments; without stages there is nothing to spread the vocabulary over."""
     if line.flags[ParallelFlags].pipeline_model_parallel_size == 1:
-        return [(set_to("--vocab-parallel", "none"),)]
-    names = ("vocab-2", "vocab-1", "interlaced", "redis", "none")
-    return [(set_to("--vocab-parallel", name),) for name in names]
+        return [(set_to(_VOCABULARY, DEFAULT_TREATMENT),)]
+    return [(set_to(_VOCABULARY, name),) for name in _TREATMENTS]
 
 
 def _whole_vocabulary(line: Line) -> Sequence[Choice]:
-    ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
-    names = ("redis", "none") if ranks > 1 else ("none",)
-    return [(set_to("--vocab-parallel", name),) for name in names]
+    """Return the treatments that leave the vocabulary layers whole."""
+    whole = {name for name in _TREATMENTS if not TREATMENTS[name].is_sharded}
+    return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
 
+
+_VOCABULARY: Final = "--vocab-parallel"
+_TREATMENTS: Final = sorted(
+    COMPARED_TREATMENTS,
+    key=lambda name: (
+        not TREATMENTS[name].is_sharded,
+        TREATMENTS[name].synchronous,
+        TREATMENTS[name].delay,
+        not TREATMENTS[name].redistributed,
+    ),
+)
+"""The treatments of the vocabulary: first those that are split, by the delay of the backwards."""
 
 _RECOMPUTE: Final = (
     "--recompute-granularity",
@@ -179,10 +190,26 @@ _LOGITS: Final = Edit("--vocab-recompute")
 _HOST: Final = Edit("--cpu-offload")
 
 
-def _instead(way: Choice, options: Sequence[str]) -> Choice:
-    """Return a choice that also leaves out those of the options that it does not set."""
-    own = {edit.option for edit in way}
-    return (*(left_out(option) for option in options if option not in own), *way)
+_GROUPS: Final = (
+    _RECOMPUTE,
+    (_LOGITS.option,),
+    tuple(edit.option for edit in _NARROW),
+    (_HOST.option, "--offload-chunk-num"),
+)
+"""Flags of each way to hold less; a way of which the user gives a flag is the user's."""
+
+
+def _beside(line: Line, way: Choice) -> Choice:
+    """Return a way to hold less without edits of the user's ways, and without flags of other ways.
+
+    Args:
+        line: the line.
+        way: the edits of the way.
+    """
+    free = [option for group in _GROUPS if not any(map(line.asks, group)) for option in group]
+    own = [edit for edit in way if edit.option in free]
+    named = {edit.option for edit in own}
+    return (*(left_out(option) for option in free if option not in named), *own)
 
 
 def _selective(*names: str) -> Choice:
@@ -193,7 +220,7 @@ def _selective(*names: str) -> Choice:
 
 
 def _memory(line: Line) -> Sequence[Choice]:
-    """Return ways to hold less, the fastest first; each holds less than the ones before it."""
+    """Return ways to hold less, about the fastest first; most hold less than the ones before."""
     mixture = experts_of(line.flags) is not None
     active = ["mlp_act"] * (not line.flags[ModelFlags].squared_relu) + ["moe_act"] * mixture
     quick, cheap = _selective("layernorm"), _selective("layernorm", *active)
@@ -214,35 +241,58 @@ def _memory(line: Line) -> Sequence[Choice]:
         (*cheap, *narrow, _HOST),
         (*whole, *narrow, _HOST),
     )
-    return [_instead(way, _MEMORY_FLAGS) for way in ways]
+    return list(dict.fromkeys(_beside(line, way) for way in ways))
 
 
-_TENSOR_FLAGS: Final = ("--tensor-model-parallel-size", "--sequence-parallel")
+def _own(name: str, kind: Kind, choices: Choices, *options: str) -> Dimension:
+    """Return a dimension that each of the flags that it sets closes."""
+    return Dimension(name, kind, options, choices, options)
+
+
 _SCHEDULE_FLAGS: Final = (
     "--pipeline-schedule",
     "--num-virtual-stages-per-pipeline-rank",
     "--layer-distribution",
 )
-_VOCABULARY_FLAGS: Final = ("--vocab-parallel", "--enable-vocab-parallel")
-_MEMORY_FLAGS: Final = (*_RECOMPUTE, *(edit.option for edit in (*_NARROW, _LOGITS, _HOST)))
+ASKING_FOR_SCHEDULES: Final = (
+    *_SCHEDULE_FLAGS,
+    "--num-layers-per-virtual-pipeline-stage",
+    "--pipeline-model-parallel-layout",
+    "--schedule-file",
+    "--enable-zero-bubble",
+    "--zero-bubble-v-schedule",
+)
+_ASKING_FOR_TREATMENTS: Final = (
+    _VOCABULARY,
+    "--enable-vocab-parallel",
+    "--use-interlaced-schedule",
+    "--enable-layer-redistribution",
+)
 
-TENSOR: Final = Dimension("tensor ranks", "shape", _TENSOR_FLAGS, _tensor)
-CONTEXT: Final = Dimension("context ranks", "shape", ("--context-parallel-size",), _context)
-EXPERTS: Final = Dimension(
+TENSOR: Final = _own(
+    "tensor ranks", "shape", _tensor, "--tensor-model-parallel-size", "--sequence-parallel"
+)
+CONTEXT: Final = _own("context ranks", "shape", _context, "--context-parallel-size")
+EXPERTS: Final = _own(
     "expert ranks",
     "shape",
-    ("--expert-model-parallel-size", "--expert-tensor-parallel-size"),
     _experts,
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
 )
-MICRO_BATCH: Final = Dimension("micro batch", "factor", ("--micro-batch-size",), _micro_batch)
-EXCHANGE: Final = Dimension("exchange of context ranks", "factor", ("--cp-comm-type",), _exchange)
-MEMORY: Final = Dimension("memory", "factor", _MEMORY_FLAGS, _memory)
-PIPELINE: Final = Dimension(
-    "pipeline ranks", "pipeline", ("--pipeline-model-parallel-size",), _pipeline
+PIPELINE: Final = _own("pipeline ranks", "pipeline", _pipeline, "--pipeline-model-parallel-size")
+MICRO_BATCH: Final = _own("micro batch", "factor", _micro_batch, "--micro-batch-size")
+EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-comm-type")
+MEMORY: Final = Dimension(
+    "memory", "factor", tuple(option for group in _GROUPS for option in group), _memory, ()
 )
-SCHEDULE: Final = Dimension("schedule", "order", _SCHEDULE_FLAGS, _schedule)
-VOCABULARY: Final = Dimension("vocabulary", "order", _VOCABULARY_FLAGS, _treatment)
-WHOLE_VOCABULARY: Final = Dimension("vocabulary", "order", _VOCABULARY_FLAGS, _whole_vocabulary)
+SCHEDULE: Final = Dimension(
+    "schedule", "order", _SCHEDULE_FLAGS, _schedule, ASKING_FOR_SCHEDULES, len(TRIED_FIRST)
+)
+VOCABULARY: Final = Dimension(
+    "vocabulary", "order", (_VOCABULARY,), _treatment, _ASKING_FOR_TREATMENTS
+)
+WHOLE_VOCABULARY: Final = VOCABULARY._replace(choices=_whole_vocabulary)
 
 LAYOUT: Final = (TENSOR, CONTEXT, EXPERTS, PIPELINE, MICRO_BATCH, EXCHANGE, MEMORY)
 DIMENSIONS: Final = (*LAYOUT, SCHEDULE, VOCABULARY)

@@ -87,6 +87,10 @@ class Line:
         """A key that is equal for lines with the same flags."""
         return frozenset(self.given.items())
 
+    def asks(self, option: str) -> bool:
+        """Return whether the line had a flag before it was edited."""
+        return option in self.given and all(edit.option != option for edit in self.edits)
+
     @property
     def edited_words(self) -> tuple[str, ...]:
         """The words of all edits."""

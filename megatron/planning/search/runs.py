@@ -1,6 +1,6 @@
 """The runs that a search looks at, with what is known of their time and memory."""
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import chunks_of, schedule_of, treatment_of
@@ -17,13 +17,11 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 
 Level = Literal["bound", "estimate", "plan"]
-"""Where a node's seconds and bytes come from.
+"""Where the seconds and bytes of a run come from.
 
 bound: lower bounds, known without a plan. estimate: a plan of few microbatches. plan: the whole
 plan.
 """
-WORK: Final[dict[Level, int]] = {"bound": 1, "estimate": 2, "plan": 6}
-"""Units of work to learn so much; a unit is about a quarter of a second."""
 
 
 class Known(NamedTuple):
@@ -49,12 +47,11 @@ class Runs:
 
     Attributes:
         gpu: the GPU of every rank.
-        work: units of work that were spent.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         """Begin without any run."""
-        self.gpu, self.work = gpu, 0
+        self.gpu = gpu
         self._known: dict[frozenset[tuple[str, tuple[str, ...]]], Known] = {}
 
     def candidate(self, line: Line) -> Candidate:
@@ -109,23 +106,41 @@ class Runs:
 
     def _learnt(self, line: Line, found: Known) -> Known:
         self._known[line.key] = found
-        self.work += WORK[found.level]
         return found
 
 
-def held_at_most(line: Line) -> float:
-    """Return the microbatches that a rank holds by the promise of a line's schedule."""
+class Promise(NamedTuple):
+    """What is known of the order of passes that a line asks for, without a plan.
+
+    Attributes:
+        held: microbatches that a rank holds at most.
+        bubble: microbatches that would fill a rank's idle time, about.
+    """
+
+    held: float
+    bubble: float
+
+
+def promise_of(line: Line) -> Promise:
+    """Return what the schedule and the treatment of a line promise.
+
+    A schedule that is searched or read from a file promises what 1F1B holds, and no idle time.
+    """
     flags = line.flags
     name, sizes, train = schedule_of(flags), flags[ParallelFlags], flags[TrainFlags]
-    known, ranks = SCHEDULES[name], sizes.pipeline_model_parallel_size
+    known, ranks = SCHEDULES.get(name), sizes.pipeline_model_parallel_size
     samples = (train.micro_batch_size or 1) * number_of_replicas(flags)
     microbatches = max(1, (train.global_batch_size or 1) // samples)
+    if known is None:
+        return Promise(min(ranks, microbatches), 0.0)
+    chunks = chunks_of(flags) if known.takes_chunks else None
     request = Request(
         name,
         treatment_of(flags),
         ranks,
         microbatches,
-        chunks=chunks_of(flags) if known.takes_chunks else None,
+        chunks=chunks,
         slices=flags[SliceFlags].num_seq_splits,
     )
-    return max(1.0, min(promised(request, known), microbatches))
+    held = max(1.0, min(promised(request, known), microbatches))
+    return Promise(held, known.rough_bubble(ranks, chunks or known.chunks))

@@ -61,11 +61,9 @@ class Found:
         too_large: runs that do not fit, the fastest first.
         taken: the run that holds the least of all within ``NEAR`` of the fastest; ``None``: no run
             fits.
-        candidate: the taken run with its plan; ``None``: its plan is too large to be made here.
+        candidate: the taken run with its plan; ``None``: its plan has too many passes to be made.
         refused: why some choices make no run, each reason once.
         combinations: number of combinations that were ranked.
-        expected: the fewest seconds that are expected of a combination without an estimate.
-        work: units of work that were spent.
     """
 
     ways: list[Way] = field(default_factory=list)
@@ -74,8 +72,6 @@ class Found:
     candidate: Candidate | None = None
     refused: dict[str, None] = field(default_factory=dict)
     combinations: int = 0
-    expected: float = inf
-    work: int = 0
 
 
 class Search:
@@ -127,7 +123,6 @@ class Search:
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
         self._choose()
-        found.work = self._runs.work
         return found
 
     def _race(self, line: Line, rough: Sequence[Rough], most: int, least: int = 0) -> None:
@@ -143,9 +138,9 @@ class Search:
         while most > 0 and not self._watch.is_over:
             able = [each for each in waiting if self._peak(each) <= _FAR * each.room]
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
-            self._found.expected = inf if first is None else self._seconds(first)
-            done = whole - most >= least and self._found.expected >= self._best_seconds()
-            if first is None or done:
+            if first is None:
+                return
+            if whole - most >= least and self._seconds(first) >= self._best_seconds():
                 return
             del waiting[first]
             most -= self._estimate(line, first)
@@ -220,8 +215,6 @@ class Search:
     def _choose(self) -> None:
         """Plan the most promising runs in full, and take the best of them."""
         found = self._found
-        found.too_large = [way for way in self._ways.values() if not way.known.fits]
-        found.too_large.sort(key=lambda way: way.known.seconds)
         candidates = dict[Combination, Candidate]()
         while (best := self._smallest_near()) is not None and best.known.level != "plan":
             if self._passes(best) > _MOST_PASSES:
@@ -232,6 +225,8 @@ class Search:
         found.taken = best
         found.candidate = None if best is None else candidates.get(best.choices)
         found.ways = self._fitting()
+        found.too_large = [way for way in self._ways.values() if not way.known.fits]
+        found.too_large.sort(key=lambda way: way.known.seconds)
 
     def _smallest_near(self) -> Way | None:
         """Return the run that holds the least of all within ``NEAR`` of the fastest."""

@@ -7,30 +7,12 @@ from megatron.config.parallelism import ParallelFlags
 from megatron.planning.search.line import Edit, Line, left_out, set_to
 from megatron.simulator.costs.gpus import GPUS
 
-WORDS = [
-    "--num-layers",
-    "8",
-    "--hidden-size",
-    "64",
-    "--num-attention-heads",
-    "4",
-    "--seq-length",
-    "32",
-    "--vocab-size",
-    "512",
-    "--micro-batch-size",
-    "1",
-    "--global-batch-size",
-    "16",
-    "--train-iters",
-    "1",
-    "--lr",
-    "1",
-    "--bf16",
-    "--dry-run",
-    "--dry-run-gpu",
-    "H100",
-]
+LINE = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 512 "
+    "--micro-batch-size 1 --global-batch-size 16 --train-iters 1 --lr 1 --bf16 --dry-run "
+    "--dry-run-gpu H100"
+)
+WORDS = LINE.split()
 
 
 def test_an_edit_replaces_adds_and_leaves_out() -> None:

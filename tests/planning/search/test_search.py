@@ -6,72 +6,45 @@ from itertools import product
 
 import pytest
 
+from megatron.config.parallelism import ParallelFlags
+from megatron.planning.asked.question import question_of
+from megatron.planning.propose import propose
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse
-from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import (
     DIMENSIONS,
     MEMORY,
     MICRO_BATCH,
     PIPELINE,
+    SCHEDULE,
     TENSOR,
     UNSPLIT,
     VOCABULARY,
 )
 from megatron.planning.search.line import Line, left_out, set_to
-from megatron.planning.search.runs import Runs, held_at_most
+from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import Found, Search
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
-WORDS = [
-    "--num-layers",
-    "16",
-    "--hidden-size",
-    "2048",
-    "--num-attention-heads",
-    "16",
-    "--swiglu",
-    "--seq-length",
-    "4096",
-    "--max-position-embeddings",
-    "4096",
-    "--vocab-size",
-    "128000",
-    "--untie-embeddings-and-output-weights",
-    "--normalization",
-    "RMSNorm",
-    "--disable-bias-linear",
-    "--attention-dropout",
-    "0",
-    "--hidden-dropout",
-    "0",
-    "--global-batch-size",
-    "32",
-    "--train-iters",
-    "1",
-    "--lr",
-    "1",
-    "--bf16",
-    "--use-distributed-optimizer",
-    "--overlap-grad-reduce",
-    "--overlap-param-gather",
-    "--dry-run",
-    "--dry-run-gpu",
-    "H100",
-]
-SCHEDULES = Dimension(
-    "schedule",
-    "order",
-    ("--pipeline-schedule",),
-    lambda line: [
+LINE = (
+    "--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --swiglu --seq-length 4096 "
+    "--max-position-embeddings 4096 --vocab-size 128000 --untie-embeddings-and-output-weights "
+    "--normalization RMSNorm --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+    "--global-batch-size 32 --train-iters 1 --lr 1 --bf16 --use-distributed-optimizer "
+    "--overlap-grad-reduce --overlap-param-gather --dry-run --dry-run-gpu H100"
+)
+WORDS = LINE.split()
+SCHEDULES = SCHEDULE._replace(
+    choices=lambda line: [
         (set_to("--pipeline-schedule", name),)
         for name in (
             ["1f1b"]
-            if line.given.get("--pipeline-model-parallel-size", ("1",)) == ("1",)
+            if line.flags[ParallelFlags].pipeline_model_parallel_size == 1
             else ["zb-v", "1f1b", "v-min"]
         )
-    ],
+    ]
 )
 SMALL = (TENSOR, PIPELINE, MICRO_BATCH, MEMORY, SCHEDULES, VOCABULARY)
 
@@ -124,7 +97,6 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert [(way.line.key, way.known) for way in again.ways] == [
         (way.line.key, way.known) for way in before.ways
     ]
-    assert again.work == before.work
 
 
 def test_less_memory_makes_no_faster_run() -> None:
@@ -142,6 +114,49 @@ def test_what_the_line_gives_is_not_searched() -> None:
         assert way.line.given["--vocab-parallel"] == ("vocab-1",)
     names = {own.name for own in opened(SMALL, given)}
     assert names == {own.name for own in SMALL} - {"pipeline ranks", "vocabulary"}
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [
+        ("--use-interlaced-schedule", {"vocabulary"}),
+        ("--enable-layer-redistribution", {"vocabulary"}),
+        ("--zero-bubble-v-schedule", {"schedule"}),
+        ("--num-layers-per-virtual-pipeline-stage 2", {"schedule"}),
+        ("--main-grads-dtype fp32", set()),
+    ],
+)
+def test_every_way_to_ask_for_a_property_closes_it(words: str, closed: set[str]) -> None:
+    given = line(*words.split())
+    assert {own.name for own in DIMENSIONS} - {own.name for own in opened(DIMENSIONS, given)} == (
+        closed
+    )
+
+
+def test_a_way_to_hold_less_that_the_line_decides_is_left_as_it_is() -> None:
+    def words(*given: str) -> list[tuple[str, ...]]:
+        start = line(*given)
+        return [start.edited(own).edited_words for own in MEMORY.choices(start)]
+
+    assert any("bf16" in own and "--vocab-recompute" in own for own in words())
+    wide = words("--main-grads-dtype", "fp32", "--use-precision-aware-optimizer")
+    assert not any("bf16" in own for own in wide)
+    assert any("full" in own for own in wide)
+    again = words("--recompute-granularity", "full", "--recompute-method", "uniform")
+    assert not any("--recompute-granularity" in own for own in again)
+    assert len(set(again)) == len(again) > 1
+
+
+def test_a_property_that_is_not_searched_is_not_left_to_the_search() -> None:
+    argv = f"{LINE} --gpus 4xH100 --num-seq-splits auto".split()
+    left = {"--train-iters", "--lr", "--dry-run-gpu"}
+    words = [
+        word
+        for at, word in enumerate(argv)
+        if word not in left | {"--dry-run"} and (at == 0 or argv[at - 1] not in left)
+    ]
+    with pytest.raises(ValueError, match="--num-seq-splits auto: this command does not search"):
+        propose(question_of(words, None))
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_reason() -> None:
@@ -183,7 +198,7 @@ def test_all_choices_of_all_dimensions_can_be_read() -> None:
 
 def test_microbatches_that_schedules_promise() -> None:
     def held(schedule: str, treatment: str, stages: int) -> float:
-        return held_at_most(
+        return promise_of(
             line().edited(
                 (
                     set_to("--pipeline-model-parallel-size", stages),
@@ -192,7 +207,7 @@ def test_microbatches_that_schedules_promise() -> None:
                     set_to("--vocab-parallel", treatment),
                 )
             )
-        )
+        ).held
 
     assert held("1f1b", "none", 4) == 4
     assert held("1f1b", "vocab-2", 4) == 5  # one barrier holds one more
