@@ -121,6 +121,25 @@ class Coarse:
 
     def around(self, best: Combination) -> list[Rough]:
         """Return the combinations with another order of passes than ``best``, or another factor."""
+        placed, chosen = self._placed(best)
+        same = [[chosen[own.name]] for own in self._of("factor")]
+        found = self._rough(placed, same, [own.choices(placed) for own in self._of("order")])
+        order = [[chosen[own.name]] for own in self._of("order")]
+        for index, own in enumerate(self._of("factor")):
+            ways = [*same[:index], list(own.choices(placed)), *same[index + 1 :]]
+            found += self._rough(placed, ways, order)
+        return found
+
+    def treated(self, best: Combination) -> list[Rough]:
+        """Return the combinations that differ from ``best`` in the last dimension only."""
+        placed, chosen = self._placed(best)
+        same = [[chosen[own.name]] for own in self._of("factor")]
+        *others, last = self._of("order")
+        orders = [*([chosen[own.name]] for own in others), last.choices(placed)]
+        return self._rough(placed, same, orders)
+
+    def _placed(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
+        """Return the line with the ranks of ``best``, and the choices of ``best`` by dimension."""
         shape = tuple(
             choice for own, choice in zip(self.dimensions, best, strict=True) if own.kind == "shape"
         )
@@ -129,13 +148,7 @@ class Coarse:
         placed = line.edited(
             tuple(edit for own in self._of("pipeline") for edit in chosen[own.name])
         )
-        same = [[chosen[own.name]] for own in self._of("factor")]
-        found = self._rough(placed, same, [own.choices(placed) for own in self._of("order")])
-        order = [[chosen[own.name]] for own in self._of("order")]
-        for index, own in enumerate(self._of("factor")):
-            ways = [*same[:index], list(own.choices(placed)), *same[index + 1 :]]
-            found += self._rough(placed, ways, order)
-        return found
+        return placed, chosen
 
     def _of(self, kind: str) -> list[Dimension]:
         return [own for own in self.dimensions if own.kind == kind]

@@ -102,8 +102,13 @@ class Search:
         self._learnt: dict[tuple[object, ...], tuple[float, float]] = {}
         self._found = Found()
 
-    def run(self, line: Line) -> Found:
+    def run(self, line: Line, begin: Sequence[Combination] = ()) -> Found:
         """Search the edits of a line.
+
+        Args:
+            line: the line.
+            begin: combinations that are looked at first, each with all choices of the last
+                dimension.
 
         Raises:
             ValueError: nothing among them makes a run; the error has the reasons.
@@ -115,6 +120,8 @@ class Search:
         coarse.count()
         rough = coarse.first()
         found.combinations = len(rough)
+        for combination in begin:
+            self._race(line, coarse.treated(combination), self._estimates)
         compared, least = (round(part * self._estimates) for part in (_COMPARED, _LEAST))
         self._race(line, rough, compared, least)
         if not self._fitting():

@@ -53,6 +53,12 @@ def line(*more: str) -> Line:
     return Line.of([*WORDS, *more], 4)
 
 
+def asked_words() -> list[str]:
+    """Return the words of the line that the command plan takes."""
+    followed = LINE.replace(" --dry-run-gpu H100", "").replace(" --dry-run", "")
+    return followed.replace(" --train-iters 1 --lr 1", "").split()
+
+
 @cache
 def searched(memory: float) -> Found:
     return Search(replace(H100, memory=memory * GIB), SMALL).run(line())
@@ -147,14 +153,24 @@ def test_a_way_to_hold_less_that_the_line_decides_is_left_as_it_is() -> None:
     assert len(set(again)) == len(again) > 1
 
 
+@pytest.mark.parametrize("given", [(), ("--vocab-parallel", "vocab-1")])
+def test_the_job_without_a_split_vocabulary_is_no_straw_man(given: tuple[str, ...]) -> None:
+    """It is as good as the taken way with its vocabulary whole, whatever treatment is asked for."""
+    sizes = ("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "4")
+    words = [*asked_words(), "--gpus", "4xH100", *sizes, *given]
+    answer = propose(question_of(words, None))
+    assert answer.taken.splits_vocabulary
+    assert answer.unsplit is not None
+    assert not answer.unsplit.splits_vocabulary
+    runs = Runs(H100)
+    taken = Line.of([*WORDS, *answer.taken.words], 4)
+    for name in ("redis", "none"):
+        whole = runs.estimate(taken.edited((set_to("--vocab-parallel", name),)))
+        assert not whole.fits or answer.unsplit.seconds <= 1.02 * whole.seconds
+
+
 def test_a_property_that_is_not_searched_is_not_left_to_the_search() -> None:
-    argv = f"{LINE} --gpus 4xH100 --num-seq-splits auto".split()
-    left = {"--train-iters", "--lr", "--dry-run-gpu"}
-    words = [
-        word
-        for at, word in enumerate(argv)
-        if word not in left | {"--dry-run"} and (at == 0 or argv[at - 1] not in left)
-    ]
+    words = [*asked_words(), "--gpus", "4xH100", "--num-seq-splits", "auto"]
     with pytest.raises(ValueError, match="--num-seq-splits auto: this command does not search"):
         propose(question_of(words, None))
 
