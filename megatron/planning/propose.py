@@ -101,7 +101,8 @@ def _unsplit(
     The search begins with the best ways of the other search, so that it is no worse than these.
     """
     whole = line.edited(tuple(left_out(option) for option in VOCABULARY.closing))
-    begin = [way.choices for way in found.ways[:_BEGIN]]
+    assert found.taken is not None, "the other search has an answer"
+    begin = [way.choices for way in (found.taken, *found.ways[:_BEGIN])]
     if VOCABULARY not in opened(DIMENSIONS, line):  # the user has named a treatment
         begin = [(*choices, ()) for choices in begin]
     search = Search(question.gpus.gpu, UNSPLIT, _UNSPLIT_ESTIMATES, watch, runs)

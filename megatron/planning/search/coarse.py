@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.train import TrainFlags
 from megatron.planning.search.dimension import Dimension, combined
-from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES
+from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
 from megatron.planning.search.line import Choice, Line, left_out, set_to
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
@@ -161,17 +161,17 @@ class Coarse:
         )
 
     def _small(self, line: Line, stages: int) -> Line:
-        """Return a small job with the shape of a line and few microbatches."""
-        order = [edit for own in self._of("order") for edit in own.choices(line)[0]]
+        """Return a job with the shape of a line, few microbatches and a whole vocabulary."""
         if _MICRO_BATCH not in line.given:
             line = line.edited((set_to(_MICRO_BATCH, 1),))
-        plain = (
-            *map(left_out, ASKING_FOR_SCHEDULES),
-            set_to(_PIPELINE, stages),
-            set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
-            set_to("--layer-distribution", "remainder"),
+        one = line.edited(
+            (
+                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS)),
+                set_to(_PIPELINE, stages),
+                set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
+                set_to("--layer-distribution", "remainder"),
+            )
         )
-        one = line.edited((*order, *plain))
         samples = (one.flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(one.flags)
         return one.edited((set_to(_BATCH, _BATCHES * samples),))
 

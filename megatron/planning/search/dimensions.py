@@ -262,7 +262,7 @@ ASKING_FOR_SCHEDULES: Final = (
     "--enable-zero-bubble",
     "--zero-bubble-v-schedule",
 )
-_ASKING_FOR_TREATMENTS: Final = (
+ASKING_FOR_TREATMENTS: Final = (
     _VOCABULARY,
     "--enable-vocab-parallel",
     "--use-interlaced-schedule",
@@ -290,7 +290,7 @@ SCHEDULE: Final = Dimension(
     "schedule", "order", _SCHEDULE_FLAGS, _schedule, ASKING_FOR_SCHEDULES, len(TRIED_FIRST)
 )
 VOCABULARY: Final = Dimension(
-    "vocabulary", "order", (_VOCABULARY,), _treatment, _ASKING_FOR_TREATMENTS
+    "vocabulary", "order", (_VOCABULARY,), _treatment, ASKING_FOR_TREATMENTS
 )
 WHOLE_VOCABULARY: Final = VOCABULARY._replace(choices=_whole_vocabulary)
 

@@ -121,7 +121,8 @@ class Search:
         rough = coarse.first()
         found.combinations = len(rough)
         for combination in begin:
-            self._race(line, coarse.treated(combination), self._estimates)
+            treated = coarse.treated(combination)
+            self._race(line, treated, len(treated), len(treated))
         compared, least = (round(part * self._estimates) for part in (_COMPARED, _LEAST))
         self._race(line, rough, compared, least)
         if not self._fitting():
@@ -147,7 +148,8 @@ class Search:
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
             if first is None:
                 return
-            if whole - most >= least and self._seconds(first) >= self._best_seconds():
+            hope = self._seconds(first) * (1 - NEAR)  # a run as near may hold less
+            if whole - most >= least and hope >= self._best_seconds():
                 return
             del waiting[first]
             most -= self._estimate(line, first)
@@ -183,7 +185,7 @@ class Search:
             "" if best == inf else f"{TIME.write(best)} an iteration",
         )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
-        time, memory = known.seconds / rough.seconds, known.held.peak / rough.peak
+        time, memory = known.seconds / rough.seconds, known.held.peak - rough.peak
         if (before := self._learnt.get(rough.key)) is not None:
             time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
         self._learnt[rough.key] = time, memory
@@ -205,12 +207,16 @@ class Search:
         return _HOPE * rough.seconds * max(least, *hopes)
 
     def _peak(self, rough: Rough) -> float:
-        """Return the expected bytes of the fullest rank, hoped for as the seconds are."""
+        """Return the expected bytes of the fullest rank.
+
+        What a rough count misses, such as whole vocabulary layers on one stage, is about as large
+        whatever the schedule holds. So a difference is learnt, not a factor.
+        """
         if rough.key in self._learnt:
-            return rough.peak * self._learnt[rough.key][1]
+            return rough.peak + self._learnt[rough.key][1]
         alike = [own[1] for key, own in self._learnt.items() if key[0] == rough.key[0]]
         others = [own[1] for own in self._learnt.values()]
-        return rough.peak * min(alike or others, default=1.0)
+        return rough.peak + min(alike or others, default=0.0)
 
     def _fitting(self) -> list[Way]:
         fitting = [way for way in self._ways.values() if way.known.fits]
