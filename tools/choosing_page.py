@@ -89,7 +89,8 @@ were fitted to pass times of such runs, so the other half is the better check: i
 {_APART.mean:.1f}% off on average, and {_APART.most:.1f}% at most. This project's own iterations on
 one H200 were {_OWN.mean:.1f}% off on average, and {_OWN.most:.1f}% at most. No run on 8 H100s was
 compared. Times that differ by less than {ERROR:.1%} are called a tie here. That is a convention:
-times that differ by more may also be in the other order on a machine.
+{ERROR:.1%} is the mean error of all 40 runs. Times that differ by more may also be in the
+other order on a machine.
 <!-- from: predictions.md#predictions predictions.md#the-papers-tables -->
 
 The job of the first part: 32 layers of h = 4096, 32 microbatches of one sample of 2048 tokens, a
