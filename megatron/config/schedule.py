@@ -75,13 +75,15 @@ class PipelineFlags:
         metavar="MICROBATCHES")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
-        "0 has found. Without this flag a search ends by itself, and auto compares schedules for "
-        "20 s on a known GPU, after up to 10 s for bounds if it compares slices or the like too, "
-        "and then plans schedules that could still be better for up to 20 s.",
+        "0 has found. Without this flag a search ends by a count of its work, so every machine "
+        "finds the same plan. On a known GPU auto then compares schedules with about as much work "
+        "as a core does in 20 s, after up to 10 s for bounds if it compares slices or the like "
+        "too, and plans schedules that could still be better in up to 20 s.",
         PATIENCE, unset="no limit")
     advice_seconds: float = flag(20.0,
-        "Seconds that a dry run looks for settings that fit, or plans the other schedules that "
-        "auto compares. Then it names the settings or schedules that it did not try.",
+        "How long a dry run looks for settings that fit, or plans the other schedules that auto "
+        "compares: the work that a core does in about so many seconds, so every machine names the "
+        "same settings. Then it names the settings or schedules that it did not try.",
         PATIENCE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "

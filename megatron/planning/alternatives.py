@@ -1,8 +1,8 @@
 """What a run leaves to its plan: which alternatives are looked at, and which candidate is taken.
 
-To look at an alternative is to bound its memory and time. Where time is short, some alternatives
-are not looked at. If no plan of the others fits, further alternatives are looked at while time is
-left. A message names the alternatives that no time was left for.
+To look at an alternative is to bound its memory and time. The work of a comparison is limited, so
+some alternatives are not looked at. If no plan of the others fits, further alternatives are looked
+at while work is left. A message names the alternatives that are not looked at.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,8 @@ from megatron.schedules.search.watch import Watch
 
 _NAMED: Final = 5
 """Alternatives that a message of one line names."""
+BOUND: Final = 0.2
+"""Seconds of work to count a candidate and to bound its time and memory, about."""
 
 
 class Compared:
@@ -55,17 +57,20 @@ class Compared:
         return [_words(run) for run in self._waiting]
 
     def look(self, least: int, seconds: float | None = None) -> None:
-        """Look at alternatives for half of the time, or for all of it if none so far can fit.
+        """Look at alternatives for half of the limit, or for all of it if none so far can fit.
 
         Args:
             least: alternatives that are looked at in any case; the first always is.
-            seconds: the whole time, if the watch has no limit.
+            seconds: the limit in seconds of work, if the watch has no limit.
 
         Raises:
             ValueError: no alternative can be planned; the error is that of the first.
         """
-        time = seconds if self._watch.seconds is None else self._watch.seconds
-        self._looking = self._watch.again(None if time is None else time / 2)
+        own = self._watch.seconds
+        if own is None:
+            self._looking = self._watch.counting(None if seconds is None else seconds / 2)
+        else:
+            self._looking = self._watch.again(own / 2)
         self._whole = self._with_limit(seconds)
         for number in range(len(self._waiting)):
             if number >= max(1, least) and self._is_enough():
@@ -79,12 +84,13 @@ class Compared:
 
         A candidate that can fit by its bound may have no plan that fits. So if no plan fits, the
         next alternatives are looked at, one by one, until one of them has a plan that fits or the
-        time is up. On a GPU, candidates that the race has not planned, and that could be better
-        than the chosen one, are planned then, and the choice is made once more.
+        limit is reached. On a GPU, candidates that the race has not planned, and that could be
+        better than the chosen one, are planned then, and the choice is made once more.
 
         Args:
-            seconds: time to plan the candidates that ``look`` has found, as much again for further
-                alternatives, and as much again for the last step, if the watch has no limit.
+            seconds: of work to plan the candidates that ``look`` has found, as much again for
+                further alternatives, and as much again for the last step, if the watch has no
+                limit.
 
         Raises:
             ValueError: no candidate is within the limit of microbatches in flight.
@@ -106,8 +112,8 @@ class Compared:
         return completed(best, self.candidates, self._with_limit(seconds), every=False).taken
 
     def _with_limit(self, seconds: float | None) -> Watch:
-        """Return the watch if it has a limit, else a watch with ``seconds`` from now on."""
-        return self._watch if self._watch.seconds is not None else self._watch.again(seconds)
+        """Return the watch if it has a limit, else a watch over ``seconds`` of work from now on."""
+        return self._watch if self._watch.seconds is not None else self._watch.counting(seconds)
 
     def _left(self) -> str:
         """Return the message that names some of the alternatives that are not looked at."""
@@ -125,13 +131,14 @@ class Compared:
             self.left_out.append(f"{_words(run)} ({error})")
             self._watch.note(f"left out: {self.left_out[-1]}")
             return []
+        self._watch.did(BOUND * len(found))
         self.candidates += found
         return found
 
     def _is_enough(self) -> bool:
-        """Whether the time to look at alternatives is up: half of it if some plan may fit.
+        """Whether enough alternatives are looked at: for half of the limit if some plan may fit.
 
-        The bounds of candidates are computed here, so that their time counts too.
+        The bounds of candidates are computed here, so that a limit of time has their time too.
         """
         bounds = [each.least_time for each in self.candidates if each.can_fit]
         return self._looking.is_over and (bool(bounds) or self._whole.is_over)

@@ -24,7 +24,7 @@ from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
-from megatron.schedules.search.watch import Watch
+from megatron.schedules.search.watch import PLANNED, Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
@@ -84,7 +84,9 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs."""
         self.watch.next_plan()
-        return self._with(plan_for(self.request, self.watch))
+        plan = plan_for(self.request, self.watch)
+        self.watch.did(PLANNED * sum(map(len, plan.rows)))
+        return self._with(plan)
 
     def _with(self, plan: Plan) -> RunPlan:
         return RunPlan.of(self.config, self.request, self.layers, plan)

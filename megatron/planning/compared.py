@@ -18,8 +18,8 @@ class Table:
     Attributes:
         taken: the candidate that is taken: the best of all that are planned.
         others: the other planned candidates: first those that fit, the fastest first.
-        unknown: candidates that may fit and have no plan, for lack of time; the candidate with the
-            lowest bound of time first.
+        unknown: candidates that may fit and have no plan, because a limit was reached; the
+            candidate with the lowest bound of time first.
         impossible: candidates of which no plan fits.
     """
 
@@ -40,8 +40,8 @@ def completed(
     Args:
         first: the planned candidate that the race has chosen.
         compared: all candidates, ``first`` among them.
-        watch: limits the time; each candidate without a plan gets an equal part of the time that
-            is left, the candidate with the lowest bound of time first.
+        watch: limits the time or the work; each candidate without a plan gets an equal part of
+            the rest, the candidate with the lowest bound of time first.
         every: whether candidates are planned that can only be slower than ``first``.
     """
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
@@ -69,22 +69,22 @@ def completed(
 def compared_lines(
     table: Table,
     gpu: Gpu,
-    seconds: float | None,
+    limit: str,
     untried: Sequence[str] = (),
     left_out: Sequence[str] = (),
 ) -> str:
     """Return the planned candidates, the one that is taken first, then the other candidates.
 
-    ``seconds`` are the time that the plans of the table had. ``untried`` are the words of
-    alternatives of which no candidate was made, for lack of time, and ``left_out`` those of
-    alternatives that cannot be planned.
+    ``limit`` is the limit for the plans of the table, in words. ``untried`` are the words of
+    alternatives of which no candidate was made before a limit was reached, and ``left_out`` those
+    of alternatives that cannot be planned.
     """
     lines = [_words(table, gpu, untried), *_table([table.taken, *table.others])]
     if table.unknown:
         named = "; ".join(f"{each.named} ({TIME.write(each.least_time)})" for each in table.unknown)
         lines.append(
-            f"not planned in {seconds:g} s (--advice-seconds), with the least time that each "
-            f"could take: {named}"
+            f"not planned in {limit} (--advice-seconds), with the least time that each could take: "
+            f"{named}"
         )
     if table.impossible:
         lines.append(f"no plan fits of {'; '.join(each.named for each in table.impossible)}")
@@ -95,10 +95,10 @@ def compared_lines(
 
 
 def not_looked_at(untried: Sequence[str]) -> list[str]:
-    """Return the line that names alternatives which no time was left for, if there are any."""
+    """Return the line that names alternatives beyond the limit, if there are any."""
     if not untried:
         return []
-    return [f"not looked at for lack of time (--search-seconds): {'; '.join(untried)}"]
+    return [f"not looked at (--search-seconds N gives more time): {'; '.join(untried)}"]
 
 
 def _words(table: Table, gpu: Gpu, untried: Sequence[str]) -> str:

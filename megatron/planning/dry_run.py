@@ -44,7 +44,7 @@ def dry_run(
         gpu: the GPU of every rank.
         watch: shows how far the search for the plan is, and ends the search when its time is up.
             The search for other settings that would fit has another limit, in ``config``.
-        seconds: time to compare schedules, if ``watch`` has no limit.
+        seconds: of work to compare schedules, if ``watch`` has no limit.
 
     Raises:
         ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
@@ -66,8 +66,9 @@ def dry_run(
             return
     table, first = None, compared.candidates[0]
     if compares(config):
+        taken = compared.choose(seconds)
         own_watch = _for_advice(config, watch)
-        table = completed(compared.choose(seconds), compared.candidates, own_watch, every=True)
+        table = completed(taken, compared.candidates, own_watch, every=True)
         own_watch.close("the schedules that were planned are shown")
         first = table.taken
     _ = first.run_plan
@@ -82,8 +83,8 @@ def dry_run(
     if found.exchanges is not None:
         yield "\n".join(replica_lines(found, found.exchanges))
     if table is not None:
-        untried, left_out = compared.untried, compared.left_out
-        yield compared_lines(table, gpu, config.parallel.advice_seconds, untried, left_out)
+        limit = _for_advice(config, watch).limit
+        yield compared_lines(table, gpu, limit, compared.untried, compared.left_out)
     if not found.fullest.fits(gpu):
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
 
@@ -95,8 +96,8 @@ def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
 
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:
-    """Return the watch over a dry run's advice, with the time limit for advice."""
-    return watch.again(config.parallel.advice_seconds)
+    """Return the watch over a dry run's advice, with the limit of work for advice."""
+    return watch.counting(config.parallel.advice_seconds)
 
 
 def _figures(found: RunForecast) -> str:

@@ -18,7 +18,8 @@ from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.units import MEMORY
 
 PREPARE_SECONDS: Final = 2.0
-"""Time of the search for settings that hold less. Every start on GPUs takes this much longer."""
+"""Seconds of work of the search for settings that hold less. Every start on GPUs takes about so
+much longer."""
 
 _ASK: Final = "--dry-run --dry-run-gpu NAME with the same flags"
 
@@ -35,7 +36,7 @@ def prepared_advice(
     count of a setting fits: the fullest rank of a named setting must hold less than the fullest
     rank of this run.
 
-    The search for other settings takes ``seconds``.
+    The search for other settings takes ``seconds`` of work.
 
     Returns:
         The lines of the advice; none for a run on CPUs.
@@ -55,7 +56,7 @@ def prepared_advice(
         config,
         replace(gpu, memory=less),
         found.fullest,
-        Watch(seconds),
+        Watch().counting(seconds),
         more=f"{_ASK} tries more",
     )
     return (

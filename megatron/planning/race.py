@@ -40,8 +40,9 @@ def chosen(compared: Sequence[Candidate], seconds: float | None = None) -> Candi
     the least of all candidates within ``NEAR``. If no candidate fits the memory, the candidate that
     holds the least is returned.
 
-    ``seconds`` limit the comparison on a GPU. If the watch of the candidates has a limit, that
-    limit holds instead. The search for the plan that is taken may last longer.
+    ``seconds`` of work limit the comparison on a GPU (``Watch.counting``). If the watch of the
+    candidates has a limit, that limit holds instead. The search for the plan that is taken may last
+    longer.
 
     Raises:
         ValueError: no schedule is within the limit.
@@ -97,7 +98,7 @@ def _by_seconds(compared: Sequence[Candidate], seconds: float | None) -> Candida
     watch = compared[0].watch
     if watch.seconds is not None:
         seconds = None
-    comparing = watch if seconds is None else watch.again(seconds)
+    comparing = watch if seconds is None else watch.counting(seconds)
     able = [candidate for candidate in compared if candidate.can_fit]
     race = Race(able or compared, comparing)
     best = race.winner()
@@ -180,7 +181,7 @@ class Race:
     def __init__(self, candidates: Sequence[Candidate], comparing: Watch) -> None:
         """Order candidates on one kind of GPU by their lower bounds.
 
-        When the time of ``comparing`` is over, the race ends if a planned schedule fits.
+        When ``comparing`` is over, the race ends if a planned schedule fits.
         """
         self._comparing = comparing
         runners = [_Runner(candidate) for candidate in candidates]

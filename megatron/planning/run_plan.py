@@ -27,7 +27,8 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 
 COMPARISON_SECONDS: Final = 20.0
-"""Time of each step of a comparison on a GPU without ``--search-seconds`` (``Compared.choose``)."""
+"""Seconds of work of each step of a comparison on a GPU without ``--search-seconds``
+(``Compared.choose``)."""
 
 
 def described(asked: str, run_plan: RunPlan) -> str:
@@ -52,7 +53,7 @@ def make_run_plan(
             plan leaves all layers on their ranks. ``None``: costs are counted, or read from the
             file of ``--measured-costs``.
         watch: ends the search when its time is up, and shows how far it is.
-        seconds: time to compare schedules on a GPU, if ``watch`` has no limit.
+        seconds: of work to compare schedules on a GPU, if ``watch`` has no limit.
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
@@ -68,11 +69,11 @@ def compares(config: RunConfig) -> bool:
     return bool(config.alternatives) or TRAITS[config.parallel.pipeline_schedule].compares
 
 
-def depends_on_time(config: RunConfig) -> bool:
-    """Whether the plan of a start depends on how fast the machine searches.
+def only_rank_0_plans(config: RunConfig) -> bool:
+    """Whether one rank searches for the plan of a start, and all ranks take that plan.
 
-    That is so if the search has a time limit, or if plans are compared by their seconds on a GPU:
-    the comparison is limited to ``COMPARISON_SECONDS``.
+    With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
+    their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
     """
     limited = config.parallel.search_seconds is not None
     return limited or (compares(config) and _gpu(config, None) is not None)
@@ -81,7 +82,7 @@ def depends_on_time(config: RunConfig) -> bool:
 def asked(
     config: RunConfig, costs: Costs | None = None, watch: Watch | None = None
 ) -> list[Candidate]:
-    """Return the candidates of ``all_compared``, with no other limit of time than the watch's."""
+    """Return the candidates of ``all_compared``, with no other limit than the watch's."""
     return all_compared(config, costs, watch).candidates
 
 

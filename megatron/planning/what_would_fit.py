@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.precision import NARROW_SUMS
 from megatron.config.run_config import RunConfig
+from megatron.planning.alternatives import BOUND
 from megatron.planning.estimate import Estimate
 from megatron.planning.neighbours import Setting, neighbours
 from megatron.planning.run_memory import Fullest
@@ -25,8 +26,8 @@ ALTERNATIVES: Final = 5
 """Number of fitting settings that are named if the settings of the command line do not fit."""
 
 SEARCH_SECONDS: Final = 0.5
-"""Time for the first plan of a setting. The time that is left after all first plans goes to better
-plans of the settings that are named."""
+"""Seconds of work for the first plan of a setting. The rest of the limit, after all first plans,
+goes to better plans of the settings that are named."""
 
 
 class _Tried(NamedTuple):
@@ -42,9 +43,9 @@ class _Search:
 
     Attributes:
         gpu: the GPU of every rank.
-        watch: limits the time of the advice.
+        watch: limits the work of the advice.
         tried: settings with a plan.
-        unknown: settings that were not looked at, because the time was up.
+        unknown: settings that were not looked at, because the limit was reached.
         impossible: settings whose least memory is too large, so none of their plans fits.
     """
 
@@ -64,19 +65,20 @@ class _Search:
         """Return the settings that may fit, the most promising first.
 
         Settings whose guessed memory fits come first, by their least time. The others follow by
-        their guessed memory. Half of the time is for plans.
+        their guessed memory. Half of the limit is for plans.
         """
         able, looking = list[Setting](), self.watch.part(self.watch.left / 2)
         for at, setting in enumerate(settings):
             if looking.is_over:
                 self.unknown += settings[at:]
                 break
+            self.watch.did(BOUND)
             try:
                 candidate = setting.candidate
             except ValueError:  # the schedule cannot train the model
                 continue
             if candidate.least_memory.fits(self.gpu):
-                _ = candidate.least_time  # computed here, where the time is limited
+                _ = candidate.least_time  # computed here, as ``BOUND`` counts
                 able.append(setting)
             else:
                 self.impossible.append(setting)
@@ -86,7 +88,7 @@ class _Search:
         )
 
     def plan(self, able: Sequence[Setting]) -> None:
-        """Plan settings until the time is up; skip settings that are too slow to be named."""
+        """Plan settings until the limit is reached; skip those that are too slow to be named."""
         self.watch.expect(len(able))
         rate = inf  # the least ratio of estimated seconds to the lower bound
         for setting in able:
@@ -109,7 +111,7 @@ class _Search:
         return found
 
     def improve(self) -> None:
-        """Search longer for the plans of the settings that are named, in the time that is left.
+        """Search longer for the plans of the settings that are named, with the work that is left.
 
         A longer search may find a plan that holds more memory. A plan that does not fit never
         replaces a plan that fits.
@@ -133,8 +135,8 @@ def what_would_fit(
 ) -> str:
     """Return the fastest similar settings that fit, or the reason why none does.
 
-    ``own`` is the fullest rank of the run itself. When the time of ``watch`` is up, a bound or plan
-    that was begun is still finished. ``more`` tells the user how to have more settings tried.
+    ``own`` is the fullest rank of the run itself. When ``watch`` is over, a bound or plan that was
+    begun is still finished. ``more`` tells the user how to have more settings tried.
     """
     search = _Search(gpu, watch)
     search.plan(search.bound(list(neighbours(config))))
@@ -187,7 +189,7 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
             f"{held.room_in_words(search.gpu)}"
         )
     if search.unknown:
-        yield f"no setting that fits was found in {_time(search.watch)}"
+        yield f"no setting that fits was found in {search.watch.limit}"
         if search.tried:
             yield said
         return
@@ -201,17 +203,13 @@ def _nothing_fits(search: _Search, own: Fullest) -> Iterator[str]:
 
 
 def _not_tried(search: _Search, more: str) -> Iterator[str]:
-    """Yield the number of settings that were not tried for lack of time, and their flags."""
+    """Yield the number of settings beyond the limit that were not tried, and their flags."""
     if not search.unknown:
         return
     number = counted(len(search.unknown), "setting")
-    yield f"not tried in {_time(search.watch)}: {number} ({more})"
+    yield f"not tried in {search.watch.limit}: {number} ({more})"
     ordered = sorted(search.unknown, key=lambda each: each.others)
     for others, settings in groupby(ordered, key=lambda each: each.others):
         schedules = ", ".join(each.schedule for each in settings if each.schedule)
         named = f"--pipeline-schedule {schedules}" if schedules else ""
         yield f"  {', '.join(filter(None, (others, named)))}"
-
-
-def _time(watch: Watch) -> str:
-    return f"the {watch.seconds:g} s"

@@ -18,8 +18,8 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.prepared_advice import prepared_advice
 from megatron.planning.run_plan import (
     COMPARISON_SECONDS,
-    depends_on_time,
     make_run_plan,
+    only_rank_0_plans,
 )
 from megatron.planning.settled import settled
 from megatron.runtime.communicator import ends_with_copies, links_of
@@ -83,12 +83,12 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     config = settled(asked, run_plan)
     pipeline_rank = grid.axis("pipeline", rank).rank
     check_memory(config, run_plan, pipeline_rank)
-    if not depends_on_time(asked):
+    if not only_rank_0_plans(asked):
         check_host(config, run_plan, pipeline_rank)
     data = _opened(config, grid, rank)
     digests = code_digests() | run_digests(config, run_plan) | data_digests(config.train, data)
     prepared = Prepared(asked, config, grid, run_plan, data, digests)
-    return prepared if depends_on_time(asked) else _with_advice(prepared, rank)
+    return prepared if only_rank_0_plans(asked) else _with_advice(prepared, rank)
 
 
 def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
@@ -114,8 +114,8 @@ def _with_advice(prepared: Prepared, rank: int) -> Prepared:
 
 
 def _planned(config: RunConfig, rank: int) -> RunPlan:
-    """Return the plan; if it depends on time, only rank 0 searches, and ``agreed`` shares it."""
-    own = rank == 0 or not depends_on_time(config)
+    """Return the plan; if ``only_rank_0_plans``, ``agreed`` shares it."""
+    own = rank == 0 or not only_rank_0_plans(config)
     watch = Watch.of_rank(rank, config.parallel.search_seconds if own else 0.0)
     found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
     watch.close()
@@ -131,7 +131,7 @@ def shared_plan(rendezvous: Rendezvous, own: RunPlan) -> RunPlan:
 
 
 def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepared:
-    """Check that all ranks agree; if the plan depends on time, all ranks take rank 0's plan.
+    """Check that all ranks agree; if ``only_rank_0_plans``, all ranks take its plan.
 
     ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
 
@@ -139,7 +139,7 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
         UserError: the ranks would run different things, or the plan that they take keeps more on
             this rank's host than the machine has memory.
     """
-    if depends_on_time(prepared.asked):
+    if only_rank_0_plans(prepared.asked):
         run_plan = shared_plan(rendezvous, prepared.run_plan)
         prepared = _with_advice(_having_taken(prepared, run_plan, rendezvous), rendezvous.rank)
     check_agreement(rendezvous, {**prepared.digests, **gpu_digests(prepared.config, local_rank)})

@@ -20,7 +20,7 @@ from megatron.planning.candidate import Candidate
 from megatron.planning.context_choice import with_context_exchange
 from megatron.planning.dry_run import dry_run
 from megatron.planning.race import NEAR, chosen
-from megatron.planning.run_plan import all_compared, asked, depends_on_time, make_run_plan
+from megatron.planning.run_plan import all_compared, asked, make_run_plan, only_rank_0_plans
 from megatron.planning.settled import settled
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE, gpu
@@ -166,7 +166,7 @@ def test_the_fastest_that_fits_is_taken(flags: str) -> None:
 def test_what_was_taken_is_what_trains_on_every_rank() -> None:
     """As if its flags had been given; ranks read it with the plan of rank 0."""
     opened = with_gpus(run(f"{SLICES} {AGAIN} --pipeline-schedule 1f1b"), 2.2e9)
-    assert depends_on_time(opened)
+    assert only_rank_0_plans(opened)
     found = make_run_plan(opened)
     assert shared_plan(Rendezvous(HashStore(), 0, 1), found) == found
     own = settled(opened, found)
@@ -213,7 +213,7 @@ def test_flops_compare_treatments_only() -> None:
     words = [each.config.taken for each in asked(opened)]
     assert {own[0] for own in words} == {own.words[0] for own in opened.alternatives}
     assert {own[1:] for own in words} == {("no recomputation", "--num-seq-splits 1")}
-    assert not depends_on_time(opened)
+    assert not only_rank_0_plans(opened)
     note = settled(opened, make_run_plan(opened)).notes[-1]
     assert "to compare more than treatments" in note
     wide = replace(opened, train=replace(opened.train, dtype=torch.float32))
@@ -264,7 +264,7 @@ def test_a_dry_run_names_the_alternatives_that_it_did_not_bound() -> None:
     small = replace(gpu("H100"), memory=least.least_memory.peak / USABLE)
     told = "\n".join(dry_run(opened, small, watch=Watch(0.0)))
     assert "it can never fit" not in told
-    assert "not looked at for lack of time (--search-seconds): " in told
+    assert "not looked at (--search-seconds N gives more time): " in told
 
 
 def test_alternatives_are_looked_at_while_time_is_left_until_a_plan_fits() -> None:

@@ -120,7 +120,7 @@ def test_the_choice_is_made_again_from_the_plans_of_the_table() -> None:
     near = [each for each in by_time if each.fits and each.time * (1 - NEAR) <= by_time[0].time]
     assert table.taken.peak == min(each.peak for each in near)
     assert table.taken is not slowest
-    told = compared_lines(table, gpu("H100"), None)
+    told = compared_lines(table, gpu("H100"), "20 s")
     assert "takes the first: no other that fits is more than 1% faster" in told
     assert ranked(told)[0][0] == table.taken.schedule
 

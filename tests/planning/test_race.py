@@ -126,7 +126,10 @@ def test_a_comparison_with_little_time_says_so() -> None:
     compared = candidates(run, watch=Watch(None, stream))
     taken = chosen(compared, 0.0)
     assert taken.fits
-    assert "the 0 s of the search are over: the best schedule so far is taken" in stream.getvalue()
+    assert (
+        "the search ends after work of about 0 s: the best schedule so far is taken"
+        in stream.getvalue()
+    )
     assert "--search-seconds N gives more time" in stream.getvalue()
 
 

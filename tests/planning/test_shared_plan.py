@@ -18,8 +18,8 @@ from megatron.planning.race import chosen
 from megatron.planning.run_plan import (
     COMPARISON_SECONDS,
     candidates,
-    depends_on_time,
     make_run_plan,
+    only_rank_0_plans,
 )
 from megatron.schedules.search.watch import Watch
 from megatron.training import prepare
@@ -64,19 +64,19 @@ def test_all_ranks_take_the_plan_of_rank_0() -> None:
     assert run_digests(run, shared[0]) == run_digests(run, shared[1])
 
 
-def test_the_plan_depends_on_time_where_it_is_searched_for_so_long() -> None:
+def test_the_plan_only_rank_0_plans_where_it_is_searched_for_so_long() -> None:
     """Then the ranks share it; elsewhere each of them finds the same."""
     compared = on(config_on_gpus(2, "none", "auto"), "H100")
-    assert depends_on_time(compared)
+    assert only_rank_0_plans(compared)
     named = on(config_on_gpus(2, "none", "1f1b"), "H100")
-    assert not depends_on_time(named)
-    assert not depends_on_time(config_on_gpus(2, "none", "auto")), "compared by FLOPs"
+    assert not only_rank_0_plans(named)
+    assert not only_rank_0_plans(config_on_gpus(2, "none", "auto")), "compared by FLOPs"
     narrow = replace(compared, train=replace(compared.train, dtype=torch.float32))
-    assert not depends_on_time(narrow), "compared by FLOPs too"
-    assert depends_on_time(replace(named, parallel=replace(named.parallel, search_seconds=3.0)))
+    assert not only_rank_0_plans(narrow), "compared by FLOPs too"
+    assert only_rank_0_plans(replace(named, parallel=replace(named.parallel, search_seconds=3.0)))
 
 
-def test_only_rank_0_searches_where_the_plan_depends_on_time() -> None:
+def test_only_rank_0_searches_where_the_plan_only_rank_0_plans() -> None:
     compared = on(config_on_gpus(2, "none", "auto"), "H100")
     named = on(config_on_gpus(2, "none", "1f1b"), "H100")
     for run, limits in ((compared, [None, 0.0]), (named, [None, None])):

@@ -25,7 +25,7 @@ from megatron.schedules.search.justify import Scheduled, justify, planned, sched
 from megatron.schedules.search.keys_from_plan import keys_from_plan
 from megatron.schedules.search.lengthen import Lengthening, Target
 from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
-from megatron.schedules.search.watch import Watch
+from megatron.schedules.search.watch import PLACEMENT, Watch
 
 EFFORT: Final = 600_000
 """Passes that all trials of a plan with a split backward may place; this takes some seconds."""
@@ -218,6 +218,7 @@ class _Search:
         if self._left - leave < placements * self._passes or self.watch.is_over:
             return False
         self._left -= placements * self._passes
+        self.watch.did(PLACEMENT * placements * self._passes)
         return True
 
     def _quarter(self) -> Callable[[int], bool]:

@@ -1,4 +1,8 @@
-"""A watch over long searches: it ends them when their time is up, and shows their progress."""
+"""A watch over long searches: it ends them when their time is up, and shows their progress.
+
+A limit is one of time, or one of work. Work is counted in the seconds that it would take a usual
+core, so a search that a limit of work ends has the same result on every machine.
+"""
 
 import sys
 import time
@@ -13,13 +17,29 @@ BETWEEN_LINES: Final = 20.0
 _BETWEEN_REWRITES: Final = 0.2
 _IN_MINUTES: Final = 180.0
 """Seconds from which a duration is shown in minutes."""
+PLACEMENT: Final = 5e-6
+"""Seconds of work to place a pass in a trial of a search (``shorten``)."""
+PLANNED: Final = 30e-6
+"""Seconds of work to lower a pass of a plan, to simulate it, and to add up its memory."""
+
+
+class _Work:
+    """The work of all searches of a watch and of the watches that were made from it.
+
+    Attributes:
+        seconds: that the work would take a usual core.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
 
 class Watch:
     """Knows when searches have to end, and shows their progress to a reader.
 
     Attributes:
-        seconds: time that all searches together may take; ``None`` for no limit.
+        seconds: time that all searches together may take, or work in seconds; ``None``: no limit.
+        counts_work: whether the limit is one of work.
         was_cut: whether a search was ended by the watch, so that a better plan may exist.
     """
 
@@ -38,7 +58,9 @@ class Watch:
             clock: a clock in seconds.
         """
         self.seconds = seconds
+        self.counts_work = False
         self.was_cut = False
+        self._work, self._worked = _Work(), 0.0
         self._stream = stream
         self._clock = clock
         self._begun = self._search_begun = self._shown = clock()
@@ -56,27 +78,50 @@ class Watch:
 
     def again(self, seconds: float | None) -> "Watch":
         """Return a watch with ``seconds`` from now on, which writes to the same stream."""
-        return Watch(seconds, self._stream, self._clock)
+        return self._beside(seconds, self._stream, counts_work=False)
+
+    def counting(self, seconds: float | None) -> "Watch":
+        """Return a watch with ``seconds`` of work from now on, which writes to the same stream."""
+        return self._beside(seconds, self._stream, counts_work=True)
 
     def part(self, seconds: float) -> "Watch":
         """Return a silent watch over one of several searches; it ends no later than this watch."""
         least = min(seconds, self.left)
-        return Watch(None if least == inf else least, None, self._clock)
+        return self._beside(None if least == inf else least, None, self.counts_work)
+
+    def _beside(self, seconds: float | None, stream: TextIO | None, counts_work: bool) -> "Watch":
+        """Return another watch over the same work."""
+        found = Watch(seconds, stream, self._clock)
+        found._work, found._worked = self._work, self._work.seconds
+        found.counts_work = counts_work
+        return found
+
+    def did(self, seconds: float) -> None:
+        """Note work that would take a usual core ``seconds``."""
+        self._work.seconds += seconds
 
     @property
     def left(self) -> float:
         """Seconds that are left; infinite without a limit."""
-        if self.seconds is None:
-            return inf
-        return max(0.0, self._begun + self.seconds - self._clock())
+        return inf if self.seconds is None else max(0.0, self.seconds - self._spent())
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up; a caller that gets True must end its search (see ``was_cut``)."""
-        if self.seconds is None or self._clock() - self._begun < self.seconds:
+        if self.seconds is None or self._spent() < self.seconds:
             return False
         self.was_cut = True
         return True
+
+    @property
+    def limit(self) -> str:
+        """The limit in words, to follow "in" or "after"."""
+        return f"work of about {self.seconds:g} s" if self.counts_work else f"{self.seconds:g} s"
+
+    def _spent(self) -> float:
+        """Return the seconds that count against the limit."""
+        worked = self._work.seconds - self._worked
+        return worked if self.counts_work else self._clock() - self._begun
 
     def expect(self, plans: int) -> None:
         """Note that up to ``plans`` more plans are to be compared."""
@@ -129,7 +174,7 @@ class Watch:
     def close(self, consequence: str = "the best plan so far is taken") -> None:
         """End the watch; if it has cut a search short, show this and the consequence."""
         if self.was_cut:
-            self._unseen.append(f"the {self.seconds:g} s of the search are over: {consequence}")
+            self._unseen.append(f"the search ends after {self.limit}: {consequence}")
         if self.was_cut or self._line:
             self._put("")
 
@@ -161,8 +206,9 @@ class Watch:
 
         A search looks at the clock between its trials, so its last trial may end late.
         """
-        left = seconds if self.seconds is None else min(seconds, self._begun + self.seconds - now)
-        return max(0.0, left)
+        if self.seconds is not None and not self.counts_work:
+            seconds = min(seconds, self._begun + self.seconds - now)
+        return max(0.0, seconds)
 
     def _put(self, line: str) -> None:
         """Write the lines not written yet, then ``line``, over a line that may be rewritten."""

@@ -130,7 +130,7 @@ def test_a_search_that_was_cut_is_told_and_one_that_was_not_is_not() -> None:
         clock.now = ended_at
         assert watch.is_over is watch.was_cut is told
         watch.close()
-        assert ("the 5 s of the search are over" in stream.getvalue()) is told
+        assert ("the search ends after 5 s: " in stream.getvalue()) is told
     clock.now = 6.0
     assert not watch.again(5.0).is_over
 
