@@ -3,11 +3,11 @@
 
 python tools/predict_published.py docs/reference
 
-Each row of the first table is a run of Megatron-LM. Constants were fitted to eleven rows
+Each row of the first table is a run of Megatron-LM. Constants of A100s were fitted to nine rows
 (``tools/predictions/calibrate.py``); every third row was kept out. All rows were seen while the
-model was made. Two tables follow: the passes that 8 A100s
-were measured at, and this project's own iterations on one GPU. ``--update`` writes all tables into
-the page that has them, docs/predictions.md.
+model was made. Two tables follow: the passes that 8 A100s were measured at, and this project's own
+iterations on one GPU. ``--update`` writes all tables into the page that has them,
+docs/predictions.md.
 """
 
 import sys

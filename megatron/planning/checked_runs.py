@@ -1,13 +1,13 @@
 """The words of a dry run on measured runs: how far predictions were off for runs like this one."""
 
 from itertools import starmap
+from typing import Final
 
 from megatron.planning.forecast_run import RunForecast
 from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import (
     ALLOCATED_WITHIN,
-    FITTED,
     OWN,
     PAPER,
     PUBLISHED,
@@ -16,6 +16,8 @@ from megatron.simulator.costs.accuracy import (
     TimeErrors,
     nearest_shared,
 )
+
+_BY_OTHERS: Final = ", every family by constants that were fitted to the other families"
 
 
 def checked(found: RunForecast) -> str:
@@ -33,15 +35,16 @@ def checked(found: RunForecast) -> str:
         found_out.reverse()
     runs, measured = "; ".join(found_out), own in PUBLISHED or alone
     if not measured:
-        but = " but for runs to which the model was fitted" if own in FITTED else ""
-        runs = f"nothing like this ({own}) was measured{but}; the nearest: {runs}"
+        runs = f"nothing like this ({own}) was measured; the nearest: {runs}"
     split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
     experts = config.model.num_experts > 0 and not alone
     lacking = ["split the vocabulary"] * split + ["had experts"] * experts
+    families = _of_families(found)
     without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
     return (
-        f"checked: {runs}{without}{_of_families(found)}. No constant was fitted to these runs, "
-        "but all were seen while the model was made. Memory is within "
+        f"checked: {runs}{without}{families}. No constant was fitted to "
+        f"{'the other' if _BY_OTHERS in families else 'these'} runs, but all were seen while the "
+        "model was made. Memory is within "
         f"{ALLOCATED_WITHIN:.1%} of what this project's code allocates on pretended GPUs"
     )
 
@@ -62,7 +65,7 @@ def _of_families(found: RunForecast) -> str:
         f"; {counted(errors.runs, 'iteration')} of NeMo and Megatron-Bridge with "
         f"{counted(errors.families, 'family')} of models ({kind}) were off by {errors.mean:g}% in "
         f"the mean, {abs(errors.most):g}% at most, and in the mean {abs(errors.signed):g}% "
-        f"{aside} than predicted"
+        f"{aside} than predicted{'' if kind.experts else _BY_OTHERS}"
     )
 
 

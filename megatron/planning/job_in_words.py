@@ -11,8 +11,8 @@ from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.units import TIME
 
 _EIGHT_BITS: Final = (
-    "--fp8-format: cuBLAS's products in 8 bits are taken for 1.9 times as fast as those in 16, as "
-    "on one H200, and on H100 and H200 those with scales of blocks for 1.65 times; gradients of "
+    "--fp8-format: cuBLAS's products in 8 bits are taken for 1.7 times as fast as those in 16, as "
+    "on H100s, and on H100 and H200 those with scales of blocks for 1.65 times; gradients of "
     "weights with scales of blocks, and products of experts, for as fast as those in 16"
 )
 _ONLY_16_BITS: Final = (

@@ -148,7 +148,8 @@ def test_what_auto_cannot_compare_is_refused(flags: str, told: str) -> None:
     [
         f"{SLICES} --pipeline-schedule 1f1b",
         f"{AGAIN} --pipeline-schedule 1f1b",
-        f"{HOST} --num-virtual-stages-per-pipeline-rank 4 --num-layers 8 --global-batch-size 8",
+        f"{HOST} --num-virtual-stages-per-pipeline-rank 4 --num-layers 8 --global-batch-size 8 "
+        "--host-bandwidth 200",  # so that a passing chunk leaves and comes back in time
         full(f"{SLICES} {AGAIN} {HOST} --pipeline-schedule interleaved", id="all"),
     ],
 )

@@ -8,6 +8,8 @@ coordinate descent over a grid to the least mean square of relative errors, in w
 models weighs the same. Then each family is left out in turn, and each number of GPUs: the rest is
 fitted, and the error of what was left out is told.
 
+The share of the memory's bandwidth is not fitted: one H200 attained 0.78 to 0.85.
+
 A time with other constants is the time of predicted_2026.csv times the ratio of the fullest rank's
 passes, since idle time and the exchange with replicas grow with the passes.
 """
@@ -31,7 +33,8 @@ from tools.predictions.shared_times import SharedPrediction
 
 FITTED: Final = "| class | constants | rows | families | error, mean | worst |"
 VALIDATED: Final = (
-    "| class | rows | family left out: mean | worst | number of GPUs left out: mean | worst |"
+    "| class | rows | family left out: mean | worst | with its sign "
+    "| number of GPUs left out: mean | worst |"
 )
 LEFT: Final = "| class | family left out | rows | error, mean | worst | with its sign |"
 
@@ -69,8 +72,7 @@ STAGES: Final = (
         _of("bf16, dense", "H100"),
         {
             "product_share": SHARES,
-            "attention_share": (0.32, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65),
-            "memory_share": (0.7, 0.75, 0.8, 0.85),
+            "attention_share": (0.32, 0.4, 0.45, 0.5, 0.55),  # this code attained 0.46
         },
     ),
     Stage(
@@ -233,6 +235,10 @@ def _worst(values: Sequence[float]) -> str:
     return f"{max(values, key=abs):+.1%}"
 
 
+def _signed(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):+.1%}"
+
+
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |".replace("%", " %")
 
@@ -270,7 +276,7 @@ def tables(rows: Sequence[Scaled], stages: Sequence[Stage] = STAGES) -> Mapping[
             _row(
                 stage.name,
                 size,
-                *(_mean(of_families), _worst(of_families)),
+                *(_mean(of_families), _worst(of_families), _signed(of_families)),
                 *(_mean(of_counts), _worst(of_counts)),
             )
         )
@@ -281,7 +287,7 @@ def tables(rows: Sequence[Scaled], stages: Sequence[Stage] = STAGES) -> Mapping[
                 str(len(left.errors)),
                 _mean(left.errors),
                 _worst(left.errors),
-                f"{sum(left.errors) / len(left.errors):+.1%}",
+                _signed(left.errors),
             )
             for left in families
         ]

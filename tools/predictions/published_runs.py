@@ -36,9 +36,6 @@ FIT_BELOW: Final = 20
 """Rows by their id, and pipeline ranks from which on a simulation takes too long to be repeated: of
 these rows, ``calibrate.py`` takes those that were not kept out."""
 
-HOPPER_ROWS: Final = (1, 4)
-"""Rows by their id from which ``HOPPER_PRODUCTS`` follows."""
-
 MICRO_BATCHES: Final = (1, 2, 4)
 
 
@@ -164,8 +161,7 @@ def is_kept_out(index: int) -> bool:
 
 def is_fitted(index: int, run: PublishedRun) -> bool:
     """Return whether a constant was fitted to the row of that index, from 0 on."""
-    of_a100 = run.number in FIT_ROWS and run.pipeline < FIT_BELOW and not is_kept_out(index)
-    return of_a100 or run.number in HOPPER_ROWS
+    return run.number in FIT_ROWS and run.pipeline < FIT_BELOW and not is_kept_out(index)
 
 
 def read_published(path: Path) -> list[PublishedRun]:

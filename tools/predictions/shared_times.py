@@ -9,7 +9,7 @@ difference of both is what this program does or waits for and that one does not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
@@ -18,8 +18,8 @@ from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_request import prepared
-from megatron.schedules.make_plan import plan_for
-from megatron.schedules.plan import plan_of_one
+from megatron.schedules.make_plan import make_plan
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import PassCount, RankCount, Work
 from tools.predictions.shared_runs import SharedRun
@@ -67,7 +67,8 @@ class SharedPrediction:
     def plan(self) -> RunPlan:
         """Megatron-LM's plan: the passes in the order of the schedule's block."""
         request, layers = prepared(self.config, self.run.schedule, None)
-        plan = plan_for(replace(request, shortened=False))
+        run = self.run
+        plan = _of_block(run.schedule, run.pipeline, run.microbatches, request.chunks)
         return RunPlan.of(self.config, request, layers, plan)
 
     @cached_property
@@ -87,8 +88,15 @@ class SharedPrediction:
         return cluster_of(self.config.parallel, self.run.gpu)
 
     def _seconds(self, counts: Sequence[RankCount]) -> float:
-        found = forecast_run(self.config, self.plan, self.run.gpu, self.cluster, counts=counts)
-        return found.outcome.seconds
+        run, gpu = self.config, self.run.gpu
+        found = forecast_run(run, self.plan, gpu, self.cluster, free=True, counts=counts)
+        return found.outcome.seconds  # no vocabulary is split, so none of its collectives is free
+
+
+@lru_cache(1)
+def _of_block(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> Plan:
+    """Return a plan in the order of its block: rows that differ in replicas share it."""
+    return make_plan(schedule, "none", ranks, microbatches, chunks=chunks, shortened=False)
 
 
 def as_megatron_lm(count: RankCount, *, looks: bool) -> RankCount:

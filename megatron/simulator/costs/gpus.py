@@ -74,13 +74,39 @@ def tabulated_peak(name: str) -> PeakTflops | None:
     return None
 
 
-AMPERE_PRODUCTS: Final = 0.8
-HOPPER_PRODUCTS: Final = 0.57
-ATTENTION: Final = 0.32
-MEMORY: Final = 0.7
-"""Shares of the data sheet: of matrix products in full waves of tiles, of attention in one kernel,
-and of the memory's bandwidth. Calibrated on published runs and on the pass times of 8 A100s
-(docs/predictions.md)."""
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the data sheet that the kernels of a generation of GPUs attain under hours of load.
+
+    Attributes:
+        products: of the peak, by matrix products in full waves of tiles.
+        attention: of the peak, by attention in one kernel.
+        memory: of the memory's bandwidth.
+        eight_bits: speed of products of 8-bit factors over products of 16-bit factors.
+    """
+
+    products: float
+    attention: float
+    memory: float
+    eight_bits: float = EIGHT_BITS
+
+
+AMPERE: Final = Shares(0.8, 0.32, 0.7)
+"""Calibrated on published runs and on the pass times of 8 A100s (docs/predictions.md)."""
+
+HOPPER: Final = Shares(0.64, 0.55, 0.8)
+BLACKWELL: Final = Shares(0.58, 0.55, 0.8)
+BLACKWELL_ULTRA: Final = Shares(0.78, 0.55, 0.8)
+"""Calibrated on iterations of 2024 to 2026, of dense models (``calibrate_shared.py`` in
+``tools/predictions``): H100; B200 and GB200; B300 and GB300. An H200 that was busy for seconds only
+attained 0.74 of its peak: under load for hours a GPU lowers its clock to stay within its power."""
+
+_SHARES: Final = {
+    **dict.fromkeys(("H100", "H200", "MI300X", "MI355X"), HOPPER),
+    **dict.fromkeys(("B200", "GB200"), BLACKWELL),
+    **dict.fromkeys(("B300", "GB300"), BLACKWELL_ULTRA),
+}
+"""Shares by GPU; those of others are an A100's. Nobody has measured AMD's two here."""
 
 KERNEL_GAP: Final = 5e-6
 """Seconds from the end of a kernel's work to the begin of the next one's, in a queue that the host
@@ -109,8 +135,8 @@ that a step on the host attains; one core attains 17 GB/s (``kernels/reference/o
 _AS_HOPPER: Final = frozenset(
     {"H100", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "MI355X"}
 )
-"""GPUs whose products are assumed to attain the share of an H100, in as large workspaces; others
-attain an A100's. Nobody has measured this for the last two, which multiply by AMD's libraries."""
+"""GPUs with workspaces as large as an H100's; others have an A100's. Nobody has measured this for
+the last two, which multiply by AMD's libraries."""
 
 _HOPPER: Final = frozenset({"H100", "H200"})
 """GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
@@ -145,16 +171,16 @@ class Gpu:
     @property
     def rates(self) -> Rates:
         """The rates at which such a GPU runs kernels."""
-        hopper = self.name in _AS_HOPPER
+        shares = _SHARES.get(self.name, AMPERE)
         return Rates(
             peak_flops=1e12 * self.peak_tflops,
             multiprocessors=self.multiprocessors,
             memory_bandwidth=self.bandwidth,
-            product_share=HOPPER_PRODUCTS if hopper else AMPERE_PRODUCTS,
-            attention_share=ATTENTION,
-            memory_share=MEMORY,
+            product_share=shares.products,
+            attention_share=shares.attention,
+            memory_share=shares.memory,
             gap=KERNEL_GAP,
-            eight_bits=EIGHT_BITS if self.multiplies_eight_bits else 1.0,
+            eight_bits=shares.eight_bits if self.multiplies_eight_bits else 1.0,
             blocks=BLOCKS if self.name in _HOPPER else 1.0,
         )
 

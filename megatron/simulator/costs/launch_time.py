@@ -38,10 +38,11 @@ TILE_FILL: Final = 128
 """Depth k that a tile could have multiplied while its pipeline fills and its result is written.
 Calibrated; of the size of the three stages of 32 numbers that are under way in a tile."""
 
-EIGHT_BITS: Final = 1.9
-"""Speed of a product of 8-bit factors by cuBLAS over the same product of 16-bit factors. Measured
-on one H200 for 8,192 tokens, 4,096 and 16,384 channels: 1.88 and 1.78 for outputs and gradients of
-inputs, 1.46 for gradients of weights (docs/benchmarks/2026-11-26-h200-layouts). All other products
+EIGHT_BITS: Final = 1.7
+"""Speed of a product of 8-bit factors by cuBLAS over the same product of 16-bit factors. Calibrated
+on iterations of H100s (docs/predictions.md). Measured on one H200 for 8,192 tokens, 4,096 and
+16,384 channels: 1.88 and 1.78 for outputs and gradients of inputs, 1.46 for gradients of weights
+(docs/benchmarks/2026-11-26-h200-layouts). All other products
 in 8 bits are Triton programs, and as fast as products of 16 bits here. Gradients of weights with
 scales of blocks took there 1.19 to 1.27 times as long; products of experts were not measured."""
 
