@@ -54,7 +54,7 @@ _MACHINE: Final = RunClass("A100", shared=False, across=False)
 _PAPER, _APART = PAPER[_MACHINE], PAPER_NOT_FITTED[_MACHINE]
 _OWN: Final = OWN[RunClass("H200", shared=False, across=False)]
 
-MADE: Final = "2026-11-26"
+MADE: Final = "2026-11-28"
 """The day on which all predictions of this page were last made anew. Change it when you do so."""
 
 INTRODUCTION: Final = f"""# Choosing a schedule
@@ -73,9 +73,9 @@ To get the table of your own job, add `--pipeline-schedule auto --vocab-parallel
 its command line.
 
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
-and links attain shares of these rates. The shares were calibrated on published runs of Megatron-LM,
-most of them on A100s ([constants](predictions.md#constants)). No job of several GPUs has run this
-project's code. This page assumes that communications run while passes compute, and that a
+and links attain shares of these rates. The shares of kernels were calibrated on published
+iterations of H100s, those of links on runs of A100s ([constants](predictions.md#constants)). No job
+of several GPUs has run this project's code. This page assumes that communications run while passes compute, and that a
 collective slows a pass only by the multiprocessors that the collective occupies. Real passes may
 lose more: on one H200 a product took 1.2 to 1.3 times as long while a receive waited beside it,
 however many thread blocks the receive had ([report](benchmarks/2026-11-26-h200/report.md)).
