@@ -75,10 +75,11 @@ its command line.
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
 and links attain shares of these rates. The shares of kernels were calibrated on published
 iterations of H100s, those of links on runs of A100s ([constants](predictions.md#constants)). No job
-of several GPUs has run this project's code. This page assumes that communications run while passes compute, and that a
-collective slows a pass only by the multiprocessors that the collective occupies. Real passes may
-lose more: on one H200 a product took 1.2 to 1.3 times as long while a receive waited beside it,
-however many thread blocks the receive had ([report](benchmarks/2026-11-26-h200/report.md)).
+of several GPUs has run this project's code. This page assumes that communications run while passes
+compute, and that a collective slows a pass only by the multiprocessors that the collective
+occupies. Real passes may lose more: on one H200 a product took 1.2 to 1.3 times as long while a
+receive waited beside it, however many thread blocks the receive had
+([report](benchmarks/2026-11-26-h200/report.md)).
 <!-- from: benchmarks/2026-11-26-h200/report.md -->
 
 **What is a tie.** Predictions for 8 GPUs in one machine could be compared with 40 runs of 1F1B on

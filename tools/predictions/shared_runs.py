@@ -39,12 +39,13 @@ SHARDED: Final = "shards its weights (FSDP)"
 FOUR_BITS: Final = "multiplies in 4 bits (NVFP4)"
 UNKNOWN: Final = "its sizes are not published in full"
 
-COMMON: Final = (
+OF_EVERY_RUN: Final = (
     "--bf16 --train-iters 1 --lr 1e-4 --attention-dropout 0 --hidden-dropout 0 "
     "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
-    "--grad-reduce-in-bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 "
-    "--vocab-parallel none --dry-run"
+    "--grad-reduce-in-bf16 --use-precision-aware-optimizer --main-grads-dtype bf16"
 )
+"""Flags that do not depend on the row, nor on the layout."""
+COMMON: Final = f"{OF_EVERY_RUN} --vocab-parallel none --dry-run"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ class SharedRun:
         return self.precision == "FP8" and not delayed
 
     @property
+    def precision_flags(self) -> str:
+        """The flags of its precision, behind a space; empty in bf16."""
+        return _FORMATS[self.precision]
+
+    @property
     def schedule(self) -> str:
         """The schedule: Megatron-LM's own."""
         return "interleaved" if self.chunks > 1 else "1f1b"
@@ -124,7 +130,7 @@ class SharedRun:
             f"{self.gpu.name} --tensor-model-parallel-size {self.tensor} "
             f"--pipeline-model-parallel-size {self.pipeline} --context-parallel-size "
             f"{self.context} --dry-run-replicas {self.replicas} --pipeline-schedule "
-            f"{self.schedule}{_FORMATS[self.precision]}"
+            f"{self.schedule}{self.precision_flags}"
         ]
         if self.chunks > 1:
             words.append(f"--num-virtual-stages-per-pipeline-rank {self.chunks}")
