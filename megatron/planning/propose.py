@@ -170,7 +170,9 @@ def _effort(found: Found) -> str:
     return (
         f"{found.combinations:,} combinations of layout, memory and schedule were ranked by a "
         f"rough count, and {estimated} of few microbatches made, the most promising first; of the "
-        f"ways within {NEAR:.0%} of the fastest, the one that holds the least is taken{rest}"
+        f"ways within {NEAR:.0%} of the fastest, those come first that neither round gradients to "
+        f"bf16 nor copy activations to the host, and of these the one that holds the least is "
+        f"taken{rest}"
     )
 
 

@@ -198,6 +198,15 @@ _GROUPS: Final = (
 )
 """Flags of each way to hold less; a way of which the user gives a flag is the user's."""
 
+LAST_RESORTS: Final = ("--main-grads-dtype", "--cpu-offload")
+"""Flags with a price that no prediction has: they round every sum of gradients, or rely on a
+bandwidth to the host that no GPU has measured. Of ways as near, one without them is taken."""
+
+
+def last_resorts(line: Line) -> int:
+    """Return how many of ``LAST_RESORTS`` the edits of a line ask for."""
+    return sum(edit.option in LAST_RESORTS and edit.values is not None for edit in line.edits)
+
 
 def _beside(line: Line, way: Choice) -> Choice:
     """Return a way to hold less without edits of the user's ways, and without flags of other ways.

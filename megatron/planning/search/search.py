@@ -16,6 +16,7 @@ from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse, Combination, Rough
 from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.dimensions import last_resorts
 from megatron.planning.search.line import Line
 from megatron.planning.search.runs import Known, Runs
 from megatron.schedules.search.watch import Watch
@@ -59,8 +60,8 @@ class Found:
     Attributes:
         ways: the runs that fit, the fastest first.
         too_large: runs that do not fit, the fastest first.
-        taken: the run that holds the least of all within ``NEAR`` of the fastest; ``None``: no run
-            fits.
+        taken: of all within ``NEAR`` of the fastest, the run with the fewest ``LAST_RESORTS``, and
+            of these the run that holds the least; ``None``: no run fits.
         candidate: the taken run with its plan; ``None``: its plan has too many passes to be made.
         refused: why some choices make no run, each reason once.
         combinations: number of combinations that were ranked.
@@ -229,7 +230,7 @@ class Search:
         """Plan the most promising runs in full, and take the best of them."""
         found = self._found
         candidates = dict[Combination, Candidate]()
-        while (best := self._smallest_near()) is not None and best.known.level != "plan":
+        while (best := self._best()) is not None and best.known.level != "plan":
             if self._passes(best) > _MOST_PASSES:
                 break
             known, candidate = self._runs.plan(best.line)
@@ -241,11 +242,15 @@ class Search:
         found.too_large = [way for way in self._ways.values() if not way.known.fits]
         found.too_large.sort(key=lambda way: way.known.seconds)
 
-    def _smallest_near(self) -> Way | None:
-        """Return the run that holds the least of all within ``NEAR`` of the fastest."""
+    def _best(self) -> Way | None:
+        """Return the run to take of all within ``NEAR`` of the fastest (``Found.taken``)."""
+
+        def price(way: Way) -> tuple[float, ...]:
+            return last_resorts(way.line), way.known.held.peak, way.known.seconds
+
         fastest = self._best_seconds()
         near = (way for way in self._fitting() if way.known.seconds * (1 - NEAR) <= fastest)
-        return min(near, key=lambda way: (way.known.held.peak, way.known.seconds), default=None)
+        return min(near, key=price, default=None)
 
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""
