@@ -1,6 +1,6 @@
 """A part of a page that a tool writes, between two marks, and the flags of such a tool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,21 @@ def replaced(page: str, text: str, tool: str) -> str:
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def each_replaced(page: str, texts: Sequence[str], tool: str) -> str:
+    """Return a page with all parts of a tool replaced, in their order.
+
+    Raises:
+        ValueError: the page has more or fewer parts of this tool than ``texts``.
+    """
+    begin, end = f"<!-- {tool}: begin -->", f"<!-- {tool}: end -->"
+    head, *rest = page.split(begin)
+    if len(rest) != len(texts):
+        raise ValueError(f"the page has {len(rest)} parts {begin}, and {tool} writes {len(texts)}")
+    behind = (old.partition(end)[2] for old in rest)
+    pairs = zip(texts, behind, strict=True)
+    return head + "".join(f"{begin}\n{text}\n{end}{after}" for text, after in pairs)
 
 
 def put(text: str, write: Callable[[str, str], str], *, update: bool, page: Path = PAGE) -> None:
