@@ -6,7 +6,8 @@
 #   bash examples/eight_h100.sh DATA          DATA: prefix of a .bin and .idx file of token ids
 #
 # You should see the plan, the seconds of an iteration, its MFU and the memory of every rank; the
-# training prints the same figures as they are. The schedule is the one that auto takes here.
+# training prints the same figures as they are. No schedule that auto compares is predicted to be 2 %
+# faster here; auto takes one that holds less.
 set -euo pipefail
 if (($# == 0)); then
   echo "usage: bash examples/eight_h100.sh --dry-run | DATA" >&2
