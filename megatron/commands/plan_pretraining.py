@@ -12,6 +12,7 @@ are chosen. All flags of pretrain_gpt.py may be given too: what they decide is n
 """
 
 import json
+import sys
 from collections.abc import Sequence
 
 from megatron.commands.environment import in_environment
@@ -20,6 +21,7 @@ with in_environment():
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.flags.readable import told_as_error
     from megatron.planning.asked.question import question_of
+    from megatron.planning.explored import write_ways
     from megatron.planning.plan_json import as_json
     from megatron.planning.plan_report import report
     from megatron.planning.propose import propose
@@ -32,13 +34,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: words of the command line; ``None``: the words of this process.
     """
-    with reader_may_stop_early(), told_as_error(ValueError):
+    with reader_may_stop_early(), told_as_error(OSError, ValueError):
         question = question_of(argv, __doc__)
         answer = propose(question, Watch.of_rank(0))
         if question.json:
             print(json.dumps(as_json(answer), indent=2))
         else:
             print(*report(answer), sep="\n\n", flush=True)
+        if question.explore is not None:
+            write_ways(answer, question.explore)
+            told = f"wrote {question.explore}: tools/explore.py --candidates {question.explore}"
+            print(f"\n{told} shows {len(answer.seen)} ways as points", file=sys.stderr)
 
 
 if __name__ == "__main__":

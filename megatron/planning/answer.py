@@ -11,6 +11,8 @@ from megatron.planning.asked.question import Question
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.where_time_goes import Reason, where_time_goes
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.simulate import Timeline
+from megatron.simulator.ways_folder import Role
 
 _DAY: Final = 24 * 3600
 
@@ -26,7 +28,8 @@ class Proposal:
         peak: bytes of the fullest rank.
         room: bytes that the job may use on that rank.
         in_flight: the most microbatches that a rank holds; ``None``: not planned.
-        forecast: the forecast of its plan; ``None``: seconds and bytes are estimates.
+        forecast: the forecast of its plan; ``None``: it is not kept.
+        planned: whether seconds and bytes are of its whole plan; otherwise they are estimates.
     """
 
     words: tuple[str, ...]
@@ -36,6 +39,7 @@ class Proposal:
     room: float
     in_flight: float | None = None
     forecast: RunForecast | None = field(default=None, repr=False)
+    planned: bool = False
 
     @property
     def left(self) -> float:
@@ -92,6 +96,24 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A way that the search has looked at.
+
+    Attributes:
+        proposal: the way.
+        fits: whether every rank and every host has enough memory.
+        role: its part in the answer; empty: the answer does not name it.
+        timeline: timeline of the plan of few microbatches by which it was estimated; ``None``: not
+            kept.
+    """
+
+    proposal: Proposal
+    fits: bool
+    role: Role = ""
+    timeline: Timeline | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
 class Answer:
     """The answer of a search.
 
@@ -102,6 +124,7 @@ class Answer:
         runners_up: the next best ways, the fastest first.
         obstacles: faster ways that do not fit, the fastest first.
         effort: a line on what the search has looked at, and how it ended.
+        seen: all ways that the search has looked at, the fastest first.
     """
 
     question: Question
@@ -110,3 +133,4 @@ class Answer:
     runners_up: Sequence[Proposal] = ()
     obstacles: Sequence[Obstacle] = ()
     effort: str = ""
+    seen: Sequence[Seen] = ()

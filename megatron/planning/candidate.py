@@ -175,6 +175,12 @@ class Candidate:
             quick: whether the search spends only a tenth of its effort.
             plain: whether a plan of many passes stays in the order of its block, without a search.
         """
+        return self.estimate_by(self.of_few(watch, gpu, quick=quick, plain=plain))
+
+    def of_few(
+        self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False, plain: bool = False
+    ) -> "Candidate":
+        """Return the candidate with as few microbatches as an estimate needs; see ``estimate``."""
         gpu = gpu or self.gpu
         assert gpu is not None, "without a GPU candidates are compared by their plans"
         train, planned = self.config.train, planned_microbatches(self.request)
@@ -183,16 +189,22 @@ class Candidate:
             planned * self.request.ranks * (self.request.chunks or self.request.traits.chunks)
         )
         searched = self.request.shortened and not (plain and forwards > _MANY_FORWARDS)
-        few = replace(
+        return replace(
             self,
             config=replace(
                 self.config, train=replace(train, global_batch_size=samples, rampup=None)
             ),
             request=replace(self.request, microbatches=planned, quick=quick, shortened=searched),
             watch=watch,
+            gpu=gpu,
         )
-        found = forecast_run(few.config, few.run_plan, gpu)
-        seconds, whole = found.outcome.seconds, train.num_microbatches
+
+    def estimate_by(self, few: "Candidate") -> Estimate:
+        """Return the time and memory of the run by its candidate of few microbatches."""
+        found, train = few.forecast, self.config.train
+        assert found is not None, "the candidate of few microbatches has a GPU"
+        planned, whole = few.request.microbatches, train.num_microbatches
+        seconds = found.outcome.seconds
         if planned < whole:
             seconds += (whole - planned) * steady_interval(found.timeline, few.run_plan.plan)
         return Estimate(
@@ -204,7 +216,7 @@ class Candidate:
             planned,
             whole,
             few.in_flight,
-            watch.was_cut,
+            few.watch.was_cut,
         )
 
     def tell(self) -> None:

@@ -13,8 +13,33 @@ def as_json(answer: Answer) -> dict[str, Any]:
     Seconds are of an iteration, bytes of the fullest rank. What is not known is ``null``.
     """
     question, taken, unsplit = answer.question, answer.taken, answer.unsplit
-    gpus = question.gpus
     gains = taken.splits_vocabulary and unsplit is not None
+    return {
+        **job_json(question),
+        "line": launch_line(question, taken.words),
+        "words": [*question.words, *taken.words],
+        "taken": way_json(question, taken)
+        | {
+            "bytes_by_rank": None
+            if taken.forecast is None
+            else list(map(round, taken.forecast.outcome.peak)),
+            "seconds_by_reason": dict(taken.spent),
+        },
+        "unsplit": None if unsplit is None else way_json(question, unsplit),
+        "split_gains": unsplit.seconds / taken.seconds - 1 if gains and unsplit else None,
+        "runners_up": [way_json(question, way) for way in answer.runners_up],
+        "obstacles": [
+            way_json(question, way.proposal) | {"remedies": list(way.remedies)}
+            for way in answer.obstacles
+        ],
+        "notes": list(question.notes),
+        "effort": answer.effort,
+    }
+
+
+def job_json(question: Question) -> dict[str, Any]:
+    """Return the job that a question is about."""
+    gpus = question.gpus
     return {
         "model": None if question.model is None else str(question.model),
         "gpus": {
@@ -29,28 +54,10 @@ def as_json(answer: Answer) -> dict[str, Any]:
             "tokens": question.batch_tokens,
         },
         "tokens": question.tokens,
-        "line": launch_line(question, taken.words),
-        "words": [*question.words, *taken.words],
-        "taken": _proposal(question, taken)
-        | {
-            "bytes_by_rank": None
-            if taken.forecast is None
-            else list(map(round, taken.forecast.outcome.peak)),
-            "seconds_by_reason": dict(taken.spent),
-        },
-        "unsplit": None if unsplit is None else _proposal(question, unsplit),
-        "split_gains": unsplit.seconds / taken.seconds - 1 if gains and unsplit else None,
-        "runners_up": [_proposal(question, way) for way in answer.runners_up],
-        "obstacles": [
-            _proposal(question, way.proposal) | {"remedies": list(way.remedies)}
-            for way in answer.obstacles
-        ],
-        "notes": list(question.notes),
-        "effort": answer.effort,
     }
 
 
-def _proposal(question: Question, way: Proposal) -> dict[str, Any]:
+def way_json(question: Question, way: Proposal) -> dict[str, Any]:
     """Return a way to run the job."""
     train, parallel = way.config.train, way.config.parallel
     speed = way.tokens_per_second(question)
@@ -61,7 +68,7 @@ def _proposal(question: Question, way: Proposal) -> dict[str, Any]:
         "microbatches": train.num_microbatches,
         "schedule": parallel.pipeline_schedule,
         "vocabulary": parallel.vocab_parallel,
-        "planned": way.forecast is not None,
+        "planned": way.planned,
         "seconds": way.seconds,
         "tokens_per_second": speed,
         "tokens_per_second_per_gpu": speed / question.gpus.count,

@@ -172,7 +172,7 @@ def _table(answer: Answer) -> Iterator[str]:
     """Yield a line on each runner-up, with what it loses."""
     for other in answer.runners_up:
         more = other.seconds / answer.taken.seconds - 1
-        about = "" if other.forecast is not None else ", estimated"
+        about = "" if other.planned else ", estimated"
         yield (
             f"{_number(other.seconds):>10} s {more:+6.1%} {MEMORY.write(other.peak):>10}{about}  "
             f"{named(other, answer.taken)}"

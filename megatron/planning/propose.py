@@ -3,21 +3,22 @@
 The second search finds the best way without a split vocabulary, to compare with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
-from megatron.planning.answer import Answer, Obstacle, Proposal
+from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.race import NEAR
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
-from megatron.planning.search.line import Edit, Line, left_out
+from megatron.planning.search.line import Edit, Key, Line, left_out
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Found, Search, Way
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY
+from megatron.simulator.ways_folder import Role
 
 RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
@@ -52,21 +53,41 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     """
     watch = Watch() if watch is None else watch
     gpu, line = question.gpus.gpu, _line(question)
-    runs = Runs(gpu)
+    runs = Runs(gpu, keeps_timelines=question.explore is not None)
     found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
-    unsplit = _unsplit(question, line, found, runs, watch)
-    taken = _proposal(found.taken, found, runs)
-    rest = [way for way in found.ways if way is not found.taken]
+    other = _unsplit(question, line, found, runs, watch)
+    rest = _distinct([way for way in found.ways if way is not found.taken])[:RUNNERS_UP]
+    too_large = [way for way in found.too_large if way.known.seconds < found.taken.known.seconds]
+    obstacles = _distinct(too_large)[:OBSTACLES]
+    roles: dict[Key, Role] = {way.line.key: "obstacle" for way in obstacles}
+    roles |= {way.line.key: "runner-up" for way in rest}
+    roles |= {} if other.taken is None else {other.taken.line.key: "unsplit"}
+    roles[found.taken.line.key] = "taken"
     return Answer(
         question,
-        taken,
-        unsplit,
-        [_proposal(way, found, runs) for way in _distinct(rest)[:RUNNERS_UP]],
-        list(_obstacles(found, found.taken, runs)),
+        _proposal(found.taken, found, runs),
+        None if other.taken is None else _proposal(other.taken, other, runs),
+        [_proposal(way, found, runs) for way in rest],
+        [Obstacle(_proposal(way, found, runs), tuple(_remedies(way, found))) for way in obstacles],
         _effort(found),
+        _seen((found, other), roles, runs),
     )
+
+
+def _seen(searches: Sequence[Found], roles: Mapping[Key, Role], runs: Runs) -> list[Seen]:
+    """Return the ways that some searches have looked at, each once, the fastest first."""
+    ways: dict[Key, tuple[Way, Found]] = {}
+    for found in searches:
+        for way in (*found.ways, *found.too_large):
+            if way.line.key not in ways or way.known.level == "plan":
+                ways[way.line.key] = way, found
+    timelines = runs.timelines or {}
+    return [
+        Seen(_proposal(way, found, runs), way.known.fits, roles.get(key, ""), timelines.get(key))
+        for key, (way, found) in sorted(ways.items(), key=lambda own: own[1][0].known.seconds)
+    ]
 
 
 def _line(question: Question) -> Line:
@@ -93,10 +114,8 @@ def _line(question: Question) -> Line:
     return line
 
 
-def _unsplit(
-    question: Question, line: Line, found: Found, runs: Runs, watch: Watch
-) -> Proposal | None:
-    """Return the fastest way that fits without a split vocabulary, if one was found.
+def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Watch) -> Found:
+    """Return the ways without a split vocabulary.
 
     The search begins with the best ways of the other search, so that it is no worse than these.
     """
@@ -106,8 +125,7 @@ def _unsplit(
     if VOCABULARY not in opened(DIMENSIONS, line):  # the user has named a treatment
         begin = [(*choices, ()) for choices in begin]
     search = Search(question.gpus.gpu, UNSPLIT, _UNSPLIT_ESTIMATES, watch, runs)
-    other = search.run(whole, begin)
-    return None if other.taken is None else _proposal(other.taken, other, runs)
+    return search.run(whole, begin)
 
 
 def _proposal(way: Way, found: Found, runs: Runs) -> Proposal:
@@ -121,6 +139,7 @@ def _proposal(way: Way, found: Found, runs: Runs) -> Proposal:
         known.held.room(runs.gpu),
         None if candidate is None else candidate.in_flight,
         None if candidate is None else candidate.forecast,
+        known.level == "plan",
     )
 
 
@@ -143,13 +162,6 @@ def _distinct(ways: Sequence[Way]) -> list[Way]:
             seen.add(key)
             found.append(way)
     return found
-
-
-def _obstacles(found: Found, taken: Way, runs: Runs) -> Iterator[Obstacle]:
-    """Yield faster ways that do not fit, each with the ways that hold less and fit."""
-    faster = [way for way in found.too_large if way.known.seconds < taken.known.seconds]
-    for way in _distinct(faster)[:OBSTACLES]:
-        yield Obstacle(_proposal(way, found, runs), tuple(_remedies(way, found)))
 
 
 def _remedies(way: Way, found: Found) -> Iterator[str]:

@@ -44,12 +44,15 @@ def way(words: str, replicas: int = 1) -> Proposal:
         held.room(found.gpu),
         candidate.in_flight,
         found,
+        planned=True,
     )
 
 
 def estimated(proposal: Proposal, seconds: float, peak: float) -> Proposal:
     """A way that is not planned, with other figures."""
-    return replace(proposal, seconds=seconds, peak=peak, forecast=None, in_flight=None)
+    return replace(
+        proposal, seconds=seconds, peak=peak, forecast=None, in_flight=None, planned=False
+    )
 
 
 @cache

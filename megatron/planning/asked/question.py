@@ -18,6 +18,7 @@ from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
 from megatron.planning.asked.model import AskedModel, model_of
 from megatron.simulator.costs.gpus import GIB
+from megatron.simulator.ways_folder import fault_of_target
 
 
 # The formatter is off so that the flags read as a table.
@@ -47,6 +48,10 @@ class PlanFlags:
         Range(1, 100_000), unset="by the GPU")
     slurm: bool = flag(False, "Give a batch script for Slurm in place of a line for torchrun.")
     json: bool = flag(False, "Print the answer as one JSON object.")
+    explore: Path | None = flag(None,
+        "Write all ways that the search has looked at, with their timelines, into a folder: "
+        "tools/explore.py --candidates FOLDER shows them as points.", metavar="FOLDER",
+        unset="none")
 # fmt: on
 
 
@@ -65,6 +70,7 @@ class Question:
         model: the file that tells of the model; ``None``: flags tell of it.
         slurm: whether the line to run is one of Slurm.
         json: whether the answer is one JSON object.
+        explore: folder for the ways that the search has looked at; ``None``: they are not kept.
         notes: lines on how words were read, for the user.
     """
 
@@ -77,6 +83,7 @@ class Question:
     slurm: bool = False
     json: bool = False
     notes: tuple[str, ...] = ()
+    explore: Path | None = None
 
     @property
     def options(self) -> frozenset[str]:
@@ -143,6 +150,8 @@ def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
     if own.global_batch_size is None and own.global_batch_tokens is None:
         yield "--global-batch-tokens is missing: give it, as 4M, or --global-batch-size in samples"
         return
+    if own.explore is not None and (fault := fault_of_target(own.explore)):
+        yield f"--explore {own.explore}: {fault}"
     given = options_in(others)
     if own.tokens is not None and (length := given & LENGTHS):
         yield f"--tokens does not go with {' and '.join(sorted(length))}: give one of them"
@@ -201,6 +210,7 @@ def _question(own: PlanFlags, others: Sequence[str]) -> Question:
         own.slurm,
         own.json,
         tuple(notes),
+        own.explore,
     )
 
 

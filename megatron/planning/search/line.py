@@ -43,6 +43,9 @@ def left_out(option: str) -> Edit:
 Choice = tuple[Edit, ...]
 """One of the ways in a dimension: the edits that ask for it."""
 
+Key = frozenset[tuple[str, tuple[str, ...]]]
+"""The flags of a line with their values; equal for lines that make the same run."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -83,7 +86,7 @@ class Line:
         return replace(self, given=given, edits=tuple(edits.values()))
 
     @property
-    def key(self) -> frozenset[tuple[str, tuple[str, ...]]]:
+    def key(self) -> Key:
         """A key that is equal for lines with the same flags."""
         return frozenset(self.given.items())
 

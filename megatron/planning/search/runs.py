@@ -9,12 +9,13 @@ from megatron.config.train import TrainFlags
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
-from megatron.planning.search.line import Line
+from megatron.planning.search.line import Key, Line
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.simulate import Timeline
 
 Level = Literal["bound", "estimate", "plan"]
 """Where the seconds and bytes of a run come from.
@@ -47,12 +48,15 @@ class Runs:
 
     Attributes:
         gpu: the GPU of every rank.
+        timelines: by the key of a line, the timeline of the plan of few microbatches by which the
+            line was estimated; ``None``: timelines are not kept.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, *, keeps_timelines: bool = False) -> None:
         """Begin without any run."""
         self.gpu = gpu
-        self._known: dict[frozenset[tuple[str, tuple[str, ...]]], Known] = {}
+        self.timelines: dict[Key, Timeline] | None = {} if keeps_timelines else None
+        self._known: dict[Key, Known] = {}
 
     def candidate(self, line: Line) -> Candidate:
         """Return the run of a line with its schedule.
@@ -89,7 +93,10 @@ class Runs:
         if known is not None and known.level != "bound":
             return known
         candidate = self.candidate(line)
-        found = candidate.estimate(Watch(), quick=True, plain=True)
+        few = candidate.of_few(Watch(), quick=True, plain=True)
+        found = candidate.estimate_by(few)
+        if self.timelines is not None and few.forecast is not None:
+            self.timelines[line.key] = few.forecast.timeline
         least = known.least if known else candidate.least_memory
         made = Known("estimate", found.seconds, found.fullest, found.fits, least)
         return self._learnt(line, made)
