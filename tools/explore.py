@@ -2,6 +2,7 @@
 """Explore schedules on a page: plans, memory, comparisons, recorded runs, and plans edited by hand.
 
 python tools/explore.py                      # serves the page on this machine
+python tools/explore.py --candidates ways/   # shows what tools/plan.py --explore ways/ wrote, too
 python tools/explore.py --export site/       # writes it for any file host: no server of ours behind
 
 The exported page runs the same Python in the browser, by Pyodide, which npm fetches; see
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.flags.command import read
 from megatron.flags.declare import NOT_NEGATIVE, flag
 from megatron.flags.readable import told_as_error
+from megatron.simulator.ways_folder import WaysFolder
 from tools.explorer.export import export
 from tools.explorer.server import make_server
 
@@ -27,6 +29,12 @@ class ExploreFlags:
     """The page."""
 
     port: int = flag(8017, "Of 127.0.0.1; 0: any that is free.", NOT_NEGATIVE, metavar="PORT")
+    candidates: Path | None = flag(
+        None,
+        "Show the ways to run a job that tools/plan.py --explore FOLDER wrote, as points of time "
+        "against memory, each with its timeline.",
+        metavar="FOLDER", unset="none", excludes="--export",
+    )  # fmt: skip
     export: Path | None = flag(None, "Write the page into this folder instead.", unset="none")
     pyodide: Path | None = flag(
         None, "An unpacked npm package 'pyodide'.", unset="npm fetches it", needs="--export"
@@ -41,12 +49,24 @@ def main(argv: Sequence[str] | None = None) -> None:
             export(options.export, options.pyodide)
             print(f"wrote {options.export}: put it on any file host, as it is")
             return
-        server = make_server(options.port)
+        server = make_server(options.port, _ways(options.candidates))
     print(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.server_close()
+
+
+def _ways(folder: Path | None) -> WaysFolder | None:
+    """Return the ways in a folder.
+
+    Raises:
+        ValueError: it holds none; the message names the flag, the file and the way out.
+    """
+    try:
+        return None if folder is None else WaysFolder.read(folder)
+    except ValueError as error:
+        raise ValueError(f"--candidates {folder}: {error}") from error
 
 
 if __name__ == "__main__":

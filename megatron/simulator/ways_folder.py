@@ -33,7 +33,7 @@ _LONGEST: Final = 2000
 _LARGEST: Final = 1e18
 """The largest number; larger ones are damage, and a page cannot place them."""
 
-_OWN_NAMES: Final = re.compile(r"candidates\.json|way-[1-9][0-9]{0,5}\.json")
+_TIMELINE: Final = re.compile(r"way-[1-9][0-9]{0,5}\.json")
 _WAY_OUT: Final = "give a folder that tools/plan.py --explore wrote"
 
 
@@ -46,10 +46,15 @@ def fault_of_target(folder: Path) -> str:
         return ""
     if not folder.is_dir():
         return "is no folder: give the name of a new one"
-    other = next((own.name for own in folder.iterdir() if not _OWN_NAMES.fullmatch(own.name)), None)
+    other = next((own.name for own in folder.iterdir() if not _is_own(own.name)), None)
     if other is None:
         return ""
     return f"the folder holds other files, such as {other[:40]!r}: give a new or an empty one"
+
+
+def _is_own(name: str) -> bool:
+    """Return whether ``save_ways`` writes files of this name."""
+    return name == LIST or _TIMELINE.fullmatch(name) is not None
 
 
 def save_ways(
@@ -78,7 +83,7 @@ def save_ways(
             written.add(name)
         listed.append({"number": number, **figures, "timeline": name})
     for old in folder.iterdir():
-        if old.name not in written and _OWN_NAMES.fullmatch(old.name):
+        if old.name not in written and _is_own(old.name):
             old.unlink()
     replace_text(folder / LIST, json.dumps({**job, "ways": listed}, indent=1) + "\n")
 
@@ -210,7 +215,7 @@ _FIELDS: Final[Mapping[str, Callable[[object], bool]]] = {
     "microbatches": _is_count,
     "timeline_microbatches": _or_none(_is_count),
     "timeline": _or_none(
-        lambda value: isinstance(value, str) and _OWN_NAMES.fullmatch(value) is not None
+        lambda value: isinstance(value, str) and _TIMELINE.fullmatch(value) is not None
     ),
 }
 """The fields of a way that are read, each with its check."""

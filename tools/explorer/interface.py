@@ -31,6 +31,7 @@ from megatron.simulator.draw.svg import paint_svg
 from megatron.simulator.metrics import DEFINITIONS
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
+from megatron.simulator.ways_folder import WaysFolder
 from tools.explorer.case import SHOWN_SCHEDULES, Case
 from tools.explorer.model_costs import MODELS
 from tools.explorer.shown import (
@@ -54,6 +55,7 @@ class _Asked(NamedTuple):
     values: Mapping[str, Any]
     simulations: Simulations
     watch_of: WatchOf
+    ways: WaysFolder | None = None
 
     def simulated(self, schedule: str = "") -> Simulated:
         """Return the simulation of the case, perhaps with another schedule."""
@@ -61,7 +63,12 @@ class _Asked(NamedTuple):
         return self.simulations.of(case.compared(schedule) if schedule else case, self.watch_of)
 
 
-def answer(text: str, simulations: Simulations, watch_of: WatchOf = Watch) -> str:
+def answer(
+    text: str,
+    simulations: Simulations,
+    watch_of: WatchOf = Watch,
+    ways: WaysFolder | None = None,
+) -> str:
     """Return the answer to a request, both as JSON text.
 
     A request that cannot be met is answered with ``{"error": message}``.
@@ -70,15 +77,19 @@ def answer(text: str, simulations: Simulations, watch_of: WatchOf = Watch) -> st
         text: of the request.
         simulations: those of earlier requests.
         watch_of: makes the watches of searches.
+        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
     """
     try:
-        return json.dumps(explore(json.loads(text), simulations, watch_of))
+        return json.dumps(explore(json.loads(text), simulations, watch_of, ways))
     except (ValueError, RecursionError) as error:
         return json.dumps({"error": readable(str(error))})
 
 
 def explore(
-    request: Mapping[str, Any], simulations: Simulations, watch_of: WatchOf = Watch
+    request: Mapping[str, Any],
+    simulations: Simulations,
+    watch_of: WatchOf = Watch,
+    ways: WaysFolder | None = None,
 ) -> dict[str, object]:
     """Return the answer to a request, in JSON values.
 
@@ -86,9 +97,11 @@ def explore(
         request: ``action``, and what it is about: ``facts`` (names, colours and words),
             ``simulate`` (a ``case``), ``draw`` (a ``case`` as SVG, perhaps a ``window`` of it),
             ``point`` (a ``case`` with another ``schedule``, to be compared), ``front`` (of
-            ``points``), or ``recorded`` (the ``text`` of a timeline, beside a ``case``).
+            ``points``), ``recorded`` (the ``text`` of a timeline, beside a ``case``), or ``way``
+            (the timeline of one of ``ways`` by its ``number``).
         simulations: those of earlier requests.
         watch_of: makes the watches of searches.
+        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
 
     Raises:
         ValueError: the request is none, or cannot be met; the message says why.
@@ -97,7 +110,7 @@ def explore(
     if not isinstance(action, str) or action not in _ACTIONS:
         raise ValueError(f"ask for one of {', '.join(_ACTIONS)}, as an object with an 'action'")
     try:
-        return _ACTIONS[action](_Asked(request, simulations, watch_of))
+        return _ACTIONS[action](_Asked(request, simulations, watch_of, ways))
     except KeyError as error:
         raise ValueError(f"the action {action} needs {error}") from error
 
@@ -131,6 +144,7 @@ def _facts(asked: _Asked) -> dict[str, object]:
         "definitions": DEFINITIONS,
         "gpus": list(GPUS),
         "models": {name: asdict(job) for name, job in MODELS.items()},
+        "ways": None if asked.ways is None else asked.ways.listed,
     }
 
 
@@ -263,6 +277,13 @@ def _recorded(asked: _Asked) -> dict[str, object]:
     return {**answer, "comparison": comparison, "unit": unit}
 
 
+def _way(asked: _Asked) -> dict[str, object]:
+    if asked.ways is None:
+        raise ValueError("there are no ways to show: start tools/explore.py with --candidates")
+    timeline = asked.ways.timeline(asked.values["number"])
+    return {"drawing": drawing(timeline), "total": total(timeline), "idle": idle(timeline)}
+
+
 def _work(timeline: Timeline) -> float:
     """Return the time of all passes on all ranks."""
     return sum(map(timeline.work, range(timeline.ranks)))
@@ -275,4 +296,5 @@ _ACTIONS: Final[Mapping[str, Callable[[_Asked], dict[str, object]]]] = {
     "point": _point,
     "front": _front,
     "recorded": _recorded,
+    "way": _way,
 }

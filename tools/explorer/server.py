@@ -14,6 +14,7 @@ from threading import Event, Lock
 from typing import Any, Final
 
 from megatron.schedules.search.watch import Watch
+from megatron.simulator.ways_folder import WaysFolder
 from tools.explorer.export import page_files
 from tools.explorer.interface import answer
 from tools.explorer.simulated import Simulations
@@ -51,9 +52,14 @@ class InterruptibleWatch(Watch):
 
 
 class Channels:
-    """Answers requests; on each channel the last one counts."""
+    """Answers requests; on each channel the last one counts.
 
-    def __init__(self) -> None:
+    Args:
+        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
+    """
+
+    def __init__(self, ways: WaysFolder | None = None) -> None:
+        self._ways = ways
         self._lock = Lock()
         self._running: dict[str, Event] = {}
         self._simulations = Simulations()
@@ -72,7 +78,10 @@ class Channels:
             self._running[channel] = superseded
         try:
             return answer(
-                text, self._simulations, lambda seconds: InterruptibleWatch(seconds, superseded)
+                text,
+                self._simulations,
+                lambda seconds: InterruptibleWatch(seconds, superseded),
+                self._ways,
             )
         finally:
             with self._lock:
@@ -84,17 +93,20 @@ class Channels:
         return channel in self._running
 
 
-def make_server(port: int) -> ThreadingHTTPServer:
+def make_server(port: int, ways: WaysFolder | None = None) -> ThreadingHTTPServer:
     """Return a server on this machine alone; ``serve_forever`` runs it.
 
     Args:
         port: of 127.0.0.1; 0 takes any that is free.
+        ways: ways of ``tools/plan.py`` to show; ``None``: there are none. The page asks for a way
+            by its number, so nothing else of the machine's files can be asked for.
 
     Raises:
         ValueError: there is no such port, or it is taken.
     """
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, Channels().answer))
+        handler = partial(_Handler, Channels(ways).answer)
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except (OSError, OverflowError) as error:
         raise ValueError(f"--port {port}: {error}: give another, or 0 for any") from error
     server.daemon_threads = True

@@ -9,6 +9,7 @@ import { Needs, inWords } from "./needs.js";
 import { Recorded } from "./recorded.js";
 import { FIRST, fragmentOf, readFragment } from "./state.js";
 import { TimelineView } from "./timeline.js";
+import { Ways } from "./ways.js";
 import { copy, debounced, element, gibibytes, made, passName, percent, save, short, time } from "./words.js";
 
 const LARGE = 600; // microbatches x slices x chunks x ranks from which the block's order is shown first
@@ -35,6 +36,7 @@ try {
   fault(error.message);
   throw error;
 }
+if (page.facts.ways) page.ways = new Ways(channel("ways"), page.facts, drawLegend);
 const controls = new Controls(page.facts, () => { page.shown = controls.read(); refreshSoon(); });
 listen();
 await follow();
@@ -144,12 +146,12 @@ function drawFigures({ figures, forecast }, inSeconds) {
   document.body.dataset.rows = JSON.stringify(figures.rows.length);
 }
 
-function drawLegend({ ranks }) {
+function drawLegend({ ranks }, id = "legend") {
   const { passes, comms, colours, meanings } = page.facts;
   const drawn = new Set(ranks.flatMap((row) => [...row.passes, ...row.comms].map(([kind]) => kind)));
   const paired = ranks.some((row) => row.passes.some((pass) => pass[6]));
   const chunked = ranks.some((row) => row.passes.some(([, , chunk]) => chunk));
-  element("legend").replaceChildren(...[...passes, ...comms].filter((kind) => drawn.has(kind)).map((kind) => {
+  element(id).replaceChildren(...[...passes, ...comms].filter((kind) => drawn.has(kind)).map((kind) => {
     const swatch = made("span", { className: comms.includes(kind) ? "swatch thin" : "swatch" });
     swatch.style.background = colours[kind];
     return made("li", {}, swatch, `${kind} ${meanings[kind]}`);
@@ -247,4 +249,5 @@ function redraw() {
   plan.draw();
   memory.draw();
   recorded.view.draw();
+  page.ways?.view.draw();
 }
