@@ -52,6 +52,11 @@ def fault_of_target(folder: Path) -> str:
     return f"the folder holds other files, such as {other[:40]!r}: give a new or an empty one"
 
 
+def is_shown(timeline: Timeline) -> bool:
+    """Return whether a timeline is small enough for a page."""
+    return len(timeline.spans) + len(timeline.waits) <= MOST_SPANS
+
+
 def _is_own(name: str) -> bool:
     """Return whether ``save_ways`` writes files of this name."""
     return name == LIST or _TIMELINE.fullmatch(name) is not None
@@ -77,7 +82,7 @@ def save_ways(
     listed, written = list[dict[str, Any]](), {LIST}
     for number, (figures, timeline) in enumerate(ways, 1):
         name = None
-        if timeline is not None and len(timeline.spans) + len(timeline.waits) <= MOST_SPANS:
+        if timeline is not None and is_shown(timeline):
             name = f"way-{number}.json"
             save_timeline(timeline, folder / name, is_own_name=True)
             written.add(name)

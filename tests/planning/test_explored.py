@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from planning.search.test_search import asked_words
+from planning.search.test_search import H100, asked_words, line
 
 from megatron.commands import plan_pretraining
 from megatron.config.command_line import parse
@@ -16,7 +16,9 @@ from megatron.planning.explored import write_ways
 from megatron.planning.plan_json import as_json
 from megatron.planning.propose import propose
 from megatron.planning.run_plan import asked
+from megatron.planning.search.runs import Runs
 from megatron.schedules.search.watch import Watch
+from megatron.simulator import ways_folder
 from megatron.simulator.ways_folder import WaysFolder
 
 WORDS: Final = [
@@ -106,6 +108,19 @@ def test_a_search_that_nobody_explores_keeps_no_timelines() -> None:
     answer = propose(question_of([*few, "--recompute-method", "uniform", "--memory", "80"], None))
     assert answer.seen
     assert all(own.timeline is None for own in answer.seen)
+
+
+def test_a_timeline_too_large_for_a_page_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = line("--pipeline-model-parallel-size", "4", "--micro-batch-size", "1")
+    runs = Runs(H100, keeps_timelines=True)
+    runs.estimate(one)
+    assert runs.timelines is not None
+    kept = runs.timelines[one.key]
+    assert kept.ranks == 4
+    monkeypatch.setattr(ways_folder, "MOST_SPANS", len(kept.spans) + len(kept.waits) - 1)
+    runs = Runs(H100, keeps_timelines=True)
+    runs.estimate(one)
+    assert runs.timelines == {}
 
 
 def test_the_command_prints_one_object_beside_the_folder(

@@ -16,6 +16,7 @@ from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
+from megatron.simulator.ways_folder import is_shown
 
 Level = Literal["bound", "estimate", "plan"]
 """Where the seconds and bytes of a run come from.
@@ -49,7 +50,7 @@ class Runs:
     Attributes:
         gpu: the GPU of every rank.
         timelines: by the key of a line, the timeline of the plan of few microbatches by which the
-            line was estimated; ``None``: timelines are not kept.
+            line was estimated, if a page can show it; ``None``: timelines are not kept.
     """
 
     def __init__(self, gpu: Gpu, *, keeps_timelines: bool = False) -> None:
@@ -95,7 +96,7 @@ class Runs:
         candidate = self.candidate(line)
         few = candidate.of_few(Watch(), quick=True, plain=True)
         found = candidate.estimate_by(few)
-        if self.timelines is not None and few.forecast is not None:
+        if self.timelines is not None and few.forecast and is_shown(few.forecast.timeline):
             self.timelines[line.key] = few.forecast.timeline
         least = known.least if known else candidate.least_memory
         made = Known("estimate", found.seconds, found.fullest, found.fits, least)

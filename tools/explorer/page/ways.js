@@ -73,7 +73,7 @@ export class Ways {
     element("way-legend").hidden = found === null;
     element("way-fault").hidden = !fault;
     element("way-fault").textContent = fault;
-    element("way-hint").textContent = found ? `${timelineOf(way)}: ${time(found.total, true)}, idle ${percent(found.idle)}.` : "";
+    element("way-hint").textContent = found ? `${timelineOf(way)}: ${time(found.total, true)}, idle ${percent(found.idle)}. Point at a pass, or focus the timeline and use the arrow keys; + and − zoom.` : "";
     if (found) {
       canvas.setAttribute("aria-label", `Timeline of way ${way.number}`);
       Object.assign(this.view, { from: 0, to: 1, chosen: null });
