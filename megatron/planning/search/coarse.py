@@ -59,20 +59,23 @@ class Factor(NamedTuple):
 Combination = tuple[Choice, ...]
 """One choice for every open dimension, in the order of the dimensions."""
 
+Key = tuple[object, ...]
+"""Pipeline ranks, schedule and treatment: a plan of these teaches about others of the same."""
+
 
 class Rough(NamedTuple):
     """A combination of choices, and the first guess of its seconds and bytes.
 
     Attributes:
         choices: one for every dimension.
-        key: what a plan of it teaches about others: pipeline ranks, schedule and treatment.
+        key: its pipeline ranks, schedule and treatment.
         seconds: of an iteration.
         peak: bytes of the fullest rank.
         room: bytes that tensors may take there.
     """
 
     choices: Combination
-    key: tuple[object, ...]
+    key: Key
     seconds: float
     peak: float
     room: float

@@ -7,14 +7,15 @@ fastest are planned in full. Work is counted, not timed, so a question has the s
 machine.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
-from megatron.planning.search.coarse import Coarse, Combination, Rough
+from megatron.planning.search.coarse import Coarse, Combination, Key, Rough
 from megatron.planning.search.dimension import Dimension, opened
 from megatron.planning.search.dimensions import last_resorts
 from megatron.planning.search.line import Line
@@ -35,6 +36,8 @@ _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
+_REFUSALS: Final = 8
+"""Combinations that rules may refuse until others of their stages and order are passed over."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
 
@@ -100,7 +103,8 @@ class Search:
         self._all = self._estimates = estimates
         self._runs = Runs(gpu) if runs is None else runs
         self._ways: dict[frozenset[tuple[str, tuple[str, ...]]], Way] = {}
-        self._learnt: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._learnt: dict[Key, tuple[float, float]] = {}
+        self._refusals = Counter[Key]()
         self._found = Found()
 
     def run(self, line: Line, begin: Sequence[Combination] = ()) -> Found:
@@ -143,17 +147,24 @@ class Search:
             most: estimates that may be made.
             least: estimates that are made in any case.
         """
-        waiting, whole = dict.fromkeys(rough), most
+        waiting, whole = _by_key(rough), most
         while most > 0 and not self._watch.is_over:
-            able = [each for each in waiting if self._peak(each) <= _FAR * each.room]
+            able = (first for key in waiting if (first := self._first(key, waiting[key])))
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
             if first is None:
                 return
             hope = self._seconds(first) * (1 - NEAR)  # a run as near may hold less
             if whole - most >= least and hope >= self._best_seconds():
                 return
-            del waiting[first]
+            waiting[first.key].remove(first)
             most -= self._estimate(line, first)
+
+    def _first(self, key: Key, waiting: Sequence[Rough]) -> Rough | None:
+        """Return the fastest combination of a key that is expected to fit, if the key makes runs."""
+        if key not in self._learnt and self._refusals[key] >= _REFUSALS:
+            return None
+        more = self._more_bytes(key)
+        return next((own for own in waiting if own.peak + more <= _FAR * own.room), None)
 
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
         """Estimate the combinations that are expected to hold the least."""
@@ -178,6 +189,7 @@ class Search:
             known = self._runs.estimate(chosen)
         except ValueError as error:
             self._found.refused.setdefault(str(error).split("\n")[0])
+            self._refusals[rough.key] += 1
             return False
         self._estimates -= 1
         best = min(self._best_seconds(), known.seconds if known.fits else inf)
@@ -193,31 +205,39 @@ class Search:
         return True
 
     def _seconds(self, rough: Rough) -> float:
-        """Return the expected seconds.
+        """Return the expected seconds."""
+        return rough.seconds * self._slowdown(rough.key)
+
+    def _slowdown(self, key: Key) -> float:
+        """Return the expected seconds of combinations of a key, as a multiple of the rough ones.
 
         Of an order of passes that is new, each part (the stages, the schedule, the treatment) is
         hoped to be as good as it was with the best others.
         """
-        if rough.key in self._learnt:
-            return rough.seconds * self._learnt[rough.key][0]
+        if key in self._learnt:
+            return self._learnt[key][0]
         hopes = [
-            min((own[0] for key, own in self._learnt.items() if key[at] == part), default=0.0)
-            for at, part in enumerate(rough.key)
+            min((own[0] for other, own in self._learnt.items() if other[at] == part), default=0.0)
+            for at, part in enumerate(key)
         ]
         least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return _HOPE * rough.seconds * max(least, *hopes)
+        return _HOPE * max(least, *hopes)
 
     def _peak(self, rough: Rough) -> float:
-        """Return the expected bytes of the fullest rank.
+        """Return the expected bytes of the fullest rank."""
+        return rough.peak + self._more_bytes(rough.key)
+
+    def _more_bytes(self, key: Key) -> float:
+        """Return the bytes that combinations of a key are expected to hold beyond the rough ones.
 
         What a rough count misses, such as whole vocabulary layers on one stage, is about as large
         whatever the schedule holds. So a difference is learnt, not a factor.
         """
-        if rough.key in self._learnt:
-            return rough.peak + self._learnt[rough.key][1]
-        alike = [own[1] for key, own in self._learnt.items() if key[0] == rough.key[0]]
+        if key in self._learnt:
+            return self._learnt[key][1]
+        alike = [own[1] for other, own in self._learnt.items() if other[0] == key[0]]
         others = [own[1] for own in self._learnt.values()]
-        return rough.peak + min(alike or others, default=0.0)
+        return min(alike or others, default=0.0)
 
     def _fitting(self) -> list[Way]:
         fitting = [way for way in self._ways.values() if way.known.fits]
@@ -256,3 +276,11 @@ class Search:
         """Return the passes of a run's whole plan, about."""
         request = self._runs.candidate(way.line).request
         return 3 * request.ranks * request.microbatches * (request.chunks or request.traits.chunks)
+
+
+def _by_key(rough: Iterable[Rough]) -> Mapping[Key, list[Rough]]:
+    """Return the combinations of every key, the fastest first."""
+    found: dict[Key, list[Rough]] = {}
+    for each in sorted(rough, key=lambda own: (own.seconds, own.peak)):
+        found.setdefault(each.key, []).append(each)
+    return found
