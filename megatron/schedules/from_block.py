@@ -122,8 +122,11 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
 
 @lru_cache(_CACHED)
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:
-    """Return the plan of a schedule for one microbatch."""
-    return _unrolled(request, schedule, 1)
+    """Return the plan of a schedule for one microbatch.
+
+    Its S is not timed by the costs of the request: without a steady state there is nothing to time.
+    """
+    return _recomputing(request, unroll(_plain_block(request, schedule), 1))
 
 
 def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
@@ -256,9 +259,15 @@ def _recomputing(request: Request, plan: Plan) -> Plan:
 @lru_cache(_CACHED)
 def _treated_block(request: Request, schedule: Schedule) -> Block:
     """Return the schedule's block with the requested treatment, backward and slices."""
-    block, treatment = _own_block(request, schedule), request.treatment
+    treatment = request.treatment
     if treatment.is_sharded and not treatment.synchronous and request.shortened:
-        return _with_timely_output(block, request)
+        return _with_timely_output(_own_block(request, schedule), request)
+    return _plain_block(request, schedule)
+
+
+def _plain_block(request: Request, schedule: Schedule) -> Block:
+    """Return the block of ``_treated_block`` with every S where the schedule's own times put it."""
+    block, treatment = _own_block(request, schedule), request.treatment
     if treatment.synchronous:
         block = interlaced(block, treatment)
     elif treatment.is_sharded:

@@ -34,14 +34,12 @@ class Known(NamedTuple):
         seconds: of an iteration.
         held: the fullest rank.
         fits: whether every rank has enough memory.
-        least: the fullest rank with a single microbatch.
     """
 
     level: Level
     seconds: float
     held: Fullest
     fits: bool
-    least: Fullest
 
 
 class Runs:
@@ -81,7 +79,7 @@ class Runs:
             return known
         candidate = self.candidate(line)
         least = candidate.least_memory
-        found = Known("bound", candidate.least_time, least, least.fits(self.gpu), least)
+        found = Known("bound", candidate.least_time, least, least.fits(self.gpu))
         return self._learnt(line, found)
 
     def estimate(self, line: Line) -> Known:
@@ -98,18 +96,14 @@ class Runs:
         found = candidate.estimate_by(few)
         if self.timelines is not None and few.forecast and is_shown(few.forecast.timeline):
             self.timelines[line.key] = few.forecast.timeline
-        least = known.least if known else candidate.least_memory
-        made = Known("estimate", found.seconds, found.fullest, found.fits, least)
-        return self._learnt(line, made)
+        return self._learnt(line, Known("estimate", found.seconds, found.fullest, found.fits))
 
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""
         candidate = self.candidate(line)
         found = candidate.forecast
         assert found is not None, "plans are made for a GPU"
-        known = self.known(line)
-        least = known.least if known else candidate.least_memory
-        made = Known("plan", found.outcome.seconds, found.fullest, found.fits, least)
+        made = Known("plan", found.outcome.seconds, found.fullest, found.fits)
         return self._learnt(line, made), candidate
 
     def _learnt(self, line: Line, found: Known) -> Known:
