@@ -8,8 +8,9 @@ Experts (of mixtures) have coordinates of their own. They fold over the same ran
 stage, in order, are also expert-tensor x expert x expert-data ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, get_args
 
 Order = Literal["tp-dp-pp", "tp-pp-dp"]
@@ -57,6 +58,9 @@ _OF_LEVELS: Final = ("context_heads", "context_ring")
 
 _OF_EXPERTS: Final = ("expert_tensor", "experts", "expert_data")
 """The axes whose groups are slices of the experts' coordinates."""
+
+_CACHED: Final = 128
+"""Axes whose groups are kept: the prediction of a run asks for each of them several times."""
 
 
 @dataclass(frozen=True)
@@ -254,17 +258,7 @@ class Grid:
         ``context_ring`` the ranks with the same place in these. On every axis the ranks of a group
         ascend.
         """
-        found: dict[tuple[int, ...], list[int]] = {}
-        coordinates: Callable[[int], object] = self.coordinates
-        if name in _OF_EXPERTS:
-            coordinates = self.expert_coordinates
-        elif name in _OF_LEVELS:
-            coordinates = self.level_coordinates
-        for rank in range(self.world_size):
-            place = vars(coordinates(rank)).items()
-            fixed = tuple(value for direction, value in place if direction not in _VARYING[name])
-            found.setdefault(fixed, []).append(rank)
-        return tuple(map(tuple, found.values()))
+        return _groups(self, name)
 
     def axis(self, name: AxisName, rank: int) -> Axis:
         """Return the view that a rank of the job has of an axis."""
@@ -274,3 +268,60 @@ class Grid:
     def vocabulary_rank(self, pipeline: int, tensor: int = 0) -> int:
         """Return k = pp * t + tp: the place on the vocabulary axis, and the index of the shard."""
         return pipeline * self.tensor_size + tensor
+
+
+@lru_cache(_CACHED)
+def _groups(grid: Grid, name: AxisName) -> Tiling:
+    """Return the groups of ``Grid.groups``, in the order of their first ranks.
+
+    A rank's number has its coordinates as digits, so no rank's coordinates are asked for.
+    """
+    if name not in _OF_EXPERTS:
+        return _tiled(_digits(grid, name in _OF_LEVELS), _VARYING[name])
+    inner = grid.tensor_size * grid.context_size
+    sizes = {
+        "expert_tensor": grid.expert_tensor_size,
+        "experts": grid.expert_size,
+        "expert_data": grid.expert_copies,
+        "pipeline": grid.pipeline_size,
+    }
+    found = _tiled(sizes, _VARYING[name])
+    if grid.order == "tp-dp-pp":
+        return found
+
+    def rank(number: int) -> int:
+        """Return the rank with a place among the experts of its stage, numbered by stages."""
+        pipeline, place = divmod(number, grid.stage_size)
+        data, within = divmod(place, inner)
+        return within + inner * (pipeline + grid.pipeline_size * data)
+
+    return tuple(sorted(tuple(map(rank, numbers)) for numbers in found))
+
+
+def _digits(grid: Grid, in_levels: bool) -> Mapping[str, int]:
+    """Return the number of values of every coordinate of a rank, the fastest coordinate first."""
+    heads, context = grid.context_heads_size, {"context": grid.context_size}
+    if in_levels:
+        context = {"heads": heads, "ring": grid.context_size // heads}
+    outer = {"data": grid.data_size, "pipeline": grid.pipeline_size}
+    if grid.order == "tp-pp-dp":
+        outer = {"pipeline": grid.pipeline_size, "data": grid.data_size}
+    return {"tensor": grid.tensor_size, **context, **outer}
+
+
+def _tiled(digits: Mapping[str, int], varying: Collection[str]) -> Tiling:
+    """Return groups of ascending numbers that differ in some of their digits.
+
+    Args:
+        digits: the number of values of every digit, the fastest digit first.
+        varying: the digits that differ within a group.
+    """
+    first, steps, worth = [0], [0], 1
+    for name, size in digits.items():
+        values = range(0, worth * size, worth)
+        if name in varying:
+            steps = [value + step for value in values for step in steps]
+        else:
+            first = [value + number for value in values for number in first]
+        worth *= size
+    return tuple(tuple([number + step for step in steps]) for number in first)

@@ -6,10 +6,14 @@ number of ranks of a machine.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
+from typing import Final
 
 from megatron.parallel.grid import ORDERS, AxisName, Grid, Order
+
+_CACHED: Final = 256
+"""Axes whose machines are kept: the links of a run ask for each axis several times."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,19 @@ class Placement:
         """
         return min(min(Counter(where).values()) for where in self._spread(axis))
 
-    def _spread(self, axis: AxisName) -> set[tuple[int, ...]]:
+    def _spread(self, axis: AxisName) -> frozenset[tuple[int, ...]]:
         """Return the machines of every group's ranks on an axis, counted from the group's first."""
-        found = set()
-        for ranks in self.grid.groups(axis):
-            where = [rank // self.ranks_per_machine for rank in ranks]
-            found.add(tuple(machine - where[0] for machine in where))
-        return found
+        return _spread(self.grid, self.ranks_per_machine, axis)
+
+
+@lru_cache(_CACHED)
+def _spread(grid: Grid, ranks_per_machine: int, axis: AxisName) -> frozenset[tuple[int, ...]]:
+    """Return the machines of every group's ranks, as ``Placement._spread``."""
+    found = set()
+    for ranks in grid.groups(axis):
+        where = [rank // ranks_per_machine for rank in ranks]
+        found.add(tuple(machine - where[0] for machine in where))
+    return frozenset(found)
 
 
 def fewest_hops(grid: Grid, ranks_per_machine: int) -> Order:

@@ -16,13 +16,14 @@ from megatron.planning.estimate import (
     planned_microbatches,
     steady_interval,
 )
+from megatron.planning.count.run import count_ranks
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.planned_run import RunPlan
-from megatron.planning.run_memory import Fullest, fullest
+from megatron.planning.run_memory import Fullest, fullest, shared_states
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for
-from megatron.schedules.plan import Plan
+from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import PLANNED, Watch
 from megatron.simulator.costs.gpus import Gpu
@@ -138,9 +139,21 @@ class Candidate:
 
         A schedule from a file has only the plan in the file, so that plan is counted.
         """
+        return fullest(self.config, self._one)
+
+    @cached_property
+    def _one(self) -> RunPlan:
+        """The plan of one microbatch, or the plan of the file."""
         request = self.request
         found = one_microbatch_of(request) if request.file is None else plan_for(request)
-        return fullest(self.config, self._with(found))
+        return self._with(found)
+
+    @cached_property
+    def shared_states(self) -> float:
+        """Bytes of optimizer states on the first rank that its replicas share with it."""
+        one = self._one
+        first, *_ = count_ranks(self.config, plan_of_one(one.plan), one.layers)
+        return shared_states(self.config, first.parameters)
 
     @cached_property
     def in_flight(self) -> float:

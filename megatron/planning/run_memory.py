@@ -143,6 +143,14 @@ def _parameter_bytes(
     return weights + other.gradient * padded + states * on_host.here + tables
 
 
+def shared_states(config: RunConfig, parameters: Parameters) -> float:
+    """Return the bytes of a rank's optimizer states that its replicas share with it."""
+    if not config.parallel.replicas.shard_optimizer:
+        return 0.0
+    matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
+    return per_element(config, parameters, matrix.state, other.state)
+
+
 def _saved_by_eight_bits(config: RunConfig, buckets: RankBuckets | None) -> float:
     """Return the bytes of weights that a rank need not hold because they are gathered in 8 bits.
 

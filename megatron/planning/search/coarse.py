@@ -1,7 +1,7 @@
 """Seconds and bytes of all combinations of choices, from a few counts, before any plan is made.
 
 A layer's work and memory follow from the shape of a run: its tensor, context and expert ranks. So
-every shape is counted once with one stage and once with a few, and stages divide both. Choices that
+every shape is counted once, with one stage, and stages divide both. Choices that
 change a layer by a factor, such as recomputation, are counted once each. The result ranks
 combinations; what is then learnt from plans corrects it.
 """
@@ -25,7 +25,6 @@ _MICRO_BATCH: Final = "--micro-batch-size"
 _BATCH: Final = "--global-batch-size"
 _BATCHES: Final = 4
 """Microbatches of a job that is counted for its shape."""
-_FEW_STAGES: Final = 4
 _ALIKE: Final = 0.02
 """Choices whose memory differs by less than this share are compared by their time alone."""
 
@@ -99,6 +98,8 @@ class Coarse:
     _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
     _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
+    _shared: float | None = None
+    """Bytes of states of ``Shape``: all ranks of the job share all states, whatever the shape."""
 
     def count(self) -> None:
         """Count all shapes and factors."""
@@ -187,16 +188,16 @@ class Coarse:
 
     def _counted(self, line: Line) -> Shape | None:
         """Count a shape; ``None`` if it makes no run."""
-        stages = _few_stages(line)
-        one, few = self._bounds(line, 1), self._bounds(line, stages)
-        if one is None or few is None:
+        one = self._bounds(line, 1)
+        if one is None:
             return None
-        whole = (one.held.static - few.held.static) * stages / max(1, stages - 1)
-        whole = min(max(whole, 0.0), one.held.static)
+        if self._shared is None:
+            self._shared = self.runs.candidate(self._small(line, 1)).shared_states
+        shared = min(self._shared, one.held.static)
         return Shape(
             one.seconds / (_BATCHES * _samples(line)),
-            whole,
-            one.held.static - whole,
+            one.held.static - shared,
+            shared,
             one.held.peak - one.held.static,
             one.held.room(self.runs.gpu),
         )
@@ -296,12 +297,6 @@ class Coarse:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
-
-
-def _few_stages(line: Line) -> int:
-    sizes = line.flags[ParallelFlags]
-    ranks = line.world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
-    return next((size for size in range(_FEW_STAGES, 0, -1) if ranks % size == 0), 1)
 
 
 def _samples(line: Line) -> int:
