@@ -257,24 +257,33 @@ class Coarse:
             own = self._times(chosen)
             static = own.static * (shape.whole / stages + shape.shared)
             kept = own.kept * shape.kept / stages
+            in_full = self._times(chosen, in_full=True).kept * shape.kept / stages
             seconds = micro * own.seconds * shape.seconds / stages
             for order in product(*orders):
-                held, bubble = self._promised(placed, order, stages, batches, micro)
+                promise = self._promised(placed, order, stages, batches, micro)
+                held = promise.held * (kept + promise.waiting * (in_full - kept))
                 found.append(
                     Rough(
                         self._combination(placed, chosen, order),
                         (stages, *order),
-                        seconds * (batches + bubble),
-                        static + held * kept,
+                        seconds * (batches + promise.bubble),
+                        static + held,
                         shape.room,
                     )
                 )
         return found
 
-    def _times(self, chosen: Combination) -> Factor:
-        """Return the product of the factors of some choices."""
+    def _times(self, chosen: Combination, *, in_full: bool = False) -> Factor:
+        """Return the product of the factors of some choices.
+
+        Args:
+            chosen: a choice for every factor.
+            in_full: whether no choice keeps less than the plain choice of its dimension.
+        """
         named = zip((own.name for own in self._of("factor")), chosen, strict=True)
         known = [self._factors.get(key, Factor()) for key in named]
+        if in_full:
+            known = [own._replace(kept=max(own.kept, 1.0)) for own in known]
         return Factor(*(prod(values) for values in zip(*known, strict=True))) if known else Factor()
 
     def _combination(self, placed: Line, chosen: Combination, order: Combination) -> Combination:

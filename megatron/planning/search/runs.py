@@ -117,10 +117,13 @@ class Promise(NamedTuple):
     Attributes:
         held: microbatches that a rank holds at most.
         bubble: microbatches that would fill a rank's idle time, about.
+        waiting: share of the held activations that wait for W, about. Their layers have been
+            computed again, so no recomputation makes these activations fewer.
     """
 
     held: float
     bubble: float
+    waiting: float = 0.0
 
 
 def promise_of(line: Line) -> Promise:
@@ -145,4 +148,5 @@ def promise_of(line: Line) -> Promise:
         slices=flags[SliceFlags].num_seq_splits,
     )
     held = max(1.0, min(promised(request, known), microbatches))
-    return Promise(held, known.rough_bubble(ranks, chunks or known.chunks))
+    waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
+    return Promise(held, known.rough_bubble(ranks, chunks or known.chunks), waiting)
