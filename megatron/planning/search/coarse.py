@@ -8,7 +8,7 @@ combinations; what is then learnt from plans corrects it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from math import prod
 from typing import Final, NamedTuple
 
@@ -98,6 +98,7 @@ class Coarse:
     _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
     _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
+    _allowed: dict[tuple[object, ...], bool] = field(default_factory=dict)
     _shared: float | None = None
     """Bytes of states of ``Shape``: all ranks of the job share all states, whatever the shape."""
 
@@ -119,16 +120,15 @@ class Coarse:
         for line, _ in self._shapes.values():
             for placed in combined(line, self._of("pipeline")):
                 ways = [self._useful(own, placed) for own in self._of("factor")]
-                orders = [own.choices(placed)[: own.stand_ins] for own in self._of("order")]
-                found += self._rough(placed, ways, orders)
+                found += self._rough(placed, ways, self._standing_in(placed))
         return found
 
     def around(self, best: Combination) -> list[Rough]:
         """Return the combinations with another order of passes than ``best``, or another factor."""
         placed, chosen = self._placed(best)
         same = [[chosen[own.name]] for own in self._of("factor")]
-        found = self._rough(placed, same, [own.choices(placed) for own in self._of("order")])
-        order = [[chosen[own.name]] for own in self._of("order")]
+        found = self._rough(placed, same, list(product(*self._choices("order", placed))))
+        order = [tuple(chosen[own.name] for own in self._of("order"))]
         for index, own in enumerate(self._of("factor")):
             ways = [*same[:index], list(own.choices(placed)), *same[index + 1 :]]
             found += self._rough(placed, ways, order)
@@ -139,8 +139,8 @@ class Coarse:
         placed, chosen = self._placed(best)
         same = [[chosen[own.name]] for own in self._of("factor")]
         *others, last = self._of("order")
-        orders = [*([chosen[own.name]] for own in others), last.choices(placed)]
-        return self._rough(placed, same, orders)
+        before = tuple(chosen[own.name] for own in others)
+        return self._rough(placed, same, [(*before, own) for own in last.choices(placed)])
 
     def _placed(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
         """Return the line with the ranks of ``best``, and the choices of ``best`` by dimension."""
@@ -157,6 +157,34 @@ class Coarse:
     def _of(self, kind: str) -> list[Dimension]:
         return [own for own in self.dimensions if own.kind == kind]
 
+    def _choices(self, kind: str, line: Line) -> list[Sequence[Choice]]:
+        """Return all choices of every dimension of a kind."""
+        return [own.choices(line) for own in self._of(kind)]
+
+    def _standing_in(self, placed: Line) -> list[Combination]:
+        """Return the orders of passes that stand for all others on a line's stages.
+
+        Of every dimension they have the first choices that no rule refuses beside the choices of
+        the dimensions before it.
+        """
+        found = [()]
+        for own in self._of("order"):
+            choices, longer = own.choices(placed), list[Combination]()
+            for before in found:
+                able = (one for one in choices if self._is_allowed(placed, *before, one))
+                first = list(islice(able, own.stand_ins)) or choices[: own.stand_ins]
+                longer += [(*before, one) for one in first]
+            found = longer
+        return found
+
+    def _is_allowed(self, placed: Line, *order: Choice) -> bool:
+        """Return whether the rules allow an order of passes on a line's stages."""
+        key = placed.given[_PIPELINE], order
+        if key not in self._allowed:
+            edits = tuple(edit for choice in order for edit in choice)
+            self._allowed[key] = not _with_micro_batch(placed).edited(edits).fault
+        return self._allowed[key]
+
     def _choices_of(self, line: Line) -> Combination:
         """Return the choices of a line in the dimensions of its shape."""
         return tuple(
@@ -166,9 +194,7 @@ class Coarse:
 
     def _small(self, line: Line, stages: int) -> Line:
         """Return a job with the shape of a line, few microbatches and a whole vocabulary."""
-        if _MICRO_BATCH not in line.given:
-            line = line.edited((set_to(_MICRO_BATCH, 1),))
-        one = line.edited(
+        one = _with_micro_batch(line).edited(
             (
                 *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS)),
                 set_to(_PIPELINE, stages),
@@ -236,14 +262,14 @@ class Coarse:
         self,
         placed: Line,
         ways: Sequence[Sequence[Choice]],
-        orders: Sequence[Sequence[Choice]],
+        orders: Sequence[Combination],
     ) -> list[Rough]:
         """Return the combinations of a line whose ranks are placed.
 
         Args:
             placed: the line with its shape and its stages.
             ways: the choices of every factor.
-            orders: the choices of every dimension of the order of passes.
+            orders: orders of passes, each a choice for every dimension that changes the order.
         """
         found = list[Rough]()
         _, shape = self._shapes[self._choices_of(placed)]
@@ -259,7 +285,7 @@ class Coarse:
             kept = own.kept * shape.kept / stages
             in_full = self._times(chosen, in_full=True).kept * shape.kept / stages
             seconds = micro * own.seconds * shape.seconds / stages
-            for order in product(*orders):
+            for order in orders:
                 promise = self._promised(placed, order, stages, batches, micro)
                 held = promise.held * (kept + promise.waiting * (in_full - kept))
                 found.append(
@@ -306,6 +332,11 @@ class Coarse:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
+
+
+def _with_micro_batch(line: Line) -> Line:
+    """Return a line with a micro batch, the smallest if it has none."""
+    return line if _MICRO_BATCH in line.given else line.edited((set_to(_MICRO_BATCH, 1),))
 
 
 def _samples(line: Line) -> int:

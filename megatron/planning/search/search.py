@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from megatron.planning.candidate import Candidate
@@ -237,7 +238,7 @@ class Search:
             return self._learnt[key][1]
         alike = [own[1] for other, own in self._learnt.items() if other[0] == key[0]]
         others = [own[1] for own in self._learnt.values()]
-        return min(alike or others, default=0.0)
+        return fmean(alike or others or [0.0])
 
     def _fitting(self) -> list[Way]:
         fitting = [way for way in self._ways.values() if way.known.fits]
