@@ -10,13 +10,13 @@ from math import inf
 from typing import Final
 
 from megatron.config.run_config import RunConfig
+from megatron.planning.count.run import count_ranks
 from megatron.planning.estimate import (
     Estimate,
     least_seconds,
     planned_microbatches,
     steady_interval,
 )
-from megatron.planning.count.run import count_ranks
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states

@@ -161,7 +161,7 @@ class Search:
             most -= self._estimate(line, first)
 
     def _first(self, key: Key, waiting: Sequence[Rough]) -> Rough | None:
-        """Return the fastest combination of a key that is expected to fit, if the key makes runs."""
+        """Return the fastest combination of a key that is expected to fit; ``None``: none is."""
         if key not in self._learnt and self._refusals[key] >= _REFUSALS:
             return None
         more = self._more_bytes(key)
