@@ -96,6 +96,8 @@ class Coarse:
     runs: Runs
     refused: dict[str, None]
     _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
+    _placed: list[Line] = field(default_factory=list)
+    """Lines of all shapes with all stages."""
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
     _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
     _allowed: dict[tuple[object, ...], bool] = field(default_factory=dict)
@@ -108,24 +110,25 @@ class Coarse:
             if (shape := self._counted(line)) is not None:
                 self._shapes[self._choices_of(line)] = line, shape
         lines = [line for line, _ in self._shapes.values()]
+        self._placed = [one for line in lines for one in combined(line, self._of("pipeline"))]
         for dimension in self._of("factor"):
-            most = max((len(dimension.choices(one)) for one in lines), default=1)
-            able = [one for one in lines if len(dimension.choices(one)) == most]
+            numbers = [len(dimension.choices(one)) for one in self._placed]
+            most = max(numbers, default=1)
+            able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
             if most > 1:
                 self._count_factor(dimension, able[len(able) // 2])
 
     def first(self) -> list[Rough]:
         """Return all layouts with the schedules and treatments that stand for the others."""
         found = list[Rough]()
-        for line, _ in self._shapes.values():
-            for placed in combined(line, self._of("pipeline")):
-                ways = [self._useful(own, placed) for own in self._of("factor")]
-                found += self._rough(placed, ways, self._standing_in(placed))
+        for placed in self._placed:
+            ways = [self._useful(own, placed) for own in self._of("factor")]
+            found += self._rough(placed, ways, self._standing_in(placed))
         return found
 
     def around(self, best: Combination) -> list[Rough]:
         """Return the combinations with another order of passes than ``best``, or another factor."""
-        placed, chosen = self._placed(best)
+        placed, chosen = self._split(best)
         same = [[chosen[own.name]] for own in self._of("factor")]
         found = self._rough(placed, same, list(product(*self._choices("order", placed))))
         order = [tuple(chosen[own.name] for own in self._of("order"))]
@@ -136,13 +139,13 @@ class Coarse:
 
     def treated(self, best: Combination) -> list[Rough]:
         """Return the combinations that differ from ``best`` in the last dimension only."""
-        placed, chosen = self._placed(best)
+        placed, chosen = self._split(best)
         same = [[chosen[own.name]] for own in self._of("factor")]
         *others, last = self._of("order")
         before = tuple(chosen[own.name] for own in others)
         return self._rough(placed, same, [(*before, own) for own in last.choices(placed)])
 
-    def _placed(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
+    def _split(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
         """Return the line with the ranks of ``best``, and the choices of ``best`` by dimension."""
         shape = tuple(
             choice for own, choice in zip(self.dimensions, best, strict=True) if own.kind == "shape"
