@@ -177,6 +177,13 @@ class Candidate:
         found = self.forecast
         return self.in_flight if found is None else max(found.outcome.peak)
 
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether a plain estimate leaves the passes in the order of their block."""
+        chunks = self.request.chunks or self.request.traits.chunks
+        forwards = planned_microbatches(self.request) * self.request.ranks * chunks
+        return self.request.shortened and forwards > _MANY_FORWARDS
+
     def estimate(
         self, watch: Watch, gpu: Gpu | None = None, *, quick: bool = False, plain: bool = False
     ) -> Estimate:
@@ -198,10 +205,7 @@ class Candidate:
         assert gpu is not None, "without a GPU candidates are compared by their plans"
         train, planned = self.config.train, planned_microbatches(self.request)
         samples = planned * train.micro_batch_size * train.replicas
-        forwards = (
-            planned * self.request.ranks * (self.request.chunks or self.request.traits.chunks)
-        )
-        searched = self.request.shortened and not (plain and forwards > _MANY_FORWARDS)
+        searched = self.request.shortened and not (plain and self.is_long)
         return replace(
             self,
             config=replace(

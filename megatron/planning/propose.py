@@ -4,6 +4,7 @@ The second search finds the best way without a split vocabulary, to compare with
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
@@ -14,7 +15,7 @@ from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.line import Edit, Key, Line, left_out
 from megatron.planning.search.runs import Runs
-from megatron.planning.search.search import Found, Search, Way
+from megatron.planning.search.search import Found, Search, Way, best_of, by_seconds
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY
@@ -57,21 +58,26 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
-    other = _unsplit(question, line, found, runs, watch)
-    rest = _distinct([way for way in found.ways if way is not found.taken])[:RUNNERS_UP]
-    too_large = [way for way in found.too_large if way.known.seconds < found.taken.known.seconds]
+    best, other = found, _unsplit(question, line, found, runs, watch)
+    is_open = VOCABULARY in opened(DIMENSIONS, line)
+    if is_open and other.taken and best_of((found.taken, other.taken)) is other.taken:
+        best = replace(other, ways=by_seconds((*other.ways, *found.ways)))
+    taken = best.taken
+    assert taken is not None, "the first search has an answer"
+    rest = _distinct([way for way in best.ways if way.line.key != taken.line.key])[:RUNNERS_UP]
+    too_large = [way for way in best.too_large if way.known.seconds < taken.known.seconds]
     obstacles = _distinct(too_large)[:OBSTACLES]
     roles: dict[Key, Role] = {way.line.key: "obstacle" for way in obstacles}
     roles |= {way.line.key: "runner-up" for way in rest}
     roles |= {} if other.taken is None else {other.taken.line.key: "unsplit"}
-    roles[found.taken.line.key] = "taken"
+    roles[taken.line.key] = "taken"
     return Answer(
         question,
-        _proposal(found.taken, found, runs),
+        _proposal(taken, best, runs),
         None if other.taken is None else _proposal(other.taken, other, runs),
-        [_proposal(way, found, runs) for way in rest],
-        [Obstacle(_proposal(way, found, runs), tuple(_remedies(way, found))) for way in obstacles],
-        _effort(found),
+        [_proposal(way, best, runs) for way in rest],
+        [Obstacle(_proposal(way, best, runs), tuple(_remedies(way, best))) for way in obstacles],
+        _effort(found, is_planned=best.candidate is not None),
         _seen((found, other), roles, runs),
     )
 
@@ -176,9 +182,9 @@ def _remedies(way: Way, found: Found) -> Iterator[str]:
             return
 
 
-def _effort(found: Found) -> str:
+def _effort(found: Found, *, is_planned: bool) -> str:
     estimated = counted(len(found.ways) + len(found.too_large), "plan")
-    rest = "" if found.candidate is not None else _ESTIMATED
+    rest = "" if is_planned else _ESTIMATED
     return (
         f"{found.combinations:,} combinations of layout, memory and schedule were ranked by a "
         f"rough count, and {estimated} of few microbatches made, the most promising first; of the "

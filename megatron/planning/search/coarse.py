@@ -170,7 +170,7 @@ class Coarse:
         Of every dimension they have the first choices that no rule refuses beside the choices of
         the dimensions before it.
         """
-        found = [()]
+        found: list[Combination] = [()]
         for own in self._of("order"):
             choices, longer = own.choices(placed), list[Combination]()
             for before in found:

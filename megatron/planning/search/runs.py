@@ -18,11 +18,11 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.ways_folder import is_shown
 
-Level = Literal["bound", "estimate", "plan"]
+Level = Literal["bound", "unsearched", "estimate", "plan"]
 """Where the seconds and bytes of a run come from.
 
-bound: lower bounds, known without a plan. estimate: a plan of few microbatches. plan: the whole
-plan.
+bound: lower bounds, known without a plan. unsearched: a plan of few microbatches and many passes,
+in the order of its block. estimate: a plan of few microbatches. plan: the whole plan.
 """
 
 
@@ -91,12 +91,20 @@ class Runs:
         known = self.known(line)
         if known is not None and known.level != "bound":
             return known
+        return self._estimated(line, plain=True)
+
+    def searched(self, line: Line) -> Known:
+        """Return the time and memory of a line by a plan of few microbatches that is searched."""
+        return self._estimated(line, plain=False)
+
+    def _estimated(self, line: Line, *, plain: bool) -> Known:
         candidate = self.candidate(line)
-        few = candidate.of_few(Watch(), quick=True, plain=True)
+        few = candidate.of_few(Watch(), quick=True, plain=plain)
         found = candidate.estimate_by(few)
         if self.timelines is not None and few.forecast and is_shown(few.forecast.timeline):
             self.timelines[line.key] = few.forecast.timeline
-        return self._learnt(line, Known("estimate", found.seconds, found.fullest, found.fits))
+        level: Level = "unsearched" if plain and candidate.is_long else "estimate"
+        return self._learnt(line, Known(level, found.seconds, found.fullest, found.fits))
 
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""

@@ -241,21 +241,23 @@ class Search:
         return fmean(alike or others or [0.0])
 
     def _fitting(self) -> list[Way]:
-        fitting = [way for way in self._ways.values() if way.known.fits]
-        return sorted(fitting, key=lambda way: (way.known.seconds, way.known.held.peak))
+        return by_seconds(way for way in self._ways.values() if way.known.fits)
 
     def _best_seconds(self) -> float:
         return min((way.known.seconds for way in self._fitting()), default=inf)
 
     def _choose(self) -> None:
-        """Plan the most promising runs in full, and take the best of them."""
+        """Look closer at the run to take, until its whole plan is made and it still is that run."""
         found = self._found
         candidates = dict[Combination, Candidate]()
-        while (best := self._best()) is not None and best.known.level != "plan":
+        while (best := best_of(self._fitting())) is not None and best.known.level != "plan":
+            if best.known.level == "unsearched":
+                self._learn(best, self._runs.searched(best.line))
+                continue
             if self._passes(best) > _MOST_PASSES:
                 break
             known, candidate = self._runs.plan(best.line)
-            self._ways[best.line.key] = Way(best.choices, best.line, known)
+            self._learn(best, known)
             candidates[best.choices] = candidate
         found.taken = best
         found.candidate = None if best is None else candidates.get(best.choices)
@@ -263,20 +265,29 @@ class Search:
         found.too_large = [way for way in self._ways.values() if not way.known.fits]
         found.too_large.sort(key=lambda way: way.known.seconds)
 
-    def _best(self) -> Way | None:
-        """Return the run to take of all within ``NEAR`` of the fastest (``Found.taken``)."""
-
-        def price(way: Way) -> tuple[float, ...]:
-            return last_resorts(way.line), way.known.held.peak, way.known.seconds
-
-        fastest = self._best_seconds()
-        near = (way for way in self._fitting() if way.known.seconds * (1 - NEAR) <= fastest)
-        return min(near, key=price, default=None)
+    def _learn(self, way: Way, known: Known) -> None:
+        self._ways[way.line.key] = way._replace(known=known)
 
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""
         request = self._runs.candidate(way.line).request
         return 3 * request.ranks * request.microbatches * (request.chunks or request.traits.chunks)
+
+
+def by_seconds(ways: Iterable[Way]) -> list[Way]:
+    """Return runs, the fastest first; of equally fast ones, first the one that holds less."""
+    return sorted(ways, key=lambda way: (way.known.seconds, way.known.held.peak))
+
+
+def best_of(ways: Sequence[Way]) -> Way | None:
+    """Return the run to take of all within ``NEAR`` of the fastest (``Found.taken``)."""
+
+    def price(way: Way) -> tuple[float, ...]:
+        return last_resorts(way.line), way.known.held.peak, way.known.seconds
+
+    fastest = min((way.known.seconds for way in ways), default=inf)
+    near = (way for way in ways if way.known.seconds * (1 - NEAR) <= fastest)
+    return min(near, key=price, default=None)
 
 
 def _by_key(rough: Iterable[Rough]) -> Mapping[Key, list[Rough]]:
