@@ -32,7 +32,8 @@ _COMPARED: Final = 0.6
 _LEAST: Final = 0.3
 """Share of the estimates that compares layouts even if none is expected to be faster."""
 _HOPE: Final = 0.985
-"""Share of the expected seconds that a combination is hoped to take if none like it was tried."""
+"""Share of the expected seconds that a combination is hoped to take if none like it was tried, and
+once more for its stages, its schedule or its treatment if none with these was tried."""
 _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _FAR: Final = 1.1
@@ -222,7 +223,7 @@ class Search:
             for at, part in enumerate(key)
         ]
         least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return _HOPE * max(least, *hopes)
+        return float(_HOPE ** (1 + hopes.count(0.0)) * max(least, *hopes))
 
     def _peak(self, rough: Rough) -> float:
         """Return the expected bytes of the fullest rank."""
