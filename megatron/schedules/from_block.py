@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
-from math import ceil, floor, gcd, inf
+from math import ceil, floor, gcd
 from typing import Final, NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot, unroll

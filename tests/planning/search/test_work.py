@@ -1,0 +1,133 @@
+"""The work of a search is counted: how many shapes, estimates and refusals a question may take."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from megatron.config.parallelism import ParallelFlags
+from megatron.planning.candidate import Candidate
+from megatron.planning.run_memory import Fullest
+from megatron.planning.search.coarse import Coarse
+from megatron.planning.search.dimension import combined, opened
+from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT
+from megatron.planning.search.line import Line, set_to
+from megatron.planning.search.runs import Known, Level, Runs, promise_of
+from megatron.planning.search.search import ESTIMATES, Search
+from megatron.simulator.costs.gpus import GIB, GPUS
+
+H100 = GPUS["H100"]
+DENSE = (
+    "--num-layers 61 --hidden-size 2048 --num-attention-heads 16 --swiglu --seq-length 4096 "
+    "--max-position-embeddings 4096 --vocab-size 128000 --untie-embeddings-and-output-weights "
+    "--normalization RMSNorm --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+    "--global-batch-size 1920 --train-iters 1 --lr 1 --bf16 --use-distributed-optimizer "
+    "--overlap-grad-reduce --overlap-param-gather --dry-run --dry-run-gpu H100"
+).split()
+MIXTURE = ["--num-experts", "64", "--moe-router-topk", "4", "--moe-grouped-gemm"]
+
+
+@dataclass
+class InventedRuns(Runs):
+    """Runs whose figures cost nothing: whoever computes more again is slower, and holds less."""
+
+    refused: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        super().__init__(H100)
+
+    def candidate(self, line: Line) -> Candidate:
+        chunks = int(line.given.get("--num-virtual-stages-per-pipeline-rank", ("1",))[0])
+        ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
+        request = SimpleNamespace(ranks=ranks, microbatches=10**6, chunks=chunks)
+        return cast(Candidate, SimpleNamespace(shared_states=GIB, request=request))
+
+    def bound(self, line: Line) -> Known:
+        self.asked["bound"] += 1
+        return self._invented("bound", line)
+
+    def estimate(self, line: Line) -> Known:
+        self.asked["estimate"] += 1
+        if line.fault or (self.refused and self.refused in line.edited_words):
+            self.asked["refused"] += 1
+            raise ValueError(line.fault or f"{self.refused}: refused")
+        return self._invented("estimate", line)
+
+    def _invented(self, level: Level, line: Line) -> Known:
+        again = sum("recompute" in option for option in line.given)
+        seconds = float(line.given["--global-batch-size"][0]) / line.world_size
+        held = Fullest(0, (20 + 20 / (1 + again)) * GIB, 20 * GIB)
+        return Known(level, seconds * (1 + again / 50), held, fits=True)
+
+
+def line(ranks: int, *more: str) -> Line:
+    return Line.of([*DENSE, *more], ranks)
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(64, []), (1024, MIXTURE), (4096, MIXTURE)])
+def test_every_shape_and_every_choice_is_counted_once(ranks: int, more: list[str]) -> None:
+    asked, runs = line(ranks, *more), InventedRuns()
+    dimensions = opened(DIMENSIONS, asked)
+    shapes = combined(asked, [own for own in dimensions if own.kind == "shape"])
+    factors = [own for own in dimensions if own.kind == "factor"]
+    # of a factor: all its choices, and the line beside which they are judged
+    most = sum(1 + max(len(own.choices(one)) for one in shapes) + 3 for own in factors)
+    Coarse(asked, dimensions, runs, {}).count()
+    assert len(shapes) <= runs.asked["bound"] <= len(shapes) + most
+
+
+@pytest.mark.parametrize("refused", ["", "zb-v", "vocab-2"])
+def test_refused_combinations_take_little_work(refused: str) -> None:
+    asked, runs = line(64), InventedRuns(refused=refused)
+    found = Search(H100, DIMENSIONS, runs=runs).run(asked)
+    assert found.taken is not None
+    assert found.combinations > 500
+    assert runs.asked["estimate"] - runs.asked["refused"] <= ESTIMATES
+    stages = {own.choices[3] for own in found.ways}
+    orders = 6 * len(stages) + 60  # stand-ins beside all stages, and all orders of the best
+    assert runs.asked["refused"] <= 8 * orders
+
+
+def test_layers_that_do_not_divide_can_be_compared_with_a_whole_vocabulary() -> None:
+    """``redis`` spreads layers itself, so it is refused beside a schedule that spreads them."""
+    asked = line(64)
+    dimensions = opened(UNSPLIT, asked)
+    coarse = Coarse(asked, dimensions, InventedRuns(), {})
+    coarse.count()
+    rough = [own for own in coarse.first() if own.key[0] != 1]
+    faults = {
+        asked.edited(tuple(edit for own in each.choices for edit in own)).fault
+        for each in {own.key: own for own in rough}.values()
+    }
+    assert rough
+    assert faults == {""}
+
+
+def test_micro_batches_are_counted_where_replicas_have_them() -> None:
+    """Without stages 9 x 8 replicas have no equal shares of 512 samples; 8 of 9 stages have."""
+    asked = line(72, "--global-batch-size", "512", "--num-layers", "63")
+    coarse = Coarse(asked, opened(DIMENSIONS, asked), InventedRuns(), {})
+    coarse.count()
+    stages = {own.key[0] for own in coarse.first()}
+    assert 9 in stages
+
+
+def test_no_recomputation_lessens_activations_that_wait_for_w() -> None:
+    def waiting(schedule: str) -> float:
+        sizes = set_to("--pipeline-model-parallel-size", 4), set_to("--micro-batch-size", 1)
+        return promise_of(line(4).edited((*sizes, set_to("--pipeline-schedule", schedule)))).waiting
+
+    assert waiting("1f1b") == waiting("interleaved") == 0
+    assert waiting("zb-h1") > 0
+    asked, runs = line(4), Runs(H100)
+    coarse = Coarse(asked, opened(DIMENSIONS, asked), runs, {})
+    coarse.count()
+    full = ("--recompute-granularity", ("full",))
+    four = [own for own in coarse.first() if own.key[0] == 4]
+    again = [own for own in four if full in {tuple(edit) for one in own.choices for edit in one}]
+    split = next(own for own in again if own.choices[-2][0].values == ("zb-h1",))
+    one = asked.edited(tuple(edit for own in split.choices for edit in own))
+    assert split.peak > 0.5 * runs.estimate(one).held.peak
