@@ -19,13 +19,13 @@ from megatron.planning.search.search import ESTIMATES, Search
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
-DENSE = (
+LINE = (
     "--num-layers 61 --hidden-size 2048 --num-attention-heads 16 --swiglu --seq-length 4096 "
     "--max-position-embeddings 4096 --vocab-size 128000 --untie-embeddings-and-output-weights "
     "--normalization RMSNorm --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
     "--global-batch-size 1920 --train-iters 1 --lr 1 --bf16 --use-distributed-optimizer "
     "--overlap-grad-reduce --overlap-param-gather --dry-run --dry-run-gpu H100"
-).split()
+)
 MIXTURE = ["--num-experts", "64", "--moe-router-topk", "4", "--moe-grouped-gemm"]
 
 
@@ -64,7 +64,7 @@ class InventedRuns(Runs):
 
 
 def line(ranks: int, *more: str) -> Line:
-    return Line.of([*DENSE, *more], ranks)
+    return Line.of([*LINE.split(), *more], ranks)
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(64, []), (1024, MIXTURE), (4096, MIXTURE)])
