@@ -107,6 +107,8 @@ class Search:
         self._ways: dict[frozenset[tuple[str, tuple[str, ...]]], Way] = {}
         self._learnt: dict[Key, tuple[float, float]] = {}
         self._refusals = Counter[Key]()
+        self._roughs: dict[frozenset[tuple[str, tuple[str, ...]]], Rough] = {}
+        self._fitted = False
         self._found = Found()
 
     def run(self, line: Line, begin: Sequence[Combination] = ()) -> Found:
@@ -138,6 +140,9 @@ class Search:
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
         self._choose()
+        if found.taken is None and self._fitted:  # whole plans hold more than plans of few
+            self._race(line, rough, self._estimates)
+            self._choose()
         return found
 
     def _race(self, line: Line, rough: Sequence[Rough], most: int, least: int = 0) -> None:
@@ -200,6 +205,7 @@ class Search:
             "" if best == inf else f"{TIME.write(best)} an iteration",
         )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
+        self._roughs[chosen.key] = rough
         time, memory = known.seconds / rough.seconds, known.held.peak - rough.peak
         if (before := self._learnt.get(rough.key)) is not None:
             time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
@@ -267,7 +273,11 @@ class Search:
         found.too_large.sort(key=lambda way: way.known.seconds)
 
     def _learn(self, way: Way, known: Known) -> None:
+        """Keep what is known of a run now, and expect it of others with its stages and order."""
         self._ways[way.line.key] = way._replace(known=known)
+        self._fitted |= way.known.fits
+        rough = self._roughs[way.line.key]
+        self._learnt[rough.key] = known.seconds / rough.seconds, known.held.peak - rough.peak
 
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""

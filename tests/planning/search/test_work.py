@@ -31,9 +31,18 @@ MIXTURE = ["--num-experts", "64", "--moe-router-topk", "4", "--moe-grouped-gemm"
 
 @dataclass
 class InventedRuns(Runs):
-    """Runs whose figures cost nothing: whoever computes more again is slower, and holds less."""
+    """Runs whose figures cost nothing: whoever computes more again is slower, and holds less.
+
+    Attributes:
+        refused: a word that makes no run.
+        larger: context ranks whose whole plans fit no GPU, though plans of few microbatches fit.
+        microbatches: of every run.
+        asked: how often bounds and estimates were asked for.
+    """
 
     refused: str = ""
+    larger: str = ""
+    microbatches: int = 10**6
     asked: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -42,7 +51,7 @@ class InventedRuns(Runs):
     def candidate(self, line: Line) -> Candidate:
         chunks = int(line.given.get("--num-virtual-stages-per-pipeline-rank", ("1",))[0])
         ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
-        request = SimpleNamespace(ranks=ranks, microbatches=10**6, chunks=chunks)
+        request = SimpleNamespace(ranks=ranks, microbatches=self.microbatches, chunks=chunks)
         return cast(Candidate, SimpleNamespace(shared_states=GIB, request=request))
 
     def bound(self, line: Line) -> Known:
@@ -55,6 +64,12 @@ class InventedRuns(Runs):
             self.asked["refused"] += 1
             raise ValueError(line.fault or f"{self.refused}: refused")
         return self._invented("estimate", line)
+
+    def plan(self, line: Line) -> tuple[Known, Candidate]:
+        known = self._invented("plan", line)
+        if self.larger in line.given["--context-parallel-size"]:
+            known = known._replace(held=Fullest(0, 80 * GIB, 20 * GIB), fits=False)
+        return known, self.candidate(line)
 
     def _invented(self, level: Level, line: Line) -> Known:
         again = sum("recompute" in option for option in line.given)
@@ -89,6 +104,18 @@ def test_refused_combinations_take_little_work(refused: str) -> None:
     stages = {own.choices[3] for own in found.ways}
     orders = 6 * len(stages) + 60  # stand-ins beside all stages, and all orders of the best
     assert runs.asked["refused"] <= 8 * orders
+
+
+def test_estimates_that_are_left_are_made_if_no_whole_plan_fits() -> None:
+    def made(larger: str) -> int:
+        whole = "--recompute-granularity", "full", "--recompute-method", "uniform"
+        asked = line(64, *whole, "--vocab-parallel", "vocab-2", "--context-parallel-size", "1")
+        runs = InventedRuns(larger=larger, microbatches=8)
+        found = Search(H100, DIMENSIONS, 24, runs=runs).run(asked)
+        assert (found.taken is None) == bool(larger)
+        return runs.asked["estimate"] - runs.asked["refused"]
+
+    assert made(larger="") < made(larger="1") == 24
 
 
 def test_layers_that_do_not_divide_can_be_compared_with_a_whole_vocabulary() -> None:
