@@ -29,7 +29,7 @@ ESTIMATES: Final = 36
 """Plans of few microbatches that a search makes."""
 _COMPARED: Final = 0.6
 """Share of the estimates that compares layouts; the rest varies the best of them."""
-_LEAST: Final = 0.3
+_LEAST: Final = 0.5
 """Share of the estimates that compares layouts even if none is expected to be faster."""
 _HOPE: Final = 0.985
 """Share of the expected seconds that a combination is hoped to take if none like it was tried, and
