@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
-from math import ceil, floor, gcd
+from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
@@ -28,9 +28,9 @@ GAIN: Final = 0.005
 """Share of the time that a later S has to save."""
 
 EMBEDDINGS: Final = 16
-"""Microbatches by which the search for a plan may move IF ahead and IB behind. Each microbatch
-takes an activation [n, h] on its rank meanwhile. At p = 32, without W, the search held 64 of them
-for 0.2 % of the time; at p = 16 with m = 120 and W (v-half), 9 GiB of them for 0.3 %."""
+"""Microbatches by which the search for a plan without W may move IF ahead and IB behind. Each
+microbatch takes an activation [n, h] on its rank meanwhile. At p = 32 it held 64 of them for 0.2 %
+of the time."""
 
 STRETCHED: Final = 1.0
 """Microbatches in flight that pairs may cost where the request has no memory limit."""
@@ -326,18 +326,17 @@ def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Hel
     the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
     may hold the exponentials of one more unit, so that T can wait for idle time. All ranks look
     embeddings up for the first stage, but run their own F later, up to one unit for each rank. So
-    ranks without the first stage may hold embeddings of p more units, without W ``EMBEDDINGS`` at
-    most. IB may wait for idle time, so a rank may hold gradients of ``EMBEDDINGS`` more units: if
-    it might hold more, a plan of many microbatches would hold more than a plan of few.
+    ranks without the first stage may hold embeddings of p more units. IB may wait for idle time, so
+    a rank may hold gradients of more units. Without W, embeddings and
+    gradients may each exceed their peak in the order of the block by ``EMBEDDINGS`` at most.
     ``recomputed`` is the limit of chunks between R and B.
     """
     promised = float(floor(microbatches * plan.chunks * plan.slices + 1e-9))
-    waiting = EMBEDDINGS * plan.slices
+    waiting = inf if plan.split_backward else EMBEDDINGS * plan.slices
     limits = []
     for rank, row in enumerate(plan.rows):
         peak = peak_held(plan, row)
-        early = plan.ranks if plan.split_backward else min(plan.ranks, waiting)
-        early *= rank != plan.stages[0][0]
+        early = 0 if rank == plan.stages[0][0] else min(plan.ranks, waiting)
         activations = promised if plan.split_backward else min(promised, peak.activations + 1)
         exponentials = peak.exponentials + plan.split_backward
         embeddings, gradients = peak.embeddings + early, peak.gradients + waiting
