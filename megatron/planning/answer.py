@@ -75,11 +75,11 @@ class Proposal:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The ranks of its layout by the letter that stands for them."""
+        """The ranks of its layout by the letter that stands for them; e only of a mixture."""
         parallel, replicas = self.config.parallel, self.config.train.replicas
         found = {"t": parallel.tensor_size, "p": parallel.pipeline_size}
         found |= {"c": parallel.context_size, "d": replicas}
-        return found
+        return found | ({"e": parallel.experts.size} if self.config.model.num_experts else {})
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,16 @@ def test_short_names() -> None:
     assert named(way("--micro-batch-size 1"), taken) == "one GPU, no --vocab-parallel"
 
 
+def test_the_layout_of_a_mixture_names_the_ranks_that_share_its_experts() -> None:
+    ranks = "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
+    mixture = way(f"--micro-batch-size 1 --num-experts 8 {ranks}", 8)
+    assert mixture.sizes == {"t": 1, "p": 1, "c": 1, "d": 8, "e": 4}
+    assert layout(mixture) == "d 8, e 4"
+    whole = way("--micro-batch-size 1 --num-experts 8", 8)
+    assert layout(whole) == "d 8"
+    assert whole.sizes["e"] == 1
+
+
 def test_json_has_the_same_figures() -> None:
     found = answer()
     told = json.loads(json.dumps(as_json(found)))
