@@ -25,9 +25,6 @@ RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
 _BEGIN: Final = 3
 """Ways of the first search with which the second begins."""
-_UNSPLIT_ESTIMATES: Final = 20
-"""Estimates of the search without a split vocabulary; it profits from the counts of the other."""
-
 _SEARCHED: Final = frozenset(
     {"--pipeline-schedule", "--vocab-parallel", "--cp-comm-type", "--recompute-granularity"}
 )
@@ -130,7 +127,7 @@ def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Wa
     begin = [way.choices for way in (found.taken, *found.ways[:_BEGIN])]
     if VOCABULARY not in opened(DIMENSIONS, line):  # the user has named a treatment
         begin = [(*choices, ()) for choices in begin]
-    search = Search(question.gpus.gpu, UNSPLIT, _UNSPLIT_ESTIMATES, watch, runs)
+    search = Search(question.gpus.gpu, UNSPLIT, watch=watch, runs=runs)
     return search.run(whole, begin)
 
 
