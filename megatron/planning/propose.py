@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
+from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.race import NEAR
@@ -50,6 +51,7 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
             is missing.
     """
     watch = Watch() if watch is None else watch
+    question = _without_auto(question)
     gpu, line = question.gpus.gpu, _line(question)
     runs = Runs(gpu, keeps_timelines=question.explore is not None)
     found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
@@ -93,6 +95,16 @@ def _seen(searches: Sequence[Found], roles: Mapping[Key, Role], runs: Runs) -> l
     ]
 
 
+def _without_auto(question: Question) -> Question:
+    """Return the question without the word auto of flags that the search chooses in any case."""
+    given = (
+        (option, *values)
+        for option, values in split(question.words)
+        if option not in _SEARCHED or values != ["auto"]
+    )
+    return replace(question, words=tuple(word for own in given for word in own))
+
+
 def _line(question: Question) -> Line:
     """Return the flags of the job, without those of its layout.
 
@@ -101,11 +113,7 @@ def _line(question: Question) -> Line:
     """
     line = Line.of(dry_run_words(question, (), 1), question.gpus.count)
     chosen = {"--dry-run-replicas", "--micro-batch-size"} - question.options
-    given = {
-        option: values
-        for option, values in line.given.items()
-        if option not in chosen and (option not in _SEARCHED or values != ("auto",))
-    }
+    given = {option: values for option, values in line.given.items() if option not in chosen}
     usual = tuple(edit for edit in _USUAL if edit.option not in given)
     line = Line(given, question.gpus.count).edited(usual)
     for own in LEFT_TO_PLANS:

@@ -8,6 +8,7 @@ import pytest
 
 from megatron.config.parallelism import ParallelFlags
 from megatron.planning.asked.question import question_of
+from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse
@@ -169,6 +170,18 @@ def test_the_job_without_a_split_vocabulary_is_no_straw_man(given: tuple[str, ..
     for name in ("redis", "none"):
         whole = runs.estimate(taken.edited((set_to("--vocab-parallel", name),)))
         assert not whole.fits or answer.unsplit.seconds <= 1.02 * whole.seconds
+
+
+def test_auto_is_what_the_search_does_and_the_proposed_line_says_what_it_chose() -> None:
+    plan = "--micro-batch-size 4 --pipeline-schedule 1f1b --vocab-parallel none --vocab-recompute"
+    sizes = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4"
+    given = [*asked_words(), "--gpus", "4xH100", *sizes.split(), *plan.split()]
+    words = [*given, "--use-precision-aware-optimizer", "--main-grads-dtype", "fp32"]
+    autos = ("--recompute-granularity", "--cp-comm-type")
+    plain = propose(question_of(words, None))
+    asked = propose(question_of([*words, *(w for own in autos for w in (own, "auto"))], None))
+    assert asked.taken.words == plain.taken.words
+    assert "auto" not in launch_line(asked.question, asked.taken.words).split()
 
 
 def test_a_property_that_is_not_searched_is_not_left_to_the_search() -> None:
