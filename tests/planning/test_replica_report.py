@@ -148,7 +148,8 @@ def test_what_would_fit_is_forecast_with_the_vocabulary_split() -> None:
     whole = forecast_run(config, make_run_plan(config), gpu("H100"))
     share = 0.9 * max(whole.outcome.peak) / gpu("H100").usable
     small = replace(gpu("H100"), memory=share * gpu("H100").memory)
-    text = "\n".join(dry_run(config, small, still_watch()))
+    patient = replace(config, parallel=replace(config.parallel, advice_seconds=1e6))
+    text = "\n".join(dry_run(patient, small, still_watch()))
     assert re.search(r"^  --pipeline-schedule \S+ --vocab-parallel vocab-2\b", text, re.M)
 
 
