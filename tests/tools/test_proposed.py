@@ -6,7 +6,7 @@ import pytest
 from harness.marks import full
 
 from megatron.planning.race import NEAR
-from tools.predictions.proposed import HEADING, compared, smallest
+from tools.predictions.proposed import HEADING, compared, main, smallest
 from tools.predictions.shared_runs import SHARED, read_shared
 from tools.predictions.shared_tables import PREDICTED, read_predicted
 
@@ -19,6 +19,11 @@ def rows() -> list[list[str]]:
     start = PAGE.index(HEADING) + 2
     end = next(at for at in range(start, len(PAGE)) if not PAGE[at].startswith("|"))
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in PAGE[start:end]]
+
+
+def test_rows_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--rows 7 99999: published_2026\.csv has no such row"):
+        main([str(REFERENCE), "--rows", "1268", "99999", "7"])
 
 
 def test_the_table_has_the_smallest_job_of_every_dense_model() -> None:

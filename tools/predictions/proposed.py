@@ -82,9 +82,9 @@ def compared(run: SharedRun) -> Compared:
 
 
 def smallest(runs: Sequence[SharedRun]) -> Iterator[SharedRun]:
-    """Yield dense runs in bf16 on H100s: of every model and GPU count, the first row.
+    """Yield, of every dense model in bf16 on H100s, the first row with the fewest GPUs.
 
-    Of more numbers of GPUs the smallest is taken: the others have more replicas of its layout.
+    Rows with more GPUs have more replicas of its layout.
     """
     found = dict[str, SharedRun]()
     for run in sorted(runs, key=lambda run: (run.gpus, run.number)):
@@ -102,7 +102,11 @@ class ProposedFlags:
         (), "Only these rows, by their id.", COUNT, unset="the smallest job of each dense model"
     )
     update: Path | None = flag(
-        None, "Also write the table into this page.", unset="none", metavar="PAGE"
+        None,
+        "Also write the table into this page.",
+        unset="none",
+        metavar="PAGE",
+        excludes="--rows",
     )
 
 
@@ -110,10 +114,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Raises:
-        ValueError: for a file that is no such table.
+        ValueError: for a file that is no such table, or rows that it lacks.
     """
     given = read(argv, __doc__, ProposedFlags)[ProposedFlags]
     runs, _ = read_shared(given.reference / SHARED)
+    if unknown := set(given.rows).difference(run.number for run in runs):
+        raise ValueError(
+            f"--rows {' '.join(map(str, sorted(unknown)))}: {SHARED} has no such row that can be "
+            "predicted; docs/reference/predicted_2026.csv lists the rows"
+        )
     wanted = [run for run in runs if run.number in given.rows] or list(smallest(runs))
     lines = []
     print(HEADING)
@@ -125,5 +134,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told_as_error():
+    with told_as_error(ValueError):
         main()
