@@ -10,9 +10,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Final
+from urllib.parse import urlsplit
 from zipfile import ZipFile
 
 import pytest
+from harness.serving import serving
 
 from tools.explore import main
 from tools.explorer.export import PAGE, PYODIDE_FILES, ROOT, write_archive
@@ -110,15 +112,10 @@ def test_without_npm_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def connection() -> Iterator[HTTPConnection]:
-    server = make_server(0)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    made = HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    yield made
-    made.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(make_server(0)) as address:
+        made = HTTPConnection(urlsplit(address).netloc, timeout=30)
+        yield made
+        made.close()
 
 
 def test_a_port_that_cannot_be_had_is_refused(connection: HTTPConnection) -> None:

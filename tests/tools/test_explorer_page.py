@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import pytest
 from harness.browser import CHROMIUM, Browser, Page
+from harness.serving import serving
 
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import save_timeline
@@ -72,13 +72,8 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
     """Address of the page with Python behind it."""
-    server = make_server(0)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(make_server(0)) as address:
+        yield address
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -97,12 +92,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("needs npm, or $PYODIDE with the unpacked npm package pyodide")
     export(folder, Path(given) if given else None)
     handler = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+        yield address
 
 
 def fragment(case: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
 from harness.browser import CHROMIUM, Browser, Page
+from harness.serving import serving
 from simulator.test_ways_folder import JOB, TIMELINES, way
 
 from megatron.simulator.ways_folder import WaysFolder, save_ways
@@ -56,13 +56,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def served(folder: Path) -> Iterator[str]:
     """Address of the page with the ways."""
-    server = make_server(0, WaysFolder.read(folder))
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(make_server(0, WaysFolder.read(folder))) as address:
+        yield address
 
 
 def ask(folder: Path | None, **request: object) -> dict[str, Any]:
