@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final
 
 from megatron.config.run_config import RunConfig
-from megatron.planning.candidate import Candidate
+from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.compared import completed
 from megatron.planning.race import fitting, smallest
 from megatron.schedules.counted import counted
@@ -18,8 +18,6 @@ from megatron.schedules.search.watch import Watch
 
 _NAMED: Final = 5
 """Alternatives that a message of one line names."""
-BOUND: Final = 0.2
-"""Seconds of work to count a candidate and to bound its time and memory, about."""
 
 
 class Compared:

@@ -30,6 +30,9 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
 
+BOUND: Final = 0.2
+"""Seconds of work to count a candidate and to bound its time and memory, about."""
+
 _MANY_FORWARDS: Final = 1500
 """A plain estimate searches no plan of few microbatches that has more forwards than this."""
 

@@ -26,6 +26,7 @@ RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
 _BEGIN: Final = 3
 """Ways of the first search with which the second begins."""
+
 _SEARCHED: Final = frozenset(
     {"--pipeline-schedule", "--vocab-parallel", "--cp-comm-type", "--recompute-granularity"}
 )
@@ -66,10 +67,12 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     rest = _distinct([way for way in best.ways if way.line.key != taken.line.key])[:RUNNERS_UP]
     too_large = [way for way in best.too_large if way.known.seconds < taken.known.seconds]
     obstacles = _distinct(too_large)[:OBSTACLES]
-    roles: dict[Key, Role] = {way.line.key: "obstacle" for way in obstacles}
-    roles |= {way.line.key: "runner-up" for way in rest}
-    roles |= {} if other.taken is None else {other.taken.line.key: "unsplit"}
-    roles[taken.line.key] = "taken"
+    named: dict[Role, Sequence[Way]] = {
+        "obstacle": obstacles,
+        "runner-up": rest,
+        "unsplit": [other.taken] if other.taken else [],
+        "taken": [taken],
+    }
     return Answer(
         question,
         _proposal(taken, best, runs),
@@ -77,12 +80,16 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
         [_proposal(way, best, runs) for way in rest],
         [Obstacle(_proposal(way, best, runs), tuple(_remedies(way, best))) for way in obstacles],
         _effort(found, is_planned=best.candidate is not None),
-        _seen((found, other), roles, runs),
+        _seen((found, other), named, runs),
     )
 
 
-def _seen(searches: Sequence[Found], roles: Mapping[Key, Role], runs: Runs) -> list[Seen]:
-    """Return the ways that some searches have looked at, each once, the fastest first."""
+def _seen(searches: Sequence[Found], named: Mapping[Role, Sequence[Way]], runs: Runs) -> list[Seen]:
+    """Return the ways that some searches have looked at, each once, the fastest first.
+
+    ``named`` are the ways of the answer; of several roles of a way, the last counts.
+    """
+    roles = {way.line.key: role for role, ways in named.items() for way in ways}
     ways: dict[Key, tuple[Way, Found]] = {}
     for found in searches:
         for way in (*found.ways, *found.too_large):
@@ -194,7 +201,7 @@ def _effort(found: Found, *, is_planned: bool) -> str:
         f"{found.combinations:,} combinations of layout, memory and schedule were ranked by a "
         f"rough count, and {estimated} of few microbatches made, the most promising first; of the "
         f"ways within {NEAR:.0%} of the fastest, those come first that neither round gradients to "
-        f"bf16 nor copy activations to the host, and of these the one that holds the least is "
+        "bf16 nor copy activations to the host, and of these the one that holds the least is "
         f"taken{rest}"
     )
 

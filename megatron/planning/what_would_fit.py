@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from megatron.config.precision import NARROW_SUMS
 from megatron.config.run_config import RunConfig
-from megatron.planning.alternatives import BOUND
+from megatron.planning.candidate import BOUND
 from megatron.planning.estimate import Estimate
 from megatron.planning.neighbours import Setting, neighbours
 from megatron.planning.run_memory import Fullest

@@ -1,9 +1,9 @@
 """Seconds and bytes of all combinations of choices, from a few counts, before any plan is made.
 
 A layer's work and memory follow from the shape of a run: its tensor, context and expert ranks. So
-every shape is counted once, with one stage, and stages divide both. Choices that
-change a layer by a factor, such as recomputation, are counted once each. The result ranks
-combinations; what is then learnt from plans corrects it.
+every shape is counted once, with one stage, and stages divide work and memory. Choices that change
+a layer by a factor, such as recomputation, are counted once each. The result ranks combinations;
+plans of some of them correct the rank of the others.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Factor(NamedTuple):
 Combination = tuple[Choice, ...]
 """One choice for every open dimension, in the order of the dimensions."""
 
-Key = tuple[object, ...]
+Ordering = tuple[object, ...]
 """Pipeline ranks, schedule and treatment: a plan of these teaches about others of the same."""
 
 
@@ -67,14 +67,14 @@ class Rough(NamedTuple):
 
     Attributes:
         choices: one for every dimension.
-        key: its pipeline ranks, schedule and treatment.
+        ordering: its pipeline ranks, schedule and treatment.
         seconds: of an iteration.
         peak: bytes of the fullest rank.
         room: bytes that tensors may take there.
     """
 
     choices: Combination
-    key: Key
+    ordering: Ordering
     seconds: float
     peak: float
     room: float

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
-from megatron.planning.search.coarse import Coarse, Combination, Key, Rough
+from megatron.planning.search.coarse import Coarse, Combination, Ordering, Rough
 from megatron.planning.search.dimension import Dimension, opened
 from megatron.planning.search.dimensions import last_resorts
-from megatron.planning.search.line import Line
+from megatron.planning.search.line import Key, Line
 from megatron.planning.search.runs import Known, Runs
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
@@ -104,10 +104,10 @@ class Search:
         self._dimensions = tuple(dimensions)
         self._all = self._estimates = estimates
         self._runs = Runs(gpu) if runs is None else runs
-        self._ways: dict[frozenset[tuple[str, tuple[str, ...]]], Way] = {}
-        self._learnt: dict[Key, tuple[float, float]] = {}
-        self._refusals = Counter[Key]()
-        self._roughs: dict[frozenset[tuple[str, tuple[str, ...]]], Rough] = {}
+        self._ways: dict[Key, Way] = {}
+        self._learnt: dict[Ordering, tuple[float, float]] = {}
+        self._refusals = Counter[Ordering]()
+        self._roughs: dict[Key, Rough] = {}
         self._fitted = False
         self._found = Found()
 
@@ -140,7 +140,7 @@ class Search:
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
         self._choose()
-        if found.taken is None and self._fitted:  # whole plans hold more than plans of few
+        if found.taken is None and self._fitted:  # the whole plans hold more
             self._race(line, rough, self._estimates)
             self._choose()
         return found
@@ -154,23 +154,23 @@ class Search:
             most: estimates that may be made.
             least: estimates that are made in any case.
         """
-        waiting, whole = _by_key(rough), most
+        waiting, whole = _by_ordering(rough), most
         while most > 0 and not self._watch.is_over:
-            able = (first for key in waiting if (first := self._first(key, waiting[key])))
+            able = (first for own in waiting if (first := self._first(own, waiting[own])))
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
             if first is None:
                 return
             hope = self._seconds(first) * (1 - NEAR)  # a run as near may hold less
             if whole - most >= least and hope >= self._best_seconds():
                 return
-            waiting[first.key].remove(first)
+            waiting[first.ordering].remove(first)
             most -= self._estimate(line, first)
 
-    def _first(self, key: Key, waiting: Sequence[Rough]) -> Rough | None:
-        """Return the fastest combination of a key that is expected to fit; ``None``: none is."""
-        if key not in self._learnt and self._refusals[key] >= _REFUSALS:
+    def _first(self, ordering: Ordering, waiting: Sequence[Rough]) -> Rough | None:
+        """Return the fastest combination of an ordering that is expected to fit, if any."""
+        if ordering not in self._learnt and self._refusals[ordering] >= _REFUSALS:
             return None
-        more = self._more_bytes(key)
+        more = self._more_bytes(ordering)
         return next((own for own in waiting if own.peak + more <= _FAR * own.room), None)
 
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
@@ -196,7 +196,7 @@ class Search:
             known = self._runs.estimate(chosen)
         except ValueError as error:
             self._found.refused.setdefault(str(error).split("\n")[0])
-            self._refusals[rough.key] += 1
+            self._refusals[rough.ordering] += 1
             return False
         self._estimates -= 1
         best = min(self._best_seconds(), known.seconds if known.fits else inf)
@@ -207,43 +207,43 @@ class Search:
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
         self._roughs[chosen.key] = rough
         time, memory = known.seconds / rough.seconds, known.held.peak - rough.peak
-        if (before := self._learnt.get(rough.key)) is not None:
+        if (before := self._learnt.get(rough.ordering)) is not None:
             time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
-        self._learnt[rough.key] = time, memory
+        self._learnt[rough.ordering] = time, memory
         return True
 
     def _seconds(self, rough: Rough) -> float:
         """Return the expected seconds."""
-        return rough.seconds * self._slowdown(rough.key)
+        return rough.seconds * self._slowdown(rough.ordering)
 
-    def _slowdown(self, key: Key) -> float:
-        """Return the expected seconds of combinations of a key, as a multiple of the rough ones.
+    def _slowdown(self, ordering: Ordering) -> float:
+        """Return the expected seconds of an ordering's combinations over the rough seconds.
 
-        Of an order of passes that is new, each part (the stages, the schedule, the treatment) is
-        hoped to be as good as it was with the best others.
+        Of an ordering that is new, each part (the stages, the schedule, the treatment) is hoped to
+        be as good as it was with the best others.
         """
-        if key in self._learnt:
-            return self._learnt[key][0]
+        if ordering in self._learnt:
+            return self._learnt[ordering][0]
         hopes = [
             min((own[0] for other, own in self._learnt.items() if other[at] == part), default=0.0)
-            for at, part in enumerate(key)
+            for at, part in enumerate(ordering)
         ]
         least = min((own[0] for own in self._learnt.values()), default=1.0)
         return float(_HOPE ** (1 + hopes.count(0.0)) * max(least, *hopes))
 
     def _peak(self, rough: Rough) -> float:
         """Return the expected bytes of the fullest rank."""
-        return rough.peak + self._more_bytes(rough.key)
+        return rough.peak + self._more_bytes(rough.ordering)
 
-    def _more_bytes(self, key: Key) -> float:
-        """Return the bytes that combinations of a key are expected to hold beyond the rough ones.
+    def _more_bytes(self, ordering: Ordering) -> float:
+        """Return the bytes that an ordering's combinations are expected to hold beyond the rough.
 
         What a rough count misses, such as whole vocabulary layers on one stage, is about as large
         whatever the schedule holds. So a difference is learnt, not a factor.
         """
-        if key in self._learnt:
-            return self._learnt[key][1]
-        alike = [own[1] for other, own in self._learnt.items() if other[0] == key[0]]
+        if ordering in self._learnt:
+            return self._learnt[ordering][1]
+        alike = [own[1] for other, own in self._learnt.items() if other[0] == ordering[0]]
         others = [own[1] for own in self._learnt.values()]
         return fmean(alike or others or [0.0])
 
@@ -277,7 +277,7 @@ class Search:
         self._ways[way.line.key] = way._replace(known=known)
         self._fitted |= way.known.fits
         rough = self._roughs[way.line.key]
-        self._learnt[rough.key] = known.seconds / rough.seconds, known.held.peak - rough.peak
+        self._learnt[rough.ordering] = known.seconds / rough.seconds, known.held.peak - rough.peak
 
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""
@@ -301,9 +301,9 @@ def best_of(ways: Sequence[Way]) -> Way | None:
     return min(near, key=price, default=None)
 
 
-def _by_key(rough: Iterable[Rough]) -> Mapping[Key, list[Rough]]:
-    """Return the combinations of every key, the fastest first."""
-    found: dict[Key, list[Rough]] = {}
+def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:
+    """Return the combinations of every ordering, the fastest first."""
+    found: dict[Ordering, list[Rough]] = {}
     for each in sorted(rough, key=lambda own: (own.seconds, own.peak)):
-        found.setdefault(each.key, []).append(each)
+        found.setdefault(each.ordering, []).append(each)
     return found

@@ -38,7 +38,7 @@ class Watch:
     """Knows when searches have to end, and shows their progress to a reader.
 
     Attributes:
-        seconds: time that all searches together may take, or work in seconds; ``None``: no limit.
+        seconds: the limit of time or of work of all searches together; ``None``: there is none.
         counts_work: whether the limit is one of work.
         was_cut: whether a search was ended by the watch, so that a better plan may exist.
     """
@@ -102,12 +102,12 @@ class Watch:
 
     @property
     def left(self) -> float:
-        """Seconds that are left; infinite without a limit."""
+        """Seconds of time or work that are left; infinite without a limit."""
         return inf if self.seconds is None else max(0.0, self.seconds - self._spent())
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up; a caller that gets True must end its search (see ``was_cut``)."""
+        """Whether the limit is reached; then the caller must end its search (see ``was_cut``)."""
         if self.seconds is None or self._spent() < self.seconds:
             return False
         self.was_cut = True

@@ -132,9 +132,7 @@ HOST_MEMORY: Final = 2 * 8 * 38.4e9 / 8
 eight channels of DDR5-4800 each (8 bytes x 4800 MT/s) for eight GPUs. Nobody has measured the share
 that a step on the host attains; one core attains 17 GB/s (``kernels/reference/optimizer.py``)."""
 
-_AS_HOPPER: Final = frozenset(
-    {"H100", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "MI355X"}
-)
+_AS_HOPPER: Final = frozenset(_SHARES)
 """GPUs with workspaces as large as an H100's; others have an A100's. Nobody has measured this for
 the last two, which multiply by AMD's libraries."""
 

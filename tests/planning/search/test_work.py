@@ -124,10 +124,10 @@ def test_layers_that_do_not_divide_can_be_compared_with_a_whole_vocabulary() -> 
     dimensions = opened(UNSPLIT, asked)
     coarse = Coarse(asked, dimensions, InventedRuns(), {})
     coarse.count()
-    rough = [own for own in coarse.first() if own.key[0] != 1]
+    rough = [own for own in coarse.first() if own.ordering[0] != 1]
     faults = {
         asked.edited(tuple(edit for own in each.choices for edit in own)).fault
-        for each in {own.key: own for own in rough}.values()
+        for each in {own.ordering: own for own in rough}.values()
     }
     assert rough
     assert faults == {""}
@@ -138,7 +138,7 @@ def test_micro_batches_are_counted_where_replicas_have_them() -> None:
     asked = line(72, "--global-batch-size", "512", "--num-layers", "63")
     coarse = Coarse(asked, opened(DIMENSIONS, asked), InventedRuns(), {})
     coarse.count()
-    stages = {own.key[0] for own in coarse.first()}
+    stages = {own.ordering[0] for own in coarse.first()}
     assert 9 in stages
 
 
@@ -153,7 +153,7 @@ def test_no_recomputation_lessens_activations_that_wait_for_w() -> None:
     coarse = Coarse(asked, opened(DIMENSIONS, asked), runs, {})
     coarse.count()
     full = ("--recompute-granularity", ("full",))
-    four = [own for own in coarse.first() if own.key[0] == 4]
+    four = [own for own in coarse.first() if own.ordering[0] == 4]
     again = [own for own in four if full in {tuple(edit) for one in own.choices for edit in one}]
     split = next(own for own in again if own.choices[-2][0].values == ("zb-h1",))
     one = asked.edited(tuple(edit for own in split.choices for edit in own))
