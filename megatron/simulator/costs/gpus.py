@@ -106,7 +106,7 @@ _SHARES: Final = {
     **dict.fromkeys(("B200", "GB200"), BLACKWELL),
     **dict.fromkeys(("B300", "GB300"), BLACKWELL_ULTRA),
 }
-"""Shares by GPU; those of others are an A100's. Nobody has measured AMD's two here."""
+"""Shares by GPU; other GPUs have the shares of an A100. Nobody has measured the two of AMD."""
 
 KERNEL_GAP: Final = 5e-6
 """Seconds from the end of a kernel's work to the begin of the next one's, in a queue that the host
@@ -134,7 +134,7 @@ that a step on the host attains; one core attains 17 GB/s (``kernels/reference/o
 
 _AS_HOPPER: Final = frozenset(_SHARES)
 """GPUs with workspaces as large as an H100's; others have an A100's. Nobody has measured this for
-the last two, which multiply by AMD's libraries."""
+the two GPUs of AMD, which multiply by AMD's libraries."""
 
 _HOPPER: Final = frozenset({"H100", "H200"})
 """GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
