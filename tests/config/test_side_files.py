@@ -1,5 +1,6 @@
 """Files that flags name end in one line with the flag and the file, whatever is in them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,11 @@ BASE = (
     [
         (b"[" * 100_000, ""),
         (b"\xff\x00", "is no text: byte 1 of it is 0xff"),
-        pytest.param(
-            "endless", "has more than .* bytes: give another file", marks=pytest.mark.full
-        ),
+        ("endless", "is a device, not a file: give another file"),
+        ("huge", "has more than .* bytes: give another file"),
         ("folder", "is a folder, not a file: give another file"),
     ],
-    ids=["deep", "binary", "endless", "folder"],
+    ids=["deep", "binary", "endless", "huge", "folder"],
 )
 def test_what_cannot_be_read_is_told_in_one_line(
     flag: str, content: bytes | str, reason: str, tmp_path: Path
@@ -41,6 +41,9 @@ def test_what_cannot_be_read_is_told_in_one_line(
         path.write_bytes(content)
     elif content == "folder":
         path.mkdir()
+    elif content == "huge":
+        path.touch()
+        os.truncate(path, 1 << 40)  # a hole, which takes no room on the disk
     with pytest.raises(ValueError, match=f"{flag.split()[-1]}.*{path}.*{reason}") as caught:
         parse([*BASE.split(), *flag.split(), str(path)], world_size=1)
     assert sum(str(path) in line for line in str(caught.value).splitlines()) == 1
