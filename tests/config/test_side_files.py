@@ -27,16 +27,16 @@ BASE = (
     [
         (b"[" * 100_000, ""),
         (b"\xff\x00", "is no text: byte 1 of it is 0xff"),
-        ("endless", "is a device, not a file: give another file"),
+        ("device", "is a device, not a file: give another file"),
         ("huge", "has more than .* bytes: give another file"),
         ("folder", "is a folder, not a file: give another file"),
     ],
-    ids=["deep", "binary", "endless", "huge", "folder"],
+    ids=["deep", "binary", "device", "huge", "folder"],
 )
 def test_what_cannot_be_read_is_told_in_one_line(
     flag: str, content: bytes | str, reason: str, tmp_path: Path
 ) -> None:
-    path = Path("/dev/zero") if content == "endless" else tmp_path / "file"
+    path = Path("/dev/zero") if content == "device" else tmp_path / "file"
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif content == "folder":

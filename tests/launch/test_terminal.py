@@ -109,14 +109,15 @@ def on_terminal(
     script = training_flags(None, f"--pipeline-model-parallel-size {ranks} {flags}")
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     environment |= {"PYTHONIOENCODING": "utf-8", "NO_COLOR": ""}
-    job = subprocess.Popen(
-        [sys.executable, *launcher, *script],
-        env={**os.environ, **environment},
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        start_new_session=True,
-    )
+    with ctrl_c_reaches_new_processes():
+        job = subprocess.Popen(
+            [sys.executable, *launcher, *script],
+            env={**os.environ, **environment},
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+        )
     terminal = Terminal(outer)
     end = time.monotonic() + PATIENCE
     with closing_all(outer, inner), guarded(job):
@@ -131,6 +132,20 @@ def on_terminal(
         shown, settings = terminal.screen.shown, (before, termios.tcgetattr(inner))
         assert act is None, shown
         return Ended(job.returncode, terminal.displayed, shown, settings)
+
+
+@contextmanager
+def ctrl_c_reaches_new_processes() -> Iterator[None]:
+    """Start processes within the context that Ctrl-C ends, as those of a shell on a terminal.
+
+    A shell without a terminal lets what it starts in the background ignore Ctrl-C. The tests and
+    their jobs would inherit that. A signal that has a handler is inherited with its default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
